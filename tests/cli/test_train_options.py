@@ -32,7 +32,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.losses import LOSSES, BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss
 from onnxtrain.optimizers import OPTIMIZERS
 from onnxtrain.recipe import Recipe, ShellOption
-from onnxtrain.trainer import SWA, CutMix, MixUp
+from onnxtrain.trainer import SWA, CutMix, MixUp, TimeLimit
 
 # Arguments of `Trainer` and `fit` that the command passes on under another name, or not at all.
 NOT_PASSED = {
@@ -305,6 +305,14 @@ def test_the_best_epoch_is_that_of_the_monitor(shell: Shell) -> None:
     trainer.fit(arrays["x"], arrays["y"], epochs=8, validation=0.2, callbacks=[early], verbose=False)
     for name, parameter in trainer.parameters:
         assert parameter.data.tobytes() == tensors(shell.directory)[name]
+
+
+def test_time_limit_of_the_shell_is_that_of_python(shell: Shell) -> None:
+    options = [*CROSS_ENTROPY, "--time-limit", 1e-9]
+    trainer = shell.trains_as(options, "cross_entropy", {"callbacks": [TimeLimit(6e-8)]})
+    assert len(trainer.history) == 1
+    # One epoch of this data takes far less than half an hour.
+    shell.trains_as([*CROSS_ENTROPY, "--time-limit", 60], "cross_entropy")
 
 
 def test_swa_of_the_shell_is_that_of_python(shell: Shell) -> None:

@@ -77,6 +77,12 @@ class BestOptions:
         "epoch. Default: train all epochs and export the last.",
         min=1,
     )
+    time_limit: float | None = option(
+        "MINUTES",
+        "Stop before an epoch that would take the training beyond this many minutes, e.g. 30. Default: no limit.",
+        kept="anew",
+        min=0,
+    )
     min_delta: float | None = option(
         "AMOUNT",
         "Count only improvements of --monitor larger than this, e.g. 0.001. Default: any improvement.",
@@ -142,7 +148,7 @@ def chosen_callbacks(
     Raises:
         InputError: options cannot be combined, or a value is out of range.
     """
-    from onnxtrain.trainer import SAM, SWA, CSVLogger, ModelCheckpoint, TensorBoardLogger
+    from onnxtrain.trainer import SAM, SWA, CSVLogger, ModelCheckpoint, TensorBoardLogger, TimeLimit
 
     regularize, logs = options.regularize, options.logs
     callbacks: list[Callback] = [] if regularize.sam is None else [SAM(regularize.sam)]
@@ -159,6 +165,8 @@ def chosen_callbacks(
             )
     elif regularize.swa_lr is not None:
         raise InputError("--swa-lr is given without --swa-start.")
+    if options.best.time_limit is not None:
+        callbacks.append(TimeLimit(60 * options.best.time_limit))
     if logs.log is not None:
         callbacks.append(CSVLogger(logs.log))
     if logs.tensorboard is not None:

@@ -15,6 +15,7 @@ from onnxtrain.trainer._callbacks.plateau import ReduceLROnPlateau
 from onnxtrain.trainer._callbacks.sam import SAM
 from onnxtrain.trainer._callbacks.swa import SWA
 from onnxtrain.trainer._callbacks.tensorboard import TensorBoardLogger
+from onnxtrain.trainer._callbacks.time_limit import TimeLimit
 from onnxtrain.trainer._callbacks.wandb import WandbLogger
 from onnxtrain.trainer._fit.events import StepGradients
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange
@@ -44,6 +45,7 @@ __all__ = [
     "ReduceLROnPlateau",
     "StepGradients",
     "TensorBoardLogger",
+    "TimeLimit",
     "Trainer",
     "WandbLogger",
     "pack_tokens",

@@ -101,7 +101,9 @@ NEEDS = {
     "one_hot": [],
 }
 PROCESSES = {"workers", "hosts", "restarts", "save_steps", "shard_optimizer", "compress"}
-LEFT_OUT = {"source", "data", "output", "config", "overwrite", "json", *PROCESSES}
+# A run that is repeated stops at another epoch if the machine is slower.
+CLOCKS = {"time_limit"}
+LEFT_OUT = {"source", "data", "output", "config", "overwrite", "json", *PROCESSES, *CLOCKS}
 OF_TABLES = set(options_of(TableOptions))
 
 

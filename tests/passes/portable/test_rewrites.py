@@ -99,7 +99,7 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
     text = f'y = Einsum<equation="{equation}">({", ".join(inputs)})'
     model = build(text, {"y": TensorProto.FLOAT}, static=True, **inputs)
     new = rewritten(model)
-    assert all(len(node.input) == 2 for node in new.graph.node if node.op_type == "Einsum")
+    assert all(len(node.input) <= 2 for node in new.graph.node if node.op_type == "Einsum")
     expected = np.einsum(equation.replace(" ", ""), *inputs.values())
     np.testing.assert_allclose(run(new, inputs)[0], expected, atol=1e-5)
 

@@ -12,6 +12,7 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import DifferentiationError
+from onnxtrain.passes.canonical.einsum_pairs import contract, split_equation
 
 Dim = int | ir.SymbolicDim
 
@@ -35,12 +36,7 @@ def einsum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _terms(n: NodeView) -> tuple[list[str], str]:
     """Returns the labels of each operand and of the output, with ellipses replaced by unused labels."""
     equation = n.attr("equation").replace(" ", "")
-    left, explicit, output = equation.partition("->")
-    terms = left.split(",")
-    # Without "->", the output has the ellipsis, then the labels that occur once, in alphabetical order.
-    if not explicit:
-        once = sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1)
-        output = ("..." if "..." in left else "") + "".join(once)
+    terms, output = split_equation(equation)
     counts = {n.rank(v) - len(t) + 3 for t, v in zip(terms, n.inputs, strict=True) if v and "..." in t}
     if len(counts) > 1:
         raise DifferentiationError(
@@ -109,8 +105,13 @@ def _operand_cotangent(
     result = ct
     if others or present != output:
         factors = _without_broadcast_axes(op, n, [(output, ct), *others])
-        equation = f"{','.join(t for t, _ in factors)}->{present}"
-        result = op.Einsum(*(v for _, v in factors), equation=equation)
+        static = {
+            c: size
+            for t, v in zip(terms, n.inputs, strict=True)
+            for c, size in zip(t, _dims(n, v), strict=True)
+            if isinstance(size, int) and size != 1
+        }
+        result = contract(op.emit, [v for _, v in factors], [t for t, _ in factors], present, static)
     # Summed labels become axes of size one again, for Expand.
     missing = [axis for axis, c in enumerate(labels) if c not in present]
     if missing:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.canonical.einsum_pairs import EinsumPairsPass
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.portable.batch_norm import TrainingBatchNormPass
 from onnxtrain.passes.portable.convolution import ConvolutionAttributesPass
 from onnxtrain.passes.portable.cum_sum import CumSumPass
 from onnxtrain.passes.portable.dropout import remove_idle_dropout
-from onnxtrain.passes.portable.einsum import EinsumPass
 from onnxtrain.passes.portable.infinities import InfinitiesPass
 from onnxtrain.passes.portable.max_pool import MaxPoolIndicesPass
 from onnxtrain.passes.portable.reductions import Float32SumsPass, ReductionRankPass
@@ -37,7 +37,7 @@ def suit_every_host(model: ir.Model) -> ir.Model:
         TrainingBatchNormPass(),
         MaxPoolIndicesPass(),
         CumSumPass(),
-        EinsumPass(),
+        EinsumPairsPass(),
         NegativeStepsPass(),
         WrappingPadPass(),
         ConvolutionAttributesPass(),

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.passes.canonical.einsum_pairs import contract
 
 
 @lower("aten.mm.default", "aten.bmm.default", "aten.matmul.default", "aten.mv.default", "aten.dot.default")
@@ -78,7 +79,7 @@ def trilinear(
     sumdim: list[int],
     unroll_dim: int = 1,
 ) -> ir.Value:
-    """Lowers the product of three tensors, each with new axes, summed over some axes, to one Einsum."""
+    """Lowers the product of three tensors, each with new axes, summed over some axes, in pairs."""
     rank = len(low.fake(0).shape) + len(expand1)
     letters = "abcdefghijklmnopqrstuvwxyz"[:rank]
     terms = [
@@ -86,7 +87,13 @@ def trilinear(
         for new in (expand1, expand2, expand3)
     ]
     result = "".join(letter for axis, letter in enumerate(letters) if axis not in sumdim)
-    return low.op.Einsum(a, b, c, equation=f"{','.join(terms)}->{result}")
+    sizes = {
+        letter: size
+        for term, index in zip(terms, range(3), strict=True)
+        for letter, size in zip(term, low.fake(index).shape, strict=True)
+        if isinstance(size, int)
+    }
+    return contract(low.op.emit, [a, b, c], terms, result, sizes)
 
 
 def _plus_product(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any, alpha: Any) -> ir.Value:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
+from onnxtrain.functions import embedding_gradient
 
 
 def positions(op: Emitter, value: ir.Value) -> ir.Value:
@@ -43,6 +44,40 @@ def scatter_elements(
         return op.ScatterElements(zeros, indices, wide, axis=axis, reduction="add")
 
     return _summed(op, shape, updates, scatter)
+
+
+def add_rows(
+    op: Emitter,
+    like: ir.Value,
+    axis: int,
+    indices: ir.Value,
+    rows: ir.Value,
+    shape: ir.Value | None = None,
+) -> ir.Value:
+    """Returns zeros with `rows` added at positions `indices` along an axis: the cotangent of a Gather.
+
+    Args:
+        op: emitter.
+        like: the tensor from which the rows were read, of known rank.
+        axis: the axis.
+        indices: int64, at least one axis.
+        rows: `[*shape of indices, *sizes of the other axes]`.
+        shape: shape of the result. Default: that of `like`.
+    """
+    shape = op.shape_of(like) if shape is None else shape
+    # Rows of a table: a composite op, because it is the gradient of an embedding. Half precision is accumulated in
+    # float32.
+    if axis == 0:
+        half = rows.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+        wide = op.Cast(rows, to=ir.DataType.FLOAT) if half else rows
+        total = op.call(embedding_gradient, wide, indices, shape)
+        return op.Cast(total, to=rows.dtype) if half else total
+    # ScatterND is faster than ScatterElements but indexes only leading axes, so `axis` is temporarily moved to the
+    # front.
+    rank = len(like.shape or ())
+    before, after = list(range(axis)), list(range(axis + 1, rank))
+    total = scatter_nd(op, op.Gather(shape, [axis, *before, *after]), op.Unsqueeze(indices, [-1]), rows)
+    return op.Transpose(total, perm=[*(i + 1 for i in before), 0, *after])
 
 
 def _summed(

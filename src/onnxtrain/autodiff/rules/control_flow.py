@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.autodiff._accumulate import add_up
 from onnxtrain.autodiff._activity import captured_values, is_differentiable_dtype
 from onnxtrain.autodiff._driver import pull_back
 from onnxtrain.autodiff._node import NodeView, where
 from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.autodiff.rules._row_reads import row_reads
 from onnxtrain.emitter import Emitter, known_array, static_dims
 from onnxtrain.errors import NoGradientRule
 from onnxtrain.op_facts import RANDOM_OPS
@@ -169,7 +171,7 @@ def _reverse_loop(
     state: dict[int, tuple[int, ir.Value]],
     emitted: dict[int, _Slices],
     wanted: dict[int, _Slices],
-) -> tuple[dict[int, ir.Value], dict[int, ir.Value], dict[ir.Value, ir.Value]]:
+) -> tuple[dict[int, ir.Value], dict[int, ir.Value], dict[ir.Value, ir.Value | None]]:
     """Emits the Loop that visits the iterations in reverse.
 
     Args:
@@ -184,7 +186,7 @@ def _reverse_loop(
 
     Returns:
         Three dictionaries of cotangents: of the initial states and of the scan inputs, both by index among the body's
-        inputs, and of the outer values that the body reads, by value.
+        inputs, and of the outer values that the body reads, by value; None is zero.
     """
     captured = _captured(n)
     carried = [*(ct for _, ct in state.values()), *map(op.zeros_like, captured)]
@@ -204,31 +206,49 @@ def _reverse_loop(
     before = len(inner.graph)
     outputs = inner.copy_of(n.attr("body"), inputs)
     iterated = list(inner.graph)[before:]
-    leaves = [*(inputs[k] for k in state), *captured, *(inputs[k] for k in wanted)]
+    # Rows of outer tensors are leaves: their cotangents are stacked, and scattered after the loop.
+    reads = row_reads(inner, iterated, captured)
+    skipped = {read.node for read in reads}
+    iterated = [node for node in iterated if node not in skipped]
+    known = [*(inputs[k] for k in state), *captured, *(inputs[k] for k in wanted)]
+    leaves = [*known, *(read.output for read in reads)]
     pairs = [(outputs[after], ct) for (after, _), ct in zip(state.values(), cts, strict=False)]
     pairs += [(outputs[k], slices.at(inner, index, trips)) for k, slices in emitted.items()]
     gradients = _gradients(inner, pairs, leaves, iterated)
-    sums = range(len(state), len(state) + len(captured))
-    # Every iteration reads the same outer values, so their cotangents are summed over the iterations.
-    results = [
-        (inner.Add(cts[k], ct) if ct else cts[k]) if k in sums else (ct or inner.zeros_like(leaf))
-        for k, (leaf, ct) in enumerate(zip(leaves, gradients, strict=True))
-    ]
-    _append_outputs(inner, [go_on, *results], [go_on, *leaves])
+    rows = [(read, ct) for read, ct in zip(reads, gradients[len(known) :], strict=True) if ct is not None]
+    # Every iteration reads the same outer values, so their cotangents are summed over the iterations. Values of which
+    # only rows are read have no sum: passing it on would copy it in each iteration.
+    summed = [k for k in range(len(state), len(state) + len(captured)) if gradients[k] is not None]
+    unused = set(range(len(state), len(state) + len(captured))) - set(summed)
+    for k in sorted(unused, reverse=True):
+        del inner.graph.inputs[2 + k], carried[k]
+    results, primals = [go_on], [go_on]
+    for k, (leaf, gradient) in enumerate(zip(known, gradients, strict=False)):
+        if k not in unused:
+            gradient = gradient or inner.zeros_like(leaf)
+            results.append(inner.Add(cts[k], gradient) if k in summed else gradient)
+            primals.append(leaf)
+    for read, ct in rows:
+        stack = read.stack(inner, ct)
+        results += stack
+        primals += stack
+    _append_outputs(inner, results, primals)
     body = ir.AttrGraph("body", inner.graph)
     # With a condition, although it is always true: trailing absent inputs of a node are dropped, and onnx fails on a
     # Loop with a single input.
-    loop_outputs = op.emit(
-        "Loop", trips, op.const(np.array(True)), *carried, body=body, _outputs=len(results)
-    )
-    for value, leaf in zip(loop_outputs, leaves, strict=True):
-        value.type = leaf.type
-    parts = {
-        k: slices.restore_order(op, stack)
-        for (k, slices), stack in zip(wanted.items(), loop_outputs[sums.stop :], strict=True)
-    }
-    by_captured = dict(zip(captured, loop_outputs[sums.start : sums.stop], strict=True))
-    return dict(zip(state, loop_outputs, strict=False)), parts, by_captured
+    always = op.const(np.array(True))
+    loop_outputs = op.emit("Loop", trips, always, *carried, body=body, _outputs=len(results) - 1)
+    for value, primal in zip(loop_outputs, primals[1:], strict=True):
+        value.type = primal.type
+    outputs_left = iter(loop_outputs)
+    of_state = {k: next(outputs_left) for k in state}
+    totals = {captured[k - len(state)]: [next(outputs_left)] for k in summed}
+    parts = {k: slices.restore_order(op, next(outputs_left)) for k, slices in wanted.items()}
+    for read, _ in rows:
+        scattered = read.scatter(op, next(outputs_left), next(outputs_left), trips)
+        totals.setdefault(read.source, []).append(scattered)
+    by_captured = {value: add_up(op, totals[value]) if value in totals else None for value in captured}
+    return of_state, parts, by_captured
 
 
 def _with_branch_shape(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:

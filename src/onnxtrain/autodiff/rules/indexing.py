@@ -8,9 +8,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
-from onnxtrain.autodiff.rules._scatter import positions, scatter_elements, scatter_nd, scatter_to
+from onnxtrain.autodiff.rules._scatter import add_rows, positions, scatter_elements, scatter_nd, scatter_to
 from onnxtrain.emitter import Emitter
-from onnxtrain.functions import embedding_gradient
 
 
 @vjp("Gather", wrt=("data",))
@@ -23,22 +22,12 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     # A scalar index reads a single entry.
     if index_rank == 0:
         return _single_entry_cotangent(op, n, ct, axis)
+    # The axes of the indices come first.
+    after = range(axis + index_rank, rank - 1 + index_rank)
+    order = [*range(axis, axis + index_rank), *range(axis), *after]
+    rows = op.Transpose(ct, perm=order) if axis else ct
     indices = op.Cast(n.indices, to=ir.DataType.INT64) if n.indices.dtype != ir.DataType.INT64 else n.indices
-    # Rows of a table: a composite op, because it is the gradient of an embedding. Half precision is accumulated in
-    # float32.
-    if axis == 0:
-        half = ct.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-        wide = op.Cast(ct, to=ir.DataType.FLOAT) if half else ct
-        total = op.call(embedding_gradient, wide, indices, op.shape_of(n.data))
-        return op.Cast(total, to=ct.dtype) if half else total
-    # ScatterND is faster than ScatterElements but indexes only leading axes, so `axis` is temporarily moved to the
-    # front.
-    indices = op.Unsqueeze(indices, [-1])
-    before, after = list(range(axis)), list(range(axis + 1, rank))
-    to_front = [*range(axis, axis + index_rank), *before, *(i - 1 + index_rank for i in after)]
-    shape = op.Gather(op.shape_of(n.data), [axis, *before, *after])
-    total = scatter_nd(op, shape, indices, op.Transpose(ct, perm=to_front))
-    return op.Transpose(total, perm=[*(i + 1 for i in before), 0, *after])
+    return add_rows(op, n.data, axis, indices, rows)
 
 
 def _single_entry_cotangent(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defvjp, vjp
 from onnxtrain.autodiff.rules._count import counting_dtype
+from onnxtrain.autodiff.rules._scatter import scatter_nd
 from onnxtrain.autodiff.rules._windows import Windows, pad, tap_slices
 from onnxtrain.autodiff.rules.contrib._shared import unsupported
 from onnxtrain.emitter import Emitter, static_dims
@@ -59,12 +60,15 @@ def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("Resize", wrt=("X",))
 def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """VJP of Resize, Y = X times a matrix along each resized axis: multiplies ct by the transposed matrices."""
+    """VJP of Resize, Y = X times a matrix along each resized axis: multiplies ct by the transposed matrices.
+
+    The matrix of an axis is computed by resizing an identity matrix with the node's attributes, so it is right for
+    every mode and for symbolic sizes. It is dense: an axis of length n costs n², and up to n³ with
+    keep_aspect_ratio_policy. Without antialiasing, each position reads 1 (nearest), 2 (linear) or 4 (cubic) neighbors.
+    Along a long axis, ct is scattered to these instead, see :func:`_scatter_along`.
+    """
     if n.scales is None and n.sizes is None:
         raise unsupported(n, "neither scales nor sizes")
-    # The matrices are computed by resizing identity matrices with the node's attributes, so they are right for every
-    # mode and for symbolic sizes. They are dense: an axis of length n costs n², and up to n³ with
-    # keep_aspect_ratio_policy.
     rank = n.rank(n.X)
     axes = [n.axis(n.X, axis) for axis in n.attr("axes") or range(rank)]
     factors = _repetitions(n, axes)
@@ -73,9 +77,70 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
         mean = op.AveragePool(ct, kernel_shape=factors, strides=factors)
         return op.Mul(mean, float(np.prod(factors)))
     for position in reversed(range(len(axes))):
-        if not _is_unchanged(n, axes, position):
+        if _is_unchanged(n, axes, position):
+            continue
+        if _is_long(n, axes[position]):
+            ct = _scatter_along(op, n, axes, position, ct)
+        else:
             ct = _multiply_along(op, ct, _matrix(op, n, axes, position, ct), axes[position], rank)
     return ct
+
+
+_LARGEST_MATRIX = 1 << 18
+"""Matrices of up to this many elements are multiplied: a product is faster than scattering, and takes 1 MB."""
+
+_NEIGHBORS = {"nearest": 1, "linear": 2, "cubic": 4}
+"""Number of positions that one position of the result reads along an axis, without antialiasing."""
+
+
+def _is_long(n: NodeView, axis: int) -> bool:
+    """True if the matrix of an axis is too large. Axes of unknown size are taken to be long in sequences only."""
+    if n.attr("antialias") or _keeps_aspect_ratio(n) or n.out.Y.shape is None:
+        return False
+    sizes = (static_dims(n.X) or ())[axis], (static_dims(n.out.Y) or ())[axis]
+    if None in sizes:
+        return n.rank(n.X) == 3
+    return int(sizes[0] or 0) * int(sizes[1] or 0) > _LARGEST_MATRIX
+
+
+def _scatter_along(op: Emitter, n: NodeView, axes: Sequence[int], position: int, ct: ir.Value) -> ir.Value:
+    """Multiplies `ct` by the transposed matrix of one axis without computing the matrix.
+
+    Resizing the position itself gives about the place that each result reads. Resizing masks of every m-th position
+    gives the weights of these positions: m is twice the number of neighbors, so that each result reads at most one
+    position of a mask, the one nearest to its place.
+    """
+    axis, rank, dtype = axes[position], n.rank(n.X), counting_dtype(ct)
+    count = _NEIGHBORS[n.attr("mode")]
+    classes = 2 * count if count > 1 else 4
+    size = op.dim(n.X, axis)
+    places = op.Range(0, op.Squeeze(size, [0]), 1)
+    numbers = op.Unsqueeze(op.const(np.arange(classes)), [1])
+    masks = op.Cast(op.Equal(op.Mod(places, op.const(classes)), numbers), to=dtype)
+    probes = op.Concat(op.Unsqueeze(op.Cast(places, to=dtype), [0]), masks, axis=0)
+    resized = _resized_rows(op, n, axes, position, probes)
+    about, weights = op.Split(resized, op.const([1, classes]), axis=0, _outputs=2)
+    # The neighbors are the positions with the largest weights; others have weight 0.
+    _, chosen = op.TopK(op.Abs(weights), op.const([count]), axis=0, _outputs=2)
+    weights = op.GatherElements(weights, chosen, axis=0)
+    offset = op.Cast(chosen, to=dtype)
+    steps = op.Round(op.Div(op.Sub(about, offset), float(classes)))
+    index = op.Add(op.Cast(op.Mul(steps, float(classes)), to=ir.DataType.INT64), chosen)
+    index = op.Reshape(op.Max(op.Min(index, op.Sub(size, 1)), 0), [-1])
+    index.shape = ir.Shape([None])
+    if dtype != ct.dtype:
+        weights = op.CastLike(weights, ct)
+    others = [k for k in range(rank) if k != axis]
+    rows = op.Transpose(ct, perm=[axis, *others]) if axis else ct
+    behind = list(range(2, rank + 1))
+    weighted = op.Mul(op.Unsqueeze(rows, [0]), op.Unsqueeze(weights, behind) if behind else weights)
+    # [neighbors, size of Y, ...] to [neighbors * size of Y, ...]
+    shape = op.Concat(op.Shape(index), op.Shape(rows, start=1), axis=0)
+    flat = op.Reshape(weighted, shape, allowzero=1)
+    sizes = op.Concat(size, op.Shape(rows, start=1), axis=0)
+    total = scatter_nd(op, sizes, op.Unsqueeze(index, [-1]), flat)
+    back = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
+    return op.Transpose(total, perm=back) if axis else total
 
 
 def _repetitions(n: NodeView, axes: Sequence[int]) -> list[int] | None:
@@ -149,11 +214,19 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
     dtype = counting_dtype(like)
     size = op.dim(n.X, axes[position])
     square = op.Concat(size, size, axis=0)
-    eye = op.EyeLike(op.Expand(op.const(0, dtype), square))
+    matrix = _resized_rows(op, n, axes, position, op.EyeLike(op.Expand(op.const(0, dtype), square)))
+    if like.dtype is None:
+        return op.CastLike(matrix, like)
+    return matrix if dtype == like.dtype else op.Cast(matrix, to=like.dtype)
+
+
+def _resized_rows(op: Emitter, n: NodeView, axes: Sequence[int], position: int, rows: ir.Value) -> ir.Value:
+    """Resizes each of some rows `[count, size of X]` as the node resizes one axis; `[count, size of Y]`."""
+    size = op.dim(n.X, axes[position])
     unit = op.const(np.ones(3, np.float32))
     here = op.const([position])
     resized_axes: dict[str, Any] = {}
-    image = op.Unsqueeze(eye, [0, 1])
+    image = op.Unsqueeze(rows, [0, 1])
     roi = scales = sizes = None
     if n.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
         begin, end = op.Gather(n.roi, here), op.Gather(n.roi, op.const([position + len(axes)]))
@@ -163,7 +236,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
         # The common scale differs from the ratio of this axis's sizes. Add a second axis, along which the image is
         # constant, with the sizes that determine the scale.
         before, after = _common_scale(op, n, axes)
-        image = op.Expand(op.Unsqueeze(eye, [1, 2]), op.Concat(size, [1], before, size, axis=0))
+        image = op.Expand(op.Unsqueeze(rows, [1, 2]), op.Concat(size, [1], before, size, axis=0))
         sizes = op.Concat(after, op.Gather(n.sizes, here), axis=0)
         resized_axes = {"axes": [2, 3], "keep_aspect_ratio_policy": n.attr("keep_aspect_ratio_policy")}
         if roi is not None:
@@ -171,7 +244,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
     elif n.sizes is None:
         scales = op.Concat(unit, op.Gather(n.scales, here), axis=0)
     else:
-        sizes = op.Concat([1, 1], size, op.Gather(n.sizes, here), axis=0)
+        sizes = op.Concat([1, 1], op.Shape(rows, start=0, end=1), op.Gather(n.sizes, here), axis=0)
     attributes = {
         name: n.attr(name)
         for name in (
@@ -184,12 +257,9 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
         )
     }
     resized = op.Resize(image, roi, scales, sizes, **attributes, **resized_axes)
-    matrix = (
-        op.Squeeze(op.Slice(resized, [0], [1], [2]), [1, 2]) if resized_axes else op.Squeeze(resized, [0, 1])
-    )
-    if like.dtype is None:
-        return op.CastLike(matrix, like)
-    return matrix if dtype == like.dtype else op.Cast(matrix, to=like.dtype)
+    if resized_axes:
+        return op.Squeeze(op.Slice(resized, [0], [1], [2]), [1, 2])
+    return op.Squeeze(resized, [0, 1])
 
 
 def _common_scale(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir.Value]:

@@ -7,12 +7,15 @@ kernels are all false for NaN, so that these leave it in or out by chance; each 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
+from onnxtrain.ortmodule.lowering.aten._doubling import doubling
 from onnxtrain.ortmodule.lowering.aten.pointwise import select
 from onnxtrain.ortmodule.lowering.aten.shape import axis_of
 
@@ -309,18 +312,32 @@ def searchsorted(
     side: str | None = None,
     sorter: ir.Value | None = None,
 ) -> ir.Value:
-    """Lowers to the number of elements of `ordered`, along its last axis, that are less (with `right`: or equal)."""
+    """Lowers to PyTorch's binary search along the last axis of `ordered`, for all values at once."""
     op = low.op
     if sorter is not None:
         ordered = op.GatherElements(ordered, sorter, axis=-1)
     values = low.tensor(values, ordered.dtype or low.dtype)
-    values = op.Unsqueeze(values, [-1])
-    if len(low.fake(0).shape) > 1:
-        ordered = op.Unsqueeze(ordered, [-2])
-    # Compares each value with all elements: ONNX has no binary search.
-    before = op.LessOrEqual(ordered, values) if right or side == "right" else op.Less(ordered, values)
-    counted = op.Cast(before, to=ir.DataType.INT64)
-    return op.ReduceSum(counted, [low.result.dim()], keepdims=0)
+    size = low.fake(0).shape[-1]
+    length = op.dim(ordered, len(low.fake(0).shape) - 1)
+    # Of 2-D tensors and more, each row is searched for the values of its own row.
+    one_row, is_right = len(low.fake(0).shape) == 1, right or side == "right"
+    start = op.Expand(op.const(0), op.shape_of(values))
+    end = op.Add(start, op.Squeeze(length, [0]))
+
+    def halve(op: Emitter, shift: ir.Value, bounds: Sequence[ir.Value]) -> list[ir.Value]:
+        start, end = bounds
+        middle = op.Div(op.Add(start, end), op.const(2))
+        # A search that has ended may stand behind the last element.
+        place = op.Min(middle, op.Sub(length, op.const(1)))
+        found = op.Gather(ordered, place) if one_row else op.GatherElements(ordered, place, axis=-1)
+        # As PyTorch compares, so that NaN comes last.
+        beyond = op.Greater(found, values) if is_right else op.GreaterOrEqual(found, values)
+        behind = op.And(op.Not(beyond), op.Less(start, end))
+        return [op.Where(behind, op.Add(middle, op.const(1)), start), op.Where(behind, end, middle)]
+
+    # A row of n elements has n + 1 places.
+    limit = size + 1 if isinstance(size, int) else op.Add(op.Squeeze(length, [0]), op.const(1))
+    return doubling(op, limit, halve, [start, end])[0]
 
 
 @lower("aten.histc.default")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._torch import bounds_pass_gradients
 from onnxtrain.ortmodule.lowering import _formulas
 from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
@@ -147,8 +148,11 @@ def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 @lower("aten.logaddexp.default")
 def logaddexp(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    op = low.op
-    a, b = low.tensors(a, b)
+    return log_of_sum(low.op, *low.tensors(a, b))
+
+
+def log_of_sum(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Returns log(exp(a) + exp(b)) of two tensors of the same floating dtype."""
     # max(a, b) + log(1 + exp(-|a - b|)). The difference of equal infinities is 0 here, not NaN.
     difference = op.Where(op.Equal(a, b), 0.0, op.Sub(a, b))
     return op.Add(op.Max(a, b), op.Softplus(op.Neg(op.Abs(difference))))

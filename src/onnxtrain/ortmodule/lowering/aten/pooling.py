@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower, per_axis
 from onnxtrain.ortmodule.lowering.aten.indexing import counted
-from onnxtrain.ortmodule.lowering.aten.shape import arange
 
 
 @lower("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
@@ -67,7 +66,7 @@ def avg_pool(
 
 @lower("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
 def adaptive_avg_pool(low: Lowering, x: ir.Value, sizes_out: list[Any]) -> ir.Value:
-    """Lowers to ReduceMean for one position per plane, AveragePool for equal windows, else one MatMul per axis."""
+    """Lowers to ReduceMean for one position per plane, AveragePool for equal windows, else one axis after the other."""
     rank = len(sizes_out)
     if all(isinstance(n, int) and n == 1 for n in sizes_out):
         return low.op.ReduceMean(x, list(range(-rank, 0)), keepdims=1)
@@ -98,11 +97,9 @@ def _averaged_along(
     """
     op, before = low.op, list(x.shape or ())
     is_static = isinstance(size_in, int) and isinstance(size_out, int)
-    matrix = (
-        op.const(_averages(size_in, size_out), low.dtype)
-        if is_static
-        else _symbolic_averages(low, x, axis, size_out)
-    )
+    if not is_static or size_in * size_out > _LARGEST_MATRIX:
+        return _averaged_windows(low, x, axis, size_in, size_out)
+    matrix = op.const(_averages(size_in, size_out), low.dtype)
     after = [*before[:axis], *low.shape(low.result)[axis : axis + 1 or None], *before[axis:][1:]]
     if axis == -1:
         y = op.MatMul(x, op.Transpose(matrix, perm=[1, 0]))
@@ -145,12 +142,18 @@ def adaptive_max_pool(low: Lowering, x: ir.Value, sizes_out: list[int]) -> tuple
     return y, op.Gather(op.const(plane.ravel()), op.Mod(indices, plane.size))
 
 
+def _window_bounds(size_in: int, size_out: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the windows of adaptive pooling start and end, [size_out] each."""
+    numbers = np.arange(size_out)
+    return numbers * size_in // size_out, -(-(numbers + 1) * size_in // size_out)
+
+
 def _equal_windows(size_in: int, size_out: int) -> np.ndarray:
     """Returns the places [size_out, length] of adaptive pooling's windows; a short window repeats its last place."""
-    starts = np.arange(size_out) * size_in // size_out
-    ends = -(-(np.arange(size_out) + 1) * size_in // size_out)
+    starts, ends = _window_bounds(size_in, size_out)
     steps = np.arange((ends - starts).max())
-    return np.minimum(starts[:, None] + steps, ends[:, None] - 1)
+    places: np.ndarray = np.minimum(starts[:, None] + steps, ends[:, None] - 1)
+    return places
 
 
 @lower("aten.max_unpool2d.default", "aten.max_unpool3d.default")
@@ -179,6 +182,9 @@ def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode:
         "ceil_mode": int(ceil_mode),
     }
 
+
+_LARGEST_MATRIX = 1 << 14
+"""Averages along one axis are a matrix product up to this many elements of the matrix."""
 
 _LARGE = 32
 """Kernels up to this size are left as they are in ceil mode."""
@@ -227,26 +233,45 @@ def _batched(low: Lowering, x: ir.Value, rank: int, pool: Callable[[ir.Value], i
 def _averages(size_in: int, size_out: int) -> np.ndarray:
     """Returns the matrix [size_out, size_in] of adaptive average pooling. Row i averages the i-th window."""
     matrix = np.zeros((size_out, size_in))
-    for i in range(size_out):
-        start, end = i * size_in // size_out, -(-(i + 1) * size_in // size_out)
+    for i, (start, end) in enumerate(zip(*_window_bounds(size_in, size_out), strict=True)):
         matrix[i, start:end] = 1 / (end - start)
     return matrix
 
 
-def _symbolic_averages(low: Lowering, x: ir.Value, axis: int, size_out: Any) -> ir.Value:
-    """Returns the matrix of `_averages` for sizes that are known at run time."""
-    op = low.op
-    length = op.dim(x, len(x.shape or ()) + axis)
-    count = low.ints(size_out)
-    first = op.Range(0, low.int_scalar(size_out), 1)
-    starts = op.Unsqueeze(op.Div(op.Mul(first, length), count), [1])
-    # ceil(a / b) = floor((a - 1) / b) + 1 for positive integers.
-    ends = op.Sub(op.Mul(op.Add(first, 1), length), 1)
-    ends = op.Unsqueeze(op.Add(op.Div(ends, count), 1), [1])
-    places = arange(low, length)
-    inside = op.And(op.GreaterOrEqual(places, starts), op.Less(places, ends))
-    weights = op.Div(op.Cast(inside, to=low.dtype), op.Cast(op.Sub(ends, starts), to=low.dtype))
-    weights.shape = ir.Shape(
-        [*low.shape(low.result)[axis : axis + 1 or None], *(x.shape or ())[axis : axis + 1 or None]]
+def _averaged_windows(low: Lowering, x: ir.Value, axis: int, size_in: Any, size_out: Any) -> ir.Value:
+    """Pools one axis adaptively: gathers the elements of all windows, and averages each window.
+
+    The lengths of windows differ by at most one, so that hardly more is gathered than the windows hold.
+    """
+    op, before = low.op, list(x.shape or ())
+    rank = len(before)
+    at = rank + axis
+    if isinstance(size_in, int) and isinstance(size_out, int):
+        starts, ends = _window_bounds(size_in, size_out)
+        table = _equal_windows(size_in, size_out)
+        inside = op.const(np.arange(table.shape[1]) < (ends - starts)[:, None])
+        sizes, places = op.const((ends - starts).astype(np.float64), low.dtype), op.const(table)
+    else:
+        length, count = op.dim(x, at), low.ints(size_out)
+        first = op.Range(0, low.int_scalar(size_out), 1)
+        begins = op.Div(op.Mul(first, length), count)
+        # ceil(a / b) = floor((a - 1) / b) + 1 for positive integers.
+        stops = op.Add(op.Div(op.Sub(op.Mul(op.Add(first, 1), length), 1), count), 1)
+        lengths = op.Sub(stops, begins)
+        steps = op.Range(0, op.ReduceMax(lengths, keepdims=0), 1)
+        inside = op.Less(steps, op.Unsqueeze(lengths, [1]))
+        places = op.Add(op.Unsqueeze(begins, [1]), steps)
+        places = op.Min(places, op.Unsqueeze(op.Sub(stops, 1), [1]))
+        sizes = op.Cast(lengths, to=low.dtype)
+    windows = op.Gather(x, places, axis=at)
+    windows.shape = ir.Shape(
+        [*before[:at], *low.shape(low.result)[axis : axis + 1 or None], None, *before[at + 1 :]]
     )
-    return weights
+    behind = list(range(2, rank - at + 1))
+    if behind:
+        inside = op.Unsqueeze(inside, behind)
+        sizes = op.Unsqueeze(sizes, [place - 1 for place in behind])
+    # Zeros in place of the repeated elements of short windows, also where these are infinite.
+    y = op.Div(op.ReduceSum(op.Where(inside, windows, 0.0), [at + 1], keepdims=0), sizes)
+    y.shape = ir.Shape([*before[:at], *low.shape(low.result)[axis : axis + 1 or None], *before[at + 1 :]])
+    return y

@@ -12,6 +12,7 @@ from onnxtrain.errors import ModelError, OnnxTrainError, UnsupportedOpsetError
 from onnxtrain.passes.canonical.check_inputs import check_inputs
 from onnxtrain.passes.canonical.check_types import check_types
 from onnxtrain.passes.canonical.einsum_pairs import EinsumPairsPass
+from onnxtrain.passes.canonical.embedding_bag_loop import EmbeddingBagLoopPass
 from onnxtrain.passes.canonical.explicit_defaults import DefaultsPass
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import inline_schema_functions
@@ -109,7 +110,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     if any([ColumnVectorPass()(model).modified, InputRanksPass(unknown=True)(model).modified]):
         lift_constants(model)
     # After inference, because the order depends on sizes. The gradients of products of two are products of two.
-    if EinsumPairsPass()(model).modified:
+    if any([EmbeddingBagLoopPass()(model).modified, EinsumPairsPass()(model).modified]):
         infer_shapes(lift_constants(model))
     model = mark_stopped_gradients(model)
     give_back(model, withheld)

@@ -239,9 +239,9 @@ def embedding_bag(
     )
     sizes = op.Unsqueeze(sizes, [1])
     start = op.Expand(op.const(-math.inf if mode == _MAX else 0.0, low.dtype), op.Concat(bags, width, axis=0))
-    places = op.Expand(op.Unsqueeze(bag, [1]), op.Shape(rows))
     # One scatter for all bags: their number and sizes depend on the data.
-    result = op.ScatterElements(start, places, rows, axis=0, reduction="max" if mode == _MAX else "add")
+    reduction = "max" if mode == _MAX else "add"
+    result = op.ScatterND(start, op.Unsqueeze(bag, [1]), rows, reduction=reduction)
     if mode == _MEAN:
         result = op.Div(result, op.Cast(op.Max(sizes, [1]), to=low.dtype))
     elif mode == _MAX:

@@ -1,0 +1,196 @@
+"""Rewrites the loop over bags that PyTorch exports for EmbeddingBag as one sum over all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.passes.tidy.constants import known_array
+from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
+
+
+class EmbeddingBagLoopPass(ir.passes.InPlacePass):
+    """Rewrites a Loop whose iteration b computes `rows[offsets[b] : offsets[b + 1]].sum(0)` as a ScatterND.
+
+    torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for `EmbeddingBag(mode="sum")`, with a branch for
+    empty bags. Its gradient adds up a cotangent of all rows per bag, which takes time quadratic in the bags. Offsets
+    must ascend, as PyTorch requires. Expects inferred shapes, and scan outputs in place of sequences.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrites nodes of the model in place."""
+        modified = False
+        for node in tuple(model.graph):
+            bags = _match(node) if node.op_type == "Loop" and node.domain == "" else None
+            if bags is not None:
+                _rewrite(node, bags)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+@dataclass(frozen=True)
+class _Bags:
+    """What a loop over bags reads.
+
+    Attributes:
+        rows: the rows of all bags, one bag after the other: [rows, width].
+        offsets: the first row of each bag, then the end of the last one: int64 [bags + 1].
+        count: number of bags, int64 [].
+    """
+
+    rows: ir.Value
+    offsets: ir.Value
+    count: ir.Value
+
+
+def _match(loop: ir.Node) -> _Bags | None:
+    """Returns what a loop over bags reads; None for other loops."""
+    body = loop.attributes["body"].as_graph()
+    if len(loop.inputs) != 3 or len(loop.outputs) != 2 or loop.inputs[0] is not None:
+        return None
+    if loop.outputs[0].uses() or any(output.is_graph_output() for output in loop.outputs):
+        return None
+    _, first, start = loop.inputs
+    _, _, index = body.inputs
+    go_on, following, appended = body.outputs
+    # The state counts the iterations from 0 on, while it is less than the number of bags.
+    count = _bound(first)
+    if count is None or _number(start) != 0 or _offset(following) != (index, 1):
+        return None
+    less = _producer(go_on, "Less")
+    if (
+        less is None
+        or _through(less.inputs[0]) is not following
+        or _through(less.inputs[1]) is not _through(count)
+    ):
+        return None
+    # Empty bags are zeros.
+    choice = _producer(appended, "If")
+    equal = _producer(choice.inputs[0], "Equal") if choice is not None else None
+    if choice is None or equal is None or not _is_zero(_branch(choice, "then_branch")):
+        return None
+    bounds = [_element(value) for value in equal.inputs]
+    if None in bounds:
+        return None
+    (offsets, *begin), (same, *end) = (bound for bound in bounds if bound is not None)
+    if offsets is not same or (begin, end) != ([index, 0], [index, 1]):
+        return None
+    rows = _summed_slice(_branch(choice, "else_branch"), equal.inputs)
+    if rows is None or (rows.graph is not loop.graph and not rows.is_graph_input()):
+        return None
+    return _Bags(rows, offsets, count)
+
+
+def _rewrite(loop: ir.Node, bags: _Bags) -> None:
+    """Replaces the stacked sums of a loop over bags, [bags, 1, width]."""
+    write = WriterBefore(loop)
+    size, count = write.size(bags.rows, 0), write("Reshape", bags.count, [1])
+    # The number of offsets up to each row is the number of its bag, counted from 1. Row 0 of the sums takes rows before
+    # the first offset, and the last one those behind the last offset.
+    marks = write("Slice", bags.offsets, [0], write("Add", count, 1), [0])
+    zeros = write("Expand", 0, write("Add", size, 1))
+    ones = write("Expand", 1, write("Shape", marks))
+    numbers = write("CumSum", write("ScatterElements", zeros, marks, ones, axis=0, reduction="add"), 0)
+    numbers = write("Unsqueeze", write("Slice", numbers, [0], [-1], [0]), [1])
+    assert bags.rows.dtype is not None
+    shape = write("Concat", write("Add", count, 2), write("Shape", bags.rows, start=1), axis=0)
+    empty = write("Expand", write.number(0, bags.rows.dtype), shape)
+    sums = write("ScatterND", empty, numbers, bags.rows, reduction="add")
+    result = write("Unsqueeze", write("Slice", sums, [1], [-1], [0]), [1])
+    result.type, result.shape = loop.outputs[1].type, loop.outputs[1].shape
+    stand_in(loop.outputs[1], result, loop)
+    assert loop.graph is not None
+    loop.graph.remove(loop, safe=True)
+
+
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Returns the node of this op that computes a value; None if another op does."""
+    node = _through(value).producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type and node.domain == "" else None
+
+
+def _through(value: ir.Value | None) -> ir.Value:
+    """Returns the value of which a value is a copy, perhaps of another integer dtype or with an axis of size one."""
+    assert value is not None
+    while True:
+        node = value.producer()
+        if (
+            node is None
+            or node.domain
+            or node.op_type not in ("Identity", "Cast", "CastLike", "Reshape", "Squeeze")
+        ):
+            return value
+        assert node.inputs[0] is not None
+        value = node.inputs[0]
+
+
+def _number(value: ir.Value | None) -> int | None:
+    """Returns the only element of a constant; None for other values."""
+    array = None if value is None else known_array(_through(value))
+    return None if array is None or array.size != 1 else int(array.item())
+
+
+def _offset(value: ir.Value | None) -> tuple[ir.Value, int] | None:
+    """Returns a value as `base + number`."""
+    if value is None:
+        return None
+    value = _through(value)
+    node = _producer(value, "Add")
+    if node is None:
+        return value, 0
+    for operand, other in (node.inputs, node.inputs[::-1]):
+        number = _number(other)
+        if number is not None:
+            return _through(operand), number
+    return value, 0
+
+
+def _element(value: ir.Value | None) -> tuple[ir.Value, ir.Value, int] | None:
+    """Returns vector, base and number for a slice `vector[base + number : base + number + 1]`."""
+    node = _producer(value, "Slice")
+    if node is None or len([entry for entry in node.inputs if entry is not None]) != 3:
+        return None
+    vector, (start, end) = node.inputs[0], (_offset(entry) for entry in node.inputs[1:3])
+    if vector is None or start is None or end is None or end != (start[0], start[1] + 1):
+        return None
+    return vector, *start
+
+
+def _bound(value: ir.Value | None) -> ir.Value | None:
+    """Returns x of a comparison `0 < x`."""
+    node = _producer(value, "Less")
+    return node.inputs[1] if node is not None and _number(node.inputs[0]) == 0 else None
+
+
+def _branch(choice: ir.Node, name: str) -> ir.Value:
+    """Returns the result of a branch, through nested branches whose condition compares two constants."""
+    value = choice.attributes[name].as_graph().outputs[0]
+    while (node := _producer(value, "If")) is not None:
+        equal = _producer(node.inputs[0], "Equal")
+        numbers = [_number(entry) for entry in equal.inputs] if equal is not None else [None]
+        if None in numbers:
+            break
+        taken = "then_branch" if numbers[0] == numbers[1] else "else_branch"
+        value = node.attributes[taken].as_graph().outputs[0]
+    return value
+
+
+def _is_zero(value: ir.Value) -> bool:
+    """True if a value is zero everywhere."""
+    node = _producer(value, "Expand")
+    source = value if node is None else node.inputs[0]
+    array = None if source is None else known_array(_through(source))
+    return array is not None and not array.any()
+
+
+def _summed_slice(value: ir.Value, bounds: Sequence[ir.Value | None]) -> ir.Value | None:
+    """Returns x of `x[start:end].sum(0, keepdim=True)` with these bounds."""
+    total = _producer(value, "ReduceSum")
+    if total is None or total.attributes.get_int("keepdims", 1) != 1 or len(total.inputs) != 2:
+        return None
+    part = _producer(total.inputs[0], "Slice")
+    if _number(total.inputs[1]) != 0 or part is None or tuple(part.inputs[1:]) != tuple(bounds):
+        return None
+    return part.inputs[0]

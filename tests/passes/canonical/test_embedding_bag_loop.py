@@ -49,7 +49,13 @@ def exported(net: Bags, arguments: tuple[torch.Tensor, ...], path: Path) -> onnx
 
 @pytest.mark.parametrize(
     ("options", "has_offsets"),
-    [({"mode": "sum"}, False), ({"mode": "sum"}, True), ({"mode": "sum", "weighted": True}, True)],
+    [
+        ({"mode": "sum"}, False),
+        ({"mode": "sum"}, True),
+        ({"mode": "sum", "weighted": True}, True),
+        ({"mode": "mean"}, False),
+        ({"mode": "mean"}, True),
+    ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_gradient_matches_torch(options: dict[str, Any], has_offsets: bool, tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class EmbeddingBagLoopPass(ir.passes.InPlacePass):
-    """Rewrites a Loop whose iteration b computes `rows[offsets[b] : offsets[b + 1]].sum(0)` as a ScatterND.
+    """Rewrites a Loop whose iteration b computes the sum or mean of `rows[offsets[b] : offsets[b + 1]]` as a ScatterND.
 
-    torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for `EmbeddingBag(mode="sum")`, with a branch for
-    empty bags. Its gradient adds up a cotangent of all rows per bag, which takes time quadratic in the bags. Offsets
-    must ascend, as PyTorch requires. Expects inferred shapes, and scan outputs in place of sequences.
+    torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for `EmbeddingBag` of the modes sum and mean, with
+    a branch for empty bags. Its gradient adds up a cotangent of all rows per bag, which takes time quadratic in the
+    bags, and ONNX Runtime (1.32) ends the process when it opens that of the mean. Offsets must ascend, as PyTorch
+    requires. Expects inferred shapes, and scan outputs in place of sequences.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -38,11 +39,13 @@ class _Bags:
         rows: the rows of all bags, one bag after the other: [rows, width].
         offsets: the first row of each bag, then the end of the last one: int64 [bags + 1].
         count: number of bags, int64 [].
+        is_mean: True for means, False for sums.
     """
 
     rows: ir.Value
     offsets: ir.Value
     count: ir.Value
+    is_mean: bool
 
 
 def _match(loop: ir.Node) -> _Bags | None:
@@ -77,10 +80,14 @@ def _match(loop: ir.Node) -> _Bags | None:
     (offsets, *begin), (same, *end) = (bound for bound in bounds if bound is not None)
     if offsets is not same or (begin, end) != ([index, 0], [index, 1]):
         return None
-    rows = _summed_slice(_branch(choice, "else_branch"), equal.inputs)
+    result = _branch(choice, "else_branch")
+    rows = _reduced_slice(result, "ReduceSum", equal.inputs)
+    is_mean = rows is None
+    if is_mean:
+        rows = _averaged_slice(result, index, count, offsets, equal.inputs)
     if rows is None or (rows.graph is not loop.graph and not rows.is_graph_input()):
         return None
-    return _Bags(rows, offsets, count)
+    return _Bags(rows, offsets, count, is_mean)
 
 
 def _rewrite(loop: ir.Node, bags: _Bags) -> None:
@@ -98,7 +105,12 @@ def _rewrite(loop: ir.Node, bags: _Bags) -> None:
     shape = write("Concat", write("Add", count, 2), write("Shape", bags.rows, start=1), axis=0)
     empty = write("Expand", write.number(0, bags.rows.dtype), shape)
     sums = write("ScatterND", empty, numbers, bags.rows, reduction="add")
-    result = write("Unsqueeze", write("Slice", sums, [1], [-1], [0]), [1])
+    sums = write("Slice", sums, [1], [-1], [0])
+    if bags.is_mean:
+        ends = write("Slice", bags.offsets, [1], write("Add", count, 1), [0])
+        sizes = write("Max", write("Sub", ends, write("Slice", bags.offsets, [0], count, [0])), 1)
+        sums = write("Div", sums, write("Unsqueeze", write("Cast", sizes, to=bags.rows.dtype), [1]))
+    result = write("Unsqueeze", sums, [1])
     result.type, result.shape = loop.outputs[1].type, loop.outputs[1].shape
     stand_in(loop.outputs[1], result, loop)
     assert loop.graph is not None
@@ -185,12 +197,45 @@ def _is_zero(value: ir.Value) -> bool:
     return array is not None and not array.any()
 
 
-def _summed_slice(value: ir.Value, bounds: Sequence[ir.Value | None]) -> ir.Value | None:
-    """Returns x of `x[start:end].sum(0, keepdim=True)` with these bounds."""
-    total = _producer(value, "ReduceSum")
+def _reduced_slice(
+    value: ir.Value | None, op_type: str, bounds: Sequence[ir.Value | None]
+) -> ir.Value | None:
+    """Returns x of a reduction of `x[start:end]` over axis 0 with these bounds."""
+    total = _producer(value, op_type)
     if total is None or total.attributes.get_int("keepdims", 1) != 1 or len(total.inputs) != 2:
         return None
     part = _producer(total.inputs[0], "Slice")
     if _number(total.inputs[1]) != 0 or part is None or tuple(part.inputs[1:]) != tuple(bounds):
         return None
     return part.inputs[0]
+
+
+def _averaged_slice(
+    value: ir.Value, index: ir.Value, count: ir.Value, offsets: ir.Value, bounds: Sequence[ir.Value | None]
+) -> ir.Value | None:
+    """Returns x of the mean of `x[start:end]`; PyTorch divides the sum of the last bag by the rows that are left."""
+    choice = _producer(value, "If")
+    is_last = _producer(choice.inputs[0], "Equal") if choice is not None else None
+    if choice is None or is_last is None or _through(is_last.inputs[0]) is not index:
+        return None
+    before = _producer(is_last.inputs[1], "Sub")
+    if before is None or _through(before.inputs[0]) is not _through(count) or _number(before.inputs[1]) != 1:
+        return None
+    rows = _reduced_slice(_branch(choice, "else_branch"), "ReduceMean", bounds)
+    guard = _producer(_branch(choice, "then_branch"), "If")
+    positive = _producer(guard.inputs[0], "Greater") if guard is not None else None
+    if rows is None or guard is None or positive is None or _number(positive.inputs[1]) != 0:
+        return None
+    quotient = _producer(_branch(guard, "then_branch"), "Div")
+    left = _producer(positive.inputs[0], "Sub")
+    if quotient is None or left is None or _through(quotient.inputs[1]) is not _through(positive.inputs[0]):
+        return None
+    if _reduced_slice(quotient.inputs[0], "ReduceSum", bounds) is not rows or left.inputs[1] not in bounds:
+        return None
+    # The rows that are left end where the last bag ends: both are the number of indices.
+    joined, size = _producer(offsets, "Concat"), _producer(left.inputs[0], "Shape")
+    last = _producer(joined.inputs[-1], "Shape") if joined is not None else None
+    if size is None or last is None or _through(size.inputs[0]) is not _through(last.inputs[0]):
+        return None
+    vectors = (size.inputs[0], last.inputs[0])
+    return rows if all(v is not None and v.shape is not None and len(v.shape) == 1 for v in vectors) else None

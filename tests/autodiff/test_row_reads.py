@@ -19,7 +19,7 @@ Read = Callable[[torch.Tensor, int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """What each iteration reads of `x`: ONNX nodes that compute `row` from `x` and `i`, and the twin in PyTorch.
+    """Reads of `x` in iteration `i`: ONNX nodes that compute `row` from `x` and `i`, and the twin in PyTorch.
 
     Attributes:
         name: the test's id.

@@ -46,7 +46,7 @@ class RowRead:
         return self.node.outputs[0]
 
     def stack(self, op: Emitter, ct: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Emits what an iteration adds to the stacks: indices int64 [count, ...] and cotangents [count, ...]."""
+        """Emits the entries of one iteration: indices int64 [count, ...] and cotangents [count, ...]."""
         if self.node.op_type == "Slice":
             return self._stack_of_slice(op, ct)
         indices = op.Cast(self.node.inputs[1], to=ir.DataType.INT64)

@@ -33,7 +33,7 @@ class EmbeddingBagLoopPass(ir.passes.InPlacePass):
 
 @dataclass(frozen=True)
 class _Bags:
-    """What a loop over bags reads.
+    """Inputs of a loop over bags.
 
     Attributes:
         rows: the rows of all bags, one bag after the other: [rows, width].
@@ -49,7 +49,7 @@ class _Bags:
 
 
 def _match(loop: ir.Node) -> _Bags | None:
-    """Returns what a loop over bags reads; None for other loops."""
+    """Returns the inputs of a loop over bags; None for other loops."""
     body = loop.attributes["body"].as_graph()
     if len(loop.inputs) != 3 or len(loop.outputs) != 2 or loop.inputs[0] is not None:
         return None

@@ -196,6 +196,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_of_dropped_models() -> None:
     """Eight models take some 2 MB, what Dynamo notes of each capture; with their sessions they took 60."""

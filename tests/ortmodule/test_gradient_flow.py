@@ -134,6 +134,7 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("base", ["result", "input", "after_write"])
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_that_autograd_does_not_see(name: str, base: str) -> None:

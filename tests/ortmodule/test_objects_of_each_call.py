@@ -76,6 +76,7 @@ def _made(make: Callable[[int], Any], n: list[int]) -> Any:
 uncaptured = pytest.mark.filterwarnings("ignore:.*of which Dynamo captured no graph")
 
 
+@pytest.mark.sample(every=3)
 @uncaptured
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_a_new_object_in_each_call_gives_the_number_of_this_call(kind: str) -> None:
@@ -181,6 +182,7 @@ class Numbered(nn.Module):
         return self.use(self.linear(x), self.number if v is None else v)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("place", ["argument", "attribute"])
 @pytest.mark.parametrize("use", NUMBERS)
 def test_floats_that_change_become_inputs_of_the_graph(use: str, place: str) -> None:

@@ -81,6 +81,7 @@ def evaluate(data: tuple[Any, ...], **options: Any) -> dict[str, float]:
     )
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_all_forms_are_the_padded_batches(form: str, labels: bool) -> None:

@@ -432,6 +432,7 @@ def _cast(array: np.ndarray, dtype: type) -> np.ndarray:
     return array.astype(dtype) if array.dtype.kind == "f" else array
 
 
+@pytest.mark.sample(every=3)
 @each_case
 @pytest.mark.parametrize(
     ("dtype", "symbolic"),
@@ -462,6 +463,7 @@ def test_value_and_gradient_match_torch(case: LossCase, reduction: str, dtype: t
 SAMPLE_WEIGHTS = np.array([2, 0, 1, 3, 1, 2, 1])
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("form", _FORMS, ids=lambda form: form.name)
 def test_weight_of_a_sample_is_how_often_torch_sees_it(form: LossCase, reduction: str) -> None:

@@ -147,7 +147,7 @@ def test_mixed_samples_and_the_best_epoch_on_workers(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--shard-optimizer"], "--shard-optimizer given without --workers"),
-        (["--workers", "2", "--loss", "unknown"], "unknown"),
+        pytest.param(["--workers", "2", "--loss", "unknown"], "unknown", marks=pytest.mark.thorough),
         (["--workers", "2", "--hosts", "local", "--loss", "mse"], "--json is given with --hosts"),
     ],
 )

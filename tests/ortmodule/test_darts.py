@@ -89,6 +89,7 @@ def train(model: type, options: dict[str, Any]) -> tuple[Any, list[float], np.nd
     return forecaster, losses.values, forecast
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_darts_trains_in_onnxruntime_as_without(name: str) -> None:
     model, options = MODELS[name]

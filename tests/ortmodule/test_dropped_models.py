@@ -93,6 +93,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[ort.InferenceSe
     return made
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("make", "use"),
     [

@@ -103,6 +103,7 @@ def test_refused_as_by_eager_pytorch(name: str, dtype: torch.dtype) -> None:
     assert _outcome(ours, x)[0] == message  # in the second call, too
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_computed_as_by_eager_pytorch(name: str, dtype: torch.dtype) -> None:

@@ -144,6 +144,7 @@ class Drawing(nn.Module):
         return self.linear(x) * self.draw(self.rng)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_generators_of_a_module_draw_on(draw: str) -> None:
     plain, model = Drawing(DRAWS[draw]), Drawing(DRAWS[draw])
@@ -342,6 +343,7 @@ def test_integers_of_layers_that_do_not_change_stay_numbers(tmp_path: Path) -> N
     assert [len(graph.inputs) for graph in graphs] == [1] * len(graphs)
 
 
+@pytest.mark.sample(every=2)
 @uncaptured
 @pytest.mark.parametrize("step", [_appended, _named])
 def test_functions_that_each_call_captures_run_in_pytorch_after_a_while(step: Any) -> None:

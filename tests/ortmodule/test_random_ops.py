@@ -410,6 +410,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("read", [True, False], ids=["read", "unread"])
 def test_draw_in_pytorch_is_reported_and_can_be_forbidden(name: str, read: bool) -> None:

@@ -25,6 +25,7 @@ def fresh_dynamo() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("seed", range(SEED, SEED + NETS))
 def test_random_net_trains_as_in_pytorch(seed: int) -> None:
     net = draw(seed)

@@ -524,6 +524,7 @@ def test_float16_scores_lose_only_the_rounding_of_inputs_and_result(form: LossCa
     assert norm_relative_error(got, expected.numpy()) <= 2**-11
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("form", _FORMS, ids=lambda form: form.name)
 def test_gradient_of_float16_scores_matches_torch(form: LossCase) -> None:
     scores, target = form.arrays()

@@ -31,9 +31,10 @@ def run(
     return [result.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.filterwarnings("ignore:ORTModule")  # of parts that PyTorch computes
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize("first", [0, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case is not Counting], ids=lambda case: case.__name__
 )

@@ -91,7 +91,7 @@ def _models(function: Callable[..., Any], dtype: torch.dtype) -> tuple[nn.Module
     return Applied(function, weight), ours
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_as_by_eager_pytorch(name: str, dtype: torch.dtype) -> None:

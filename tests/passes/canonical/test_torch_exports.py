@@ -111,7 +111,6 @@ BETWEEN = [(False, 17), (True, 20), (True, 22)]
 """Between the opsets of which more changes; the one network with ops of each kind goes through them."""
 
 
-@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     ("name", "dynamo", "opset"),
     # torch exports scaled_dot_product_attention from opset 14 on.

@@ -5,7 +5,9 @@ import gc
 import importlib.util
 import logging
 import os
+import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Dynamo's trace for tlparse: pytest would print hundreds of its records, without their contents, behind each failure,
 # and keep the parameters that they hold alive.
 logging.getLogger("torch.__trace").disabled = True
+
+# A shell without job control has background processes ignore Ctrl-C, which tests of interrupts send to themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.set_threshold(10000, 20, 20)  # a capture makes objects by the hundred thousand
 
@@ -94,6 +100,23 @@ class _LeftOut:
             self.config.workeroutput["left out"] = self.count
         elif file := self.config.getoption("left_out"):
             Path(file).write_text(f"{self.count:,}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `sample(every=n)`, marks all cases thorough but one of each n.
+
+    That is the first of the first n cases, the second of the next n, and so on: a stride of n would keep a single value
+    of a parameter that has n values.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        if sample := item.get_closest_marker("sample"):
+            test, every = item.nodeid.partition("[")[0], sample.kwargs["every"]
+            group, place = divmod(seen[test], every)
+            if place != group % every:
+                item.add_marker(pytest.mark.thorough)
+            seen[test] += 1
 
 
 def pytest_configure(config: pytest.Config) -> None:

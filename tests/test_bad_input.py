@@ -79,6 +79,7 @@ def test_page_and_tests_have_the_same_lines() -> None:
     assert sorted(LINES) == sorted(CASES)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("what", LINES)
 def test_wrong_use_raises_what_the_page_says(what: str) -> None:
     line, report = LINES[what], reports(LINES[what].section)[what]

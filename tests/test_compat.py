@@ -169,6 +169,7 @@ def test_ortmodule_comes_from_onnxtrain_where_it_is_there(statement: str, tmp_pa
     assert check(f"{INSTALL}{extend}{statement}\nprint(ORTModule.__module__)") == "onnxtrain.ortmodule"
 
 
+@pytest.mark.thorough
 def test_torch_ort_is_ortmodule() -> None:
     check(
         f"{INSTALL}from torch_ort import ORTModule, DebugOptions, LogLevel\nimport torch_ort, onnxtrain.ortmodule\n"
@@ -177,6 +178,7 @@ def test_torch_ort_is_ortmodule() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_installed_torch_ort_stays_and_finds_ours(tmp_path: Path) -> None:
     package = tmp_path / "torch_ort"
     package.mkdir()

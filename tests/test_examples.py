@@ -20,6 +20,7 @@ def run(script: str, *arguments: str) -> str:
     return python(script, *arguments, cwd=FOLDER, path=path, OMP_NUM_THREADS="1").stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("script", "packages", "epochs", "accuracy"),

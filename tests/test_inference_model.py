@@ -145,6 +145,7 @@ OUTPUTS = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_every_output_of_a_file_can_be_exported(kind: str, first: bool, tmp_path: Path) -> None:

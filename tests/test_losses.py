@@ -432,6 +432,7 @@ def _cast(array: np.ndarray, dtype: type) -> np.ndarray:
     return array.astype(dtype) if array.dtype.kind == "f" else array
 
 
+@pytest.mark.sample(every=3)
 @each_case
 @pytest.mark.parametrize(
     ("dtype", "symbolic"),
@@ -462,6 +463,7 @@ def test_value_and_gradient_match_torch(case: LossCase, reduction: str, dtype: t
 SAMPLE_WEIGHTS = np.array([2, 0, 1, 3, 1, 2, 1])
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("form", _FORMS, ids=lambda form: form.name)
 def test_weight_of_a_sample_is_how_often_torch_sees_it(form: LossCase, reduction: str) -> None:
@@ -522,6 +524,7 @@ def test_float16_scores_lose_only_the_rounding_of_inputs_and_result(form: LossCa
     assert norm_relative_error(got, expected.numpy()) <= 2**-11
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("form", _FORMS, ids=lambda form: form.name)
 def test_gradient_of_float16_scores_matches_torch(form: LossCase) -> None:
     scores, target = form.arrays()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import fresh_process
+
 ROOT = Path(__file__).parents[1]
 STAGES = {
     "test": ["lint", "format", "types", "imports", "spelling", "pytest"],
@@ -91,6 +93,41 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
     assert f"Passed: {' '.join(stage for stage in STAGES[target] if stage not in failed)}" in lines
     assert (lines[-1] == f"FAILED: {' '.join(failed)}") is bool(failed)
     assert failed == ["pytest"] or any(line.startswith("last line of python -m pytest") for line in lines)
+
+
+MATRIX = """
+import pytest
+
+@pytest.mark.sample(every=2)
+@pytest.mark.parametrize("inner", [0, 1])
+@pytest.mark.parametrize("outer", [0, 1, 2])
+def test_sampled(outer, inner): pass
+
+@pytest.mark.parametrize("value", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_marked(value): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "collected"),
+    [
+        (["-m", "not thorough"], ["sampled[0-0]", "sampled[1-1]", "sampled[2-0]", "marked[0]"]),
+        (["-m", "not thorough", "-k", "1-"], ["sampled[1-1]"]),
+        (["-k", "sampled and 1-"], ["sampled[1-0]", "sampled[1-1]"]),
+    ],
+)
+def test_a_sample_has_every_value_of_each_parameter(
+    tmp_path: Path, arguments: list[str], collected: list[str]
+) -> None:
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "test_matrix.py").write_text(MATRIX)
+    done = fresh_process.python(
+        *("-m", "pytest", "-p", "conftest", "-W", "ignore", "--collect-only", "-q", *arguments, tmp_path),
+        path=(fresh_process.SOURCE, fresh_process.TESTS),
+        cwd=tmp_path,
+    )
+    found = [line.partition("::test_")[2] for line in done.stdout.splitlines() if "::" in line]
+    assert found == collected
 
 
 def test_files_that_are_looked_through_for_misspelled_words_exist() -> None:

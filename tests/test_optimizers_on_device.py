@@ -154,6 +154,7 @@ class Twin:
             self.tensor.copy_(self.tensor.to(self.dtype).float())
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_30_steps_on_the_device_match_torch(tmp_path: Path, case: OptimizerCase) -> None:
     made = case.make()

@@ -274,6 +274,7 @@ def test_integer_products_count_and_are_reached_by_adapters() -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_adapters_are_recommended_before_the_floats_of_an_int4_model() -> None:
     model = llama(width=64, layers=1, vocabulary=64)
     plan = plan_training(

@@ -116,6 +116,7 @@ def distance(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> floa
     return float(np.sqrt(sum(np.sum((a - b) ** 2) for a, b in both) / sum(np.sum(b**2) for _, b in both)))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("make", INPUTS, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("kernels", ["auto", "off"])
 def test_losses_and_gradients_are_as_near_to_float32_as_those_of_autocast(

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("page", "block"),
     [

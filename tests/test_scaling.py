@@ -263,6 +263,7 @@ def can_isolate() -> bool:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.skipif(not can_isolate(), reason="the system allows no network namespace")
 @pytest.mark.parametrize("engine", ["Trainer, bfloat16", "Trainer, ZeRO-1"])

@@ -44,6 +44,7 @@ def seconds(nodes: int, named: bool) -> float:
     return min(times)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("named", [True, False])
 def test_eight_times_the_nodes_take_about_eight_times_as_long(named: bool) -> None:
     # 64 times where it is quadratic. What else the processor does may slow down either of the two once.

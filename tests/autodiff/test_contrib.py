@@ -203,6 +203,13 @@ OPS = [
         domain=ML,
     ),
     Op("LinearRegressor", [_f(3, 4)], {"coefficients": COEFFICIENTS[:4]}, name="plain", domain=ML),
+    *(
+        Op(
+            "LinearRegressor", [_f(3, 4)],
+            {"coefficients": COEFFICIENTS[:8], "post_transform": kind, "targets": 2}, name=kind, domain=ML,
+        )
+        for kind in ("SOFTMAX", "LOGISTIC")
+    ),
     Op("ArrayFeatureExtractor", [_f(3, 4), np.array([2, 0, 2])], domain=ML),
     Op("ArrayFeatureExtractor", [_f(4), np.array([[2, 1]])], name="vector", domain=ML),
     Op("FeatureVectorizer", [_f(3, 4), _f(3, 2)], {"inputdimensions": [4, 2]}, (0, 1), domain=ML),

@@ -55,6 +55,8 @@ KINKS = [
     Kink(
         "Det", [[[1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [1.0, 0.0, 1.0]]], lambda x: _cofactors(x), name="rank-2"
     ),
+    # The determinant overflows float32, the cofactors do not.
+    Kink("Det", [np.diag([1e15, 2e15, -1e15]).tolist()], lambda x: _cofactors(x), name="overflow"),
     Kink("Det", [[[0.0, 0.0], [0.0, 0.0]]], lambda x: x[0, 0] * x[1, 1] - x[0, 1] * x[1, 0], name="rank-0"),
 ]
 

@@ -57,6 +57,7 @@ def test_help_offers_to_install_completion() -> None:
     assert "--show-completion" in shown
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

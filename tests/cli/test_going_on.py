@@ -219,6 +219,7 @@ def test_a_signal_from_outside(run: Any, mlp: Path, data: Path, tmp_path: Path) 
     assert tensors(tmp_path / "run") == tensors(tmp_path / "straight")
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -231,6 +231,7 @@ def test_text_files_of_commands_have_no_raw_names(
     tomllib.loads((folder / "table" / "run.toml").read_text(encoding="utf-8"))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 @pytest.mark.parametrize(
     "command",

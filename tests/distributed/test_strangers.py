@@ -53,6 +53,7 @@ NUMBERS = [struct.pack("<q", number) for number in range(4)]
 NOISE = [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x80\x04." * 100, b"\x07" * 5]
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     "messages", [NOISE + NUMBERS, [n + b"\xff" * 100 for n in NUMBERS]], ids=["silent", "answers"]
 )

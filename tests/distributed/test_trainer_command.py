@@ -79,6 +79,7 @@ def test_workers_give_the_model_of_one_process(tmp_path: Path) -> None:
     assert further["epochs"][: len(group["epochs"])] == group["epochs"]
 
 
+@pytest.mark.thorough
 def test_callbacks_and_files_are_those_of_one_process(tmp_path: Path) -> None:
     """Averages of epochs, logs, saves and run.toml are written by one worker, with the content of one process."""
     problem = classes(90)
@@ -118,6 +119,7 @@ def test_callbacks_and_files_are_those_of_one_process(tmp_path: Path) -> None:
     assert again["exported"] == group["exported"]
 
 
+@pytest.mark.thorough
 def test_mixed_samples_and_the_best_epoch_on_workers(tmp_path: Path) -> None:
     """Each worker mixes the samples of its share, alike in each run; all export the same best epoch."""
     problem = classes(90)
@@ -145,7 +147,7 @@ def test_mixed_samples_and_the_best_epoch_on_workers(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--shard-optimizer"], "--shard-optimizer given without --workers"),
-        (["--workers", "2", "--loss", "unknown"], "unknown"),
+        pytest.param(["--workers", "2", "--loss", "unknown"], "unknown", marks=pytest.mark.thorough),
         (["--workers", "2", "--hosts", "local", "--loss", "mse"], "--json is given with --hosts"),
     ],
 )

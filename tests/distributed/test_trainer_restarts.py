@@ -34,6 +34,7 @@ def test_killed_workers_lose_and_double_no_sample(tmp_path: Path) -> None:
             np.testing.assert_allclose(result["parameters"][name], value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_error_after_all_restarts_names_the_worker(tmp_path: Path) -> None:
     with pytest.raises(WorkersError, match=r"Worker 1 of 2 ended with exit code -9, after 0 restarts"):
         launch(jobs.killed, tmp_path, ((1, 2),), "ddp", workers=2)

@@ -91,6 +91,7 @@ def relative_error(gradients: dict[str, np.ndarray], reference: dict[str, np.nda
     return float(np.sqrt(difference / sum(float((r**2).sum()) for r in reference.values())))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.torch
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])

@@ -62,6 +62,7 @@ def test_every_host_goes_on_where_another_stopped(
         np.testing.assert_allclose(continued, expected[HALF:], atol=TOLERANCE, err_msg=reader)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", ["transformer", "embedding"])
 def test_properties_are_kept(
     program: Host, case_of: Callable[[str], Case], name: str, tmp_path: Path
@@ -233,6 +234,7 @@ def require_refusal(done: subprocess.CompletedProcess[str], written: Path) -> No
     assert [path.name for path in written.parent.iterdir() if "tmp" in path.name] == []
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("program", "damage", "kind"), CASES, indirect=["program"])
 def test_damaged_files_are_refused(
     program: Host,

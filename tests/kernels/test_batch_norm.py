@@ -151,6 +151,7 @@ def _expected(
     return {name: value.detach().numpy() for name, value in result.items()}
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("native", [True, False], ids=["kernels", "bodies"])
 @pytest.mark.parametrize("mode", ["as_exported", "training"])

@@ -91,6 +91,7 @@ def test_matmul_of_permuted_factors(a: Sequence[int], b: Sequence[int], which: s
     check_matmul(a, b, which)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
 def test_every_level_of_the_processor(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the instructions for bfloat16, and in float32 where there are none."""

@@ -251,18 +251,21 @@ def check(g: Geometry, seed: int = 0, *, bfloat16: bool = False) -> None:
             assert distance <= 2e-6 * float(np.linalg.norm(reference)) + 1e-12, f"{name} of {g}"
 
 
+@pytest.mark.sample(every=3)
 @needs_kernels
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_convolution(name: str) -> None:
     check(GEOMETRIES[name])
 
 
+@pytest.mark.sample(every=3)
 @needs_kernels
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_transposed_convolution(name: str) -> None:
     check(replace(GEOMETRIES[name], transposed=True))
 
 
+@pytest.mark.sample(every=3)
 @needs_kernels
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_convolution_in_bfloat16(name: str) -> None:

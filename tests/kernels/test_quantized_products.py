@@ -123,6 +123,7 @@ def packed_inputs(
     return name, inputs, {"K": k, "N": n, "bits": bits, "block_size": size}, x.astype(np.float64) @ matrix.T
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("bits", "zeros"), KINDS)
 @pytest.mark.parametrize("sizes", PACKED_SIZES, ids=str)
 def test_packed_matmul(bits: int, sizes: tuple[Sequence[int], int, int, int], zeros: str) -> None:

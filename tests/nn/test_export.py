@@ -136,6 +136,7 @@ def assert_gradients_of_torch(net: nn.Module, dtype, directory, tolerance=None, 
     return models
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     ("dtype", "exporters"),
     [(torch.float64, EXPORTERS), (torch.float32, ["dynamo"])],

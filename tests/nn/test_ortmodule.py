@@ -100,6 +100,7 @@ def steps(modules: list[nn.Module], x: torch.Tensor, in_runtime: bool) -> list[d
     ]
 
 
+@pytest.mark.sample(every=3)
 @each_dtype
 @each_shape
 def test_values_and_gradients_of_darts(shape, dtype):

@@ -77,6 +77,7 @@ def page(same: Callable[[Scenario], bool]) -> str:
     return HEAD + "\n".join(lines) + "\n"
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_same_as_on_the_plain_module(scenario: Scenario) -> None:
     check(scenario)

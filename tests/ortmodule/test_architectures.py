@@ -35,6 +35,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
     return measure.measure
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:ComplexHalf:UserWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_wholly_in_onnxruntime(measure: Any, name: str) -> None:

@@ -41,7 +41,8 @@ def _parameters() -> list[Any]:
             chosen = [c for c in cases if (c.dynamic or not dynamic) and not _passed_over(c, dynamic)]
             for count, batch in enumerate(batches(chosen, size)):
                 kind = "dynamic" if dynamic else "static"
-                found.append(pytest.param(batch, dynamic, id=f"{module}-{count}-{kind}"))
+                marks = [pytest.mark.thorough] if dynamic and count % 8 else []
+                found.append(pytest.param(batch, dynamic, id=f"{module}-{count}-{kind}", marks=marks))
     return found
 
 

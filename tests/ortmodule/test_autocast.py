@@ -64,6 +64,7 @@ def curve(net: nn.Module, *, autocast: bool, ours: bool) -> tuple[list[float], t
     return losses, out.dtype
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("kernels", ["auto", "off"])
 def test_losses_are_as_near_to_float32_as_those_of_pytorch(
     kernels: str, monkeypatch: pytest.MonkeyPatch

@@ -163,6 +163,7 @@ RECURRENT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_second_derivatives_of_recurrent_layers(name: str) -> None:
     make, shape = RECURRENT[name]
@@ -174,6 +175,7 @@ def test_second_derivatives_of_recurrent_layers(name: str) -> None:
     assert ours.report().runs_in_onnxruntime
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.usefixtures("no_rule_of_scan")
 @pytest.mark.parametrize("name", RECURRENT)
 def test_second_derivatives_that_onnxruntime_lacks_are_pytorchs(name: str) -> None:

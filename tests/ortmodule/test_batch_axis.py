@@ -224,6 +224,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[tuple[Any, ...]]]] = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.filterwarnings("ignore:ORTModule.*runs in PyTorch:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -140,6 +140,7 @@ CHANGES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_seen(change: Callable[[Any], None]) -> None:
     def program(model: nn.Module) -> Any:

@@ -89,6 +89,7 @@ def train(model: type, options: dict[str, Any]) -> tuple[Any, list[float], np.nd
     return forecaster, losses.values, forecast
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_darts_trains_in_onnxruntime_as_without(name: str) -> None:
     model, options = MODELS[name]
@@ -113,6 +114,7 @@ def test_a_model_of_darts_trains_in_onnxruntime_as_without(name: str) -> None:
 
 
 # Lightning asks for pinned memory, of which PyTorch says that it is of no use here.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
 def test_the_documented_way_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

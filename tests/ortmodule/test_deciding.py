@@ -31,6 +31,7 @@ def run(
     return [result.detach(), *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.filterwarnings("ignore:ORTModule")  # of parts that PyTorch computes
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("first", [0, 2])

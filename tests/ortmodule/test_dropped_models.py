@@ -93,6 +93,7 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[ort.InferenceSe
     return made
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("make", "use"),
     [
@@ -196,6 +197,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_of_dropped_models() -> None:
     """Eight models take some 2 MB, what Dynamo notes of each capture; with their sessions they took 60."""

@@ -72,6 +72,7 @@ def step(module: nn.Module) -> list[torch.Tensor | None]:
     return [y.detach(), x.grad, *(parameter.grad for parameter in module.parameters())]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("module", CASES.values(), ids=CASES)
 def test_an_empty_batch(module: nn.Module) -> None:
     plain = copy.deepcopy(module)

@@ -117,11 +117,13 @@ def _computed() -> list[Any]:
     ]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("cases", _computed())
 def test_computes_in_float64(cases: list[Case]) -> None:
     assert_no_differences(cases, torch.float64, tolerance=lambda case: LOOSER.get(case.name, EXACT))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("op", "name"), [(op, name) for op, names in NO_KERNEL.items() for name in sorted(names)]
 )

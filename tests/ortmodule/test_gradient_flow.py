@@ -47,6 +47,7 @@ SEVERAL: dict[str, Callable[[Of, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_no_grad_stops_gradients(name: str) -> None:
     def function(module: Of, x: torch.Tensor) -> torch.Tensor:
@@ -134,6 +135,7 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("base", ["result", "input", "after_write"])
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_that_autograd_does_not_see(name: str, base: str) -> None:
@@ -322,6 +324,7 @@ INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("index", [[0, 1, 2], [0, -1, 2], [0, 1, 9]], ids=["right", "negative", "large"])
 @pytest.mark.parametrize("name", INDEXED)
 def test_indices_out_of_range_raise_as_in_pytorch(name: str, index: list[int]) -> None:

@@ -230,6 +230,7 @@ def test_trains_as_eager_pytorch(name: str) -> None:
     assert _pytorch_ops(wrapped, batches[0]) <= MEMORY_AND_NOISE
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("make", [gpt2, t5], ids=lambda make: make.__name__)
 def test_generated_tokens_are_those_of_eager_pytorch(make: Callable[[], nn.Module]) -> None:
     torch._dynamo.reset()

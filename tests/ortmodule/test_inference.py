@@ -21,6 +21,7 @@ MODULES = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("padded", [False, True])
 def test_transformer_in_inference(name: str, padded: bool) -> None:
@@ -54,6 +55,7 @@ TRAINED_ON_INFERENCE_TENSORS = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", TRAINED_ON_INFERENCE_TENSORS)
 def test_inputs_made_in_inference_mode(name: str, training: bool) -> None:

@@ -78,6 +78,7 @@ def test_a_fallback_warns_at_every_level(level, caplog):
     assert logged == (level <= LogLevel.INFO)
 
 
+@pytest.mark.thorough
 def test_the_variable_alone_makes_it_speak_on_stderr():
     code = (
         "import os; os.environ['ORTMODULE_LOG_LEVEL'] = 'INFO'\n"

@@ -91,6 +91,7 @@ def _models(function: Callable[..., Any], dtype: torch.dtype) -> tuple[nn.Module
     return Applied(function, weight), ours
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_as_by_eager_pytorch(name: str, dtype: torch.dtype) -> None:
@@ -102,6 +103,7 @@ def test_refused_as_by_eager_pytorch(name: str, dtype: torch.dtype) -> None:
     assert _outcome(ours, x)[0] == message  # in the second call, too
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_computed_as_by_eager_pytorch(name: str, dtype: torch.dtype) -> None:
@@ -270,6 +272,7 @@ def _alike(got: Any, want: Any) -> bool:
     )
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("number", range(DRAWN))
 def test_operator_of_mixed_dtypes(number: int) -> None:
     generator = random.Random(f"{SEED} {number}")

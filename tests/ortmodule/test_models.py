@@ -179,6 +179,7 @@ def _train(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> list
     return [value.detach().double() for value in (torch.stack(losses), *model.state_dict().values())]
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_trains_as_eager_pytorch(name: str) -> None:
     """No graph may fall back. Dropout draws the same in both precisions, so float64 judges it too."""

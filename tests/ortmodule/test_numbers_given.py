@@ -184,6 +184,7 @@ def _made_each(names: list[str]) -> dict[str, Applied]:
     return {name: module for name in names if (module := _made(name)) is not None}
 
 
+@pytest.mark.sample(every=8)
 @pytest.mark.parametrize("names", _names(), ids=lambda names: names[0])
 def test_numbers_read_from_tensors_are_arguments(names: list[str]) -> None:
     with warnings.catch_warnings():

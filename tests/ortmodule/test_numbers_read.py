@@ -192,6 +192,7 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_number_is_a_constant(name: str) -> None:
     plain = Reading(PROGRAMS[name])
@@ -202,6 +203,7 @@ def test_number_is_a_constant(name: str) -> None:
         _assert_alike(_stepped(ours, inner), expected)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if "index" not in name and name != "two indices"])
 def test_number_is_a_constant_in_a_compiled_graph(name: str) -> None:
     """`torch.compile(backend="onnxtrain")` with `capture_scalar_outputs` has the number in the graph."""

@@ -76,6 +76,7 @@ def _made(make: Callable[[int], Any], n: list[int]) -> Any:
 uncaptured = pytest.mark.filterwarnings("ignore:.*of which Dynamo captured no graph")
 
 
+@pytest.mark.sample(every=3)
 @uncaptured
 @pytest.mark.parametrize("kind", OBJECTS)
 def test_a_new_object_in_each_call_gives_the_number_of_this_call(kind: str) -> None:
@@ -143,6 +144,7 @@ class Drawing(nn.Module):
         return self.linear(x) * self.draw(self.rng)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_generators_of_a_module_draw_on(draw: str) -> None:
     plain, model = Drawing(DRAWS[draw]), Drawing(DRAWS[draw])
@@ -181,6 +183,7 @@ class Numbered(nn.Module):
         return self.use(self.linear(x), self.number if v is None else v)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("place", ["argument", "attribute"])
 @pytest.mark.parametrize("use", NUMBERS)
 def test_floats_that_change_become_inputs_of_the_graph(use: str, place: str) -> None:
@@ -340,6 +343,7 @@ def test_integers_of_layers_that_do_not_change_stay_numbers(tmp_path: Path) -> N
     assert [len(graph.inputs) for graph in graphs] == [1] * len(graphs)
 
 
+@pytest.mark.sample(every=2)
 @uncaptured
 @pytest.mark.parametrize("step", [_appended, _named])
 def test_functions_that_each_call_captures_run_in_pytorch_after_a_while(step: Any) -> None:

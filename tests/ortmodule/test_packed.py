@@ -29,6 +29,7 @@ class Tagger(nn.Module):
         return self.last(torch.tanh(y))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_packed_sequences_are_pytorchs_and_said_so(layer: type[nn.RNNBase]) -> None:
     batches = [[torch.randn(batch, 6, 3), LENGTHS[:batch]] for batch in (3, 4, 5)]

@@ -148,6 +148,7 @@ FUNCTIONS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sample(every=3)
 @FUNCTIONS
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_parts_in_pytorch_match_eager_pytorch(
@@ -160,6 +161,7 @@ def test_parts_in_pytorch_match_eager_pytorch(
     assert all(reason.startswith("too few operators") for reason in reasons.values())
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     "away",
     [

@@ -47,6 +47,7 @@ def run(
 
 
 @pytest.mark.filterwarnings("ignore:ORTModule")  # of parts that PyTorch computes
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_python_is_that_of_eager_pytorch(case: type[Layer], training: bool) -> None:

@@ -240,6 +240,7 @@ def _assert_as_eager(net: Drawing) -> ORTModule:
     return compare(net, lambda module: _trained(module, module), ignore=ignore, equal_nan=True)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", sorted(GROUPS))
 def test_operator_draws_as_in_eager(name: str) -> None:
     lines = ["def f(self, h):", "    drawn = []", "    constant = h.detach()"]
@@ -317,6 +318,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_users_write_draws_as_in_eager(name: str) -> None:
     torch.manual_seed(0)
@@ -408,6 +410,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("read", [True, False], ids=["read", "unread"])
 def test_draw_in_pytorch_is_reported_and_can_be_forbidden(name: str, read: bool) -> None:

@@ -43,6 +43,7 @@ def _run(call: Any, layer: nn.Module, x: torch.Tensor, states: Any, autocast: bo
     return [*results, *torch.autograd.grad(score, wrt)]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 # float64 states stand for none
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def _of_all(x: torch.Tensor) -> torch.Tensor:
     return fn.avg_pool2d(x, (x.shape[2], x.shape[3]))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("function", "shapes"),
     [

@@ -165,6 +165,7 @@ def _different(names: Sequence[str]) -> dict[str, str]:
         }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("names", _groups(), ids=lambda names: names[0])
 def test_as_in_eager(names: list[str]) -> None:
     torch._dynamo.reset()

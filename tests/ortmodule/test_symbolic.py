@@ -105,6 +105,7 @@ def _write(place: Callable[[int], Any]) -> Callable[..., torch.Tensor]:
     return write
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     "function",
     [

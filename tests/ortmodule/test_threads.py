@@ -103,6 +103,7 @@ def test_one_long_run_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sharing.is_settled
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
 @pytest.mark.parametrize(("settings", "left"), [({}, 0), ({"OMP_WAIT_POLICY": "active"}, 2)])
 def test_threads_end_with_a_step(settings: dict[str, str], left: int) -> None:

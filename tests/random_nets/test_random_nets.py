@@ -25,6 +25,7 @@ def fresh_dynamo() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("seed", range(SEED, SEED + NETS))
 def test_random_net_trains_as_in_pytorch(seed: int) -> None:
     net = draw(seed)
@@ -32,6 +33,7 @@ def test_random_net_trains_as_in_pytorch(seed: int) -> None:
     assert not found, f"{net.module}\n" + "\n".join(found)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("kind", ["loss 1", "gradient 0", "state"])
 def test_judge_sees_what_is_wrong_in_one_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, right = draw(3), judging._by

@@ -131,6 +131,7 @@ def surgery(net: nn.Module, case: Case, values: dict[str, np.ndarray], fused: bo
     return net
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.filterwarnings("ignore")  # of the exporters
 @pytest.mark.parametrize("batch", ["dynamic", "1"])
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])

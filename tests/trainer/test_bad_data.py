@@ -392,3 +392,14 @@ def test_a_batch_of_no_samples_is_an_error() -> None:
     trainer = Trainer(problems.line(batch=0).model, "mse")
     with pytest.raises(InputError, match="takes batches of 0 samples: x, target"):
         trainer.fit(problems.line().x, problems.line().y, verbose=False)
+
+
+def test_inputs_of_different_batch_sizes_are_refused() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        net (float[4, 3] x, float[2, 3] z) => (float[4, 1] y) <float[3, 1] w = {1., 2., 3.}> {
+            a = MatMul(x, w)  s = ReduceSum<keepdims = 0>(z)  y = Add(a, s)
+        }""")
+    data = [np.zeros((4, 3), "f4"), np.zeros((4, 3), "f4")]
+    with pytest.raises(InputError, match=r"different sizes along axis 0 \(\[2, 4\]\).*: x, z, target"):
+        Trainer(model, "mse").fit(data, np.zeros((4, 1), "f4"), verbose=False)

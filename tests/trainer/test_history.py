@@ -115,6 +115,13 @@ def test_notebook_shows_a_bar_and_a_table(notebook: list[str], capsys: pytest.Ca
             assert float(text) == pytest.approx(epoch[key], abs=5e-5)
 
 
+def test_notebook_counts_the_batches_of_a_stream_of_unknown_length(notebook: list[str]) -> None:
+    problem = problems.classes()
+    trainer = Trainer(problem.model, problem.loss)
+    trainer.fit(lambda: iter([(problem.x[:8], problem.y[:8])] * 3), epochs=1)
+    assert "</progress> 3/?" in notebook[-1]
+
+
 def test_notebook_is_told_of_an_interruption(notebook: list[str], tmp_path: Any) -> None:
     from trainer.test_resume import InterruptAt
 

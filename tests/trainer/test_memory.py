@@ -67,6 +67,7 @@ except MemoryError:
 """
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and high-water marks are those of Linux")
 @pytest.mark.parametrize("kind", ["stream", "memmap"])
 def test_data_of_ten_times_the_memory(kind: str, tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ class _Loader:
 
 
 class _Samples:
-    """Gives samples by index, in a buffer that it keeps or in new arrays."""
+    """Gives samples by index, in a buffer that it keeps or in new arrays; the inputs by name if `named`."""
 
-    def __init__(self, reuse: bool) -> None:
-        self.reuse, self.x = reuse, np.empty(1, "f4")
+    def __init__(self, reuse: bool, named: bool = False) -> None:
+        self.reuse, self.named, self.x = reuse, named, np.empty(1, "f4")
 
     def __len__(self) -> int:
         return len(_X)
@@ -51,7 +51,7 @@ class _Samples:
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         x = self.x if self.reuse else np.empty(1, "f4")
         x[:] = _X[index]
-        return x, _Y[index]
+        return {"x": x} if self.named else x, _Y[index]
 
 
 class _Scale:
@@ -83,7 +83,9 @@ def _fit(data: Any, *targets: Any, **options: Any) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
-@pytest.mark.parametrize("source", ["stream", "tensors", "samples", "transform", "stream and transform"])
+@pytest.mark.parametrize(
+    "source", ["stream", "tensors", "samples", "named samples", "transform", "stream and transform"]
+)
 def test_a_buffer_that_is_filled_again_trains_as_new_arrays_do(
     source: str, accumulate: int, drop_last: bool
 ) -> None:
@@ -95,8 +97,8 @@ def test_a_buffer_that_is_filled_again_trains_as_new_arrays_do(
             "callbacks": [SAM(), SWA(1)],
         }
         data: tuple[Any, ...] = (_Loader(reuse, as_tensors=source == "tensors"),)
-        if source == "samples":
-            data, options["batch_size"] = (_Samples(reuse),), 3
+        if "samples" in source:
+            data, options["batch_size"] = (_Samples(reuse, named=source == "named samples"),), 3
         if source == "transform":
             data, options["batch_size"] = (_X, _Y), 3
         if "transform" in source:

@@ -25,6 +25,7 @@ def each_rate() -> AtEachStep:
 FIT: dict[str, Any] = {"batch_size": 16, "validation": 0.2, "verbose": False}  # 3 batches
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("options", [{}, {"warmup_steps": 4}, {"warmup_ratio": 0.3}], ids=str)
 @pytest.mark.parametrize("scheduler", ["one_cycle", "cosine", Step(3, 0.5)], ids=str)
 @pytest.mark.parametrize("how", ["schedule_epochs", "total_steps"])

@@ -81,6 +81,7 @@ def evaluate(data: tuple[Any, ...], **options: Any) -> dict[str, float]:
     )
 
 
+@pytest.mark.sample(every=8)
 @pytest.mark.parametrize("labels", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_all_forms_are_the_padded_batches(form: str, labels: bool) -> None:
@@ -167,6 +168,7 @@ def test_sequences_are_classified_with_one_label_each() -> None:
     assert np.isfinite(tags["loss"])
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -42,6 +42,7 @@ def test_op_can_be_drawn(op: str) -> None:
     assert op in random_graph(f"{op}-0", [op]).drawn_ops
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("first", range(0, GRAPHS, CHUNK))
 def test_random_graphs_have_right_gradients(first: int) -> None:
     count = min(CHUNK, GRAPHS - first)

@@ -96,6 +96,14 @@ def test_no_iterations() -> None:
     assert y.shape[0] == 0
 
 
+def test_a_sequence_that_grows_after_the_loop_stays() -> None:
+    proto = declared("more = SequenceInsert(q, h)  y = ConcatFromSequence<axis = 0, new_axis = 1>(more)")
+    rewritten = to_proto(canonicalize(load_model(proto)))
+    assert "SequenceInsert" in [node.op_type for node in rewritten.graph.node]
+    given = {"x": normal(2, 4), "trips": np.array(2)}
+    np.testing.assert_array_equal(run(rewritten, given)[0], run(proto, given)[0])
+
+
 def test_a_sequence_that_the_body_reads_stays() -> None:
     text = LOOP.format(read=READ["stacked in front"], outputs="float y").replace(
         "count_out = Add(count_in, one)", "long = SequenceLength(q_in)  count_out = Add(long, one)"

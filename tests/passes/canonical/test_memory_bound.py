@@ -40,6 +40,7 @@ canonicalize(model)
 """
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_a_claim_of_two_billion_elements_costs_nothing(body: str) -> None:

@@ -45,6 +45,7 @@ def assert_equivalent(
     return model
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("path", LIGHT, ids=os.path.basename)
 def test_networks_of_opset_9(path):
     proto = onnx.load(path)

@@ -72,6 +72,27 @@ def test_symbolic_dimensions_are_not_folded():
     assert ops(model) == ["Shape", "Gather", "Mul", "Concat", "Reshape"]
 
 
+def test_the_known_part_of_a_concatenated_shape_is_folded():
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Concat", ["two", "s"], ["all"], axis=0),
+        helper.make_node("Gather", ["all", "two"], ["last"]),
+        helper.make_node("Slice", ["x", "zero", "last", "one"], ["y"]),
+    ]
+    constants = {"zero": np.int64([0]), "one": np.int64([1]), "two": np.int64([2])}
+    assert ops(folded(nodes, ["batch", 4], constants)) == ["Slice"]
+
+
+def test_a_constant_at_a_symbolic_index_is_not_folded():
+    nodes = [
+        helper.make_node("Constant", [], ["squares"], value_ints=[0, 1, 4, 9]),
+        helper.make_node("Shape", ["x"], ["n"], end=1),
+        helper.make_node("Gather", ["squares", "n"], ["k"]),
+        helper.make_node("Expand", ["x", "k"], ["y"]),
+    ]
+    assert ops(folded(nodes, ["batch", 1])) == ["Shape", "Gather", "Expand"]
+
+
 def test_parameters_and_what_depends_on_them_stay():
     nodes = [helper.make_node("Mul", ["w", "w"], ["ww"]), helper.make_node("Add", ["x", "ww"], ["y"])]
     model = folded(nodes, ["batch", 4], {"w": normal(4)})

@@ -84,6 +84,11 @@ def keep_at_random(noise: torch.Tensor, p: float) -> torch.Tensor:
     return noise.bernoulli_(p)
 
 
+def fill_with_bernoulli(x: torch.Tensor, p: float = 0.5) -> torch.Tensor:
+    """Computes `x.bernoulli_(p)`, with the numbers in the memory order of `x`."""
+    return x.copy_(torch.ops.onnxtrain.bernoulli_like(x, p))
+
+
 def _probability(p: float) -> float:
     """Returns the value of a symbolic probability, or the symbol if its value depends on data."""
     # Dynamo makes the attribute `p` a symbol if two modules of a class differ in it. Dropout takes no symbols: PyTorch

@@ -58,6 +58,7 @@ try:
     from torch._dynamo.utils import get_metrics_context
     from torch._dynamo.variables import builder as dynamo_builder
     from torch._dynamo.variables import lists as dynamo_lists
+    from torch._dynamo.variables.misc import AutogradFunctionVariable
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import VariableBuilder
     from torch._dynamo.variables.misc import RandomVariable

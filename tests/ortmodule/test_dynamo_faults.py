@@ -171,6 +171,34 @@ def random_objects() -> None:
     torch.testing.assert_close(run(X, rng), run(X, rng), rtol=0, atol=0)
 
 
+class StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
+def transformed_functions() -> None:
+    """The gradient is that of `round`, zero."""
+    gradients = []
+    for f in (torch.vmap(StraightThrough.apply), compiled(torch.vmap(StraightThrough.apply))):
+        x = X.clone().requires_grad_()
+        f(x).sum().backward()
+        gradients.append(x.grad)
+    assert gradients[0] is not None
+    torch.testing.assert_close(gradients[0], torch.ones_like(X))
+    torch.testing.assert_close(gradients[1], torch.zeros_like(X))
+
+
 FAULTS = {
     fault.__name__.replace("_", " "): fault
     for fault in (
@@ -184,6 +212,7 @@ FAULTS = {
         missing_fakes,
         module_integers,
         random_objects,
+        transformed_functions,
     )
 }
 

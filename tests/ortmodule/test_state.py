@@ -46,6 +46,8 @@ MASKED: dict[str, Callable[[float], nn.Module]] = {
 }
 
 
+# A symbolic probability of `alpha_dropout` is left to PyTorch.
+@pytest.mark.filterwarnings("ignore:ORTModule")
 @pytest.mark.parametrize("name", MASKED)
 def test_a_mask_does_not_depend_on_other_wrapped_modules(name: str) -> None:
     x = torch.randn(2, 3, 8)
@@ -71,7 +73,7 @@ READS: tuple[Callable[[Any, torch.Tensor], torch.Tensor], ...] = (
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d, nn.InstanceNorm1d])
-@pytest.mark.parametrize(("read", "training"), itertools.product(READS, (True, False)))
+@pytest.mark.parametrize(("read", "training"), list(itertools.product(READS, (True, False))))
 def test_running_statistics_have_no_gradient(layer: Any, read: Any, training: bool) -> None:
     model = ReadsStatistics(layer(4, track_running_stats=True), read).train(training)
     ours, x = ORTModule(copy.deepcopy(model)), torch.randn(3, 4, 5)
@@ -178,7 +180,7 @@ TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "function"), itertools.product(TRANSFORMS, (SetUp, VmapRule)))
+@pytest.mark.parametrize(("name", "function"), list(itertools.product(TRANSFORMS, (SetUp, VmapRule))))
 def test_a_custom_function_inside_a_transform(name: str, function: Any) -> None:
     model = Calls(lambda x, p: TRANSFORMS[name](function.apply, x * 1.3))
     x = torch.randn(2, 3)

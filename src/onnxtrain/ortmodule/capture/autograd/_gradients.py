@@ -77,8 +77,8 @@ def _read_statistics(graph_module: fx.GraphModule) -> dict[fx.Node, tuple[fx.Nod
             running = [
                 _argument(node, index + i, name) for i, name in enumerate(("running_mean", "running_var"))
             ]
-            tensors = [source.meta.get("example_value") for source in running if isinstance(source, fx.Node)]
-            updates.append((place, node, [memory_of(t) for t in tensors if is_plain(t)]))
+            values = [source.meta.get("example_value") for source in running if isinstance(source, fx.Node)]
+            updates.append((place, node, [memory_of(t) for value in values for t in plain_tensors_in(value)]))
     found = {n: tuple(first[m] for m in memories if last[m] > place) for place, n, memories in updates}
     return {node: bases for node, bases in found.items() if bases}
 

@@ -171,6 +171,32 @@ def random_objects() -> None:
     torch.testing.assert_close(run(X, rng), run(X, rng), rtol=0, atol=0)
 
 
+class StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
+def transformed_functions() -> None:
+    """The gradient is that of `round`, zero."""
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda u: StraightThrough.apply(u).sum())(x)
+
+    torch.testing.assert_close(slope(X), torch.ones_like(X))
+    torch.testing.assert_close(compiled(slope)(X), torch.zeros_like(X))
+
+
 FAULTS = {
     fault.__name__.replace("_", " "): fault
     for fault in (
@@ -184,6 +210,7 @@ FAULTS = {
         missing_fakes,
         module_integers,
         random_objects,
+        transformed_functions,
     )
 }
 

@@ -18,7 +18,7 @@ from onnxtrain.ortmodule.capture.autograd._gradients import flow_of
 from onnxtrain.ortmodule.capture.autograd._refused_gradients import refuse_missing_gradients
 from onnxtrain.ortmodule.capture.autograd._saved import saved_arguments
 from onnxtrain.ortmodule.capture.graph._aliases import Views, split_views
-from onnxtrain.ortmodule.capture.graph._data_setting import refuse_set_data
+from onnxtrain.ortmodule.capture.graph._data_setting import refuse_set_data, refuse_written_attributes
 from onnxtrain.ortmodule.capture.graph._layout import Layout, layout_of
 from onnxtrain.ortmodule.capture.graph._overlaps import Overlaps
 
@@ -101,6 +101,7 @@ def describe(graph_module: fx.GraphModule, device: torch.device) -> tuple[GraphS
         RuntimeError: PyTorch cannot determine the `grad_fn` of an input.
     """
     refuse_set_data(graph_module)
+    refuse_written_attributes(graph_module)
     refuse_missing_gradients(graph_module)
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     values = [node.meta["example_value"] for node in placeholders]

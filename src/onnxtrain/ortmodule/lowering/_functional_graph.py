@@ -37,7 +37,7 @@ from onnxtrain.ortmodule.capture.autograd._gradients import straight_through
 from onnxtrain.ortmodule.capture.autograd._refused_calls import refuse_call
 from onnxtrain.ortmodule.lowering.aten.attention import ATTENTION, EMBEDDINGS
 from onnxtrain.ortmodule.lowering.aten.indexing import INDEXING
-from onnxtrain.ortmodule.lowering.aten.random import DROPOUTS
+from onnxtrain.ortmodule.lowering.aten.random import DROPOUTS, fill_with_bernoulli
 from onnxtrain.ortmodule.lowering.aten.recurrent import WHOLE_LAYERS
 from onnxtrain.ortmodule.lowering.aten.resizing import INTERPOLATE
 from onnxtrain.ortmodule.lowering.aten.solving import CHECKS
@@ -221,6 +221,10 @@ class _FunctionalMode(FunctionalTensorMode):
 
     # AOTAutograd's own (PyTorch 2.13) chains such operators by tokens, which would be further inputs and outputs.
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bernoulli_.float and not (kwargs or {}).get("generator"):
+            # The functional `bernoulli` draws in another memory order than `bernoulli_` if `x` is not contiguous.
+            with self:
+                return fill_with_bernoulli(*args)
         check = CHECKS.get(func)
         result = super().__torch_dispatch__(check or func, types, args, kwargs)  # type: ignore[no-untyped-call]
         return None if check else result

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import fx
+from torch.nn import functional
 
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule.capture._nodes import (
@@ -16,6 +19,7 @@ from onnxtrain.ortmodule.capture._nodes import (
     is_plain,
     is_transformed,
     memory_of,
+    name_of,
     plain_tensors_in,
     tensors_in,
 )
@@ -38,6 +42,56 @@ def unseen_by_hooks() -> Iterator[None]:
 
 def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
     """Returns the gradient flow of a Dynamo graph.
+
+    Raises:
+        NotImplementedError: see `_recorded_flow`.
+    """
+    flow = _recorded_flow(graph_module)
+    statistics = _read_statistics(graph_module)
+    if not statistics:
+        return flow
+    ended = {n: (*flow.ended.get(n, ()), *bases) for n, bases in statistics.items()}
+    return dataclasses.replace(flow, ended={**flow.ended, **ended})
+
+
+_NORMS = frozenset({"batch_norm", "instance_norm", "native_batch_norm"})
+"""Functions that update running statistics, which are arguments 1 and 2 in `torch.nn.functional`, else 3 and 4."""
+
+
+def _read_statistics(graph_module: fx.GraphModule) -> dict[fx.Node, tuple[fx.Node, ...]]:
+    """Returns the running statistics, by the normalization in training that updates them, that a later node reads.
+
+    PyTorch updates running statistics without a gradient, and (in 2.13) without incrementing their version counters.
+    """
+    first: dict[int, fx.Node] = {}
+    last: dict[int, int] = {}
+    updates: list[tuple[int, fx.Node, list[int]]] = []
+    for place, node in enumerate(graph_module.graph.nodes):
+        for tensor in arguments_of(node):
+            if is_plain(tensor):
+                last[memory_of(tensor)] = place
+        for tensor in plain_tensors_in(node.meta.get("example_value")):
+            first.setdefault(memory_of(tensor), node)
+        index = 1 if node.target in (functional.batch_norm, functional.instance_norm) else 3
+        if name_of(node) in _NORMS and _argument(node, 5, "training", "use_input_stats"):
+            running = [
+                _argument(node, index + i, name) for i, name in enumerate(("running_mean", "running_var"))
+            ]
+            values = [source.meta.get("example_value") for source in running if isinstance(source, fx.Node)]
+            updates.append((place, node, [memory_of(t) for value in values for t in plain_tensors_in(value)]))
+    found = {n: tuple(first[m] for m in memories if last[m] > place) for place, n, memories in updates}
+    return {node: bases for node, bases in found.items() if bases}
+
+
+def _argument(node: fx.Node, index: int, *names: str) -> Any:
+    """Returns an argument of a node that is given by position or by one of its names, or None."""
+    if index < len(node.args):
+        return node.args[index]
+    return next((node.kwargs[name] for name in names if name in node.kwargs), None)
+
+
+def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
+    """Returns the gradient flow of a Dynamo graph, apart from running statistics.
 
     If the graph doesn't write to memory of tensors that require a gradient, `requires_grad` of the fake tensors is
     enough. Otherwise the graph is run again on fake tensors, with autograd.

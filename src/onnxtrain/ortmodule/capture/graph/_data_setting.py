@@ -6,16 +6,19 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import get_data
-from onnxtrain.ortmodule.capture._nodes import memory_of, name_of
+from onnxtrain.ortmodule.capture._nodes import changes, memory_of, name_of, node_memory
 
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
-    """Replaces `input.data = value` with `input.data.copy_(value)`, in place, if no alias reveals the difference."""
+    """Replaces `input.data = value` with `input.data.copy_(value)`, in place, if no alias reveals the difference.
+
+    Replaces all assignments or none: after one that stays, a copy would write to the memory of another tensor.
+    """
     graph = graph_module.graph
-    changed = False
-    for node in [node for node in graph.nodes if _sets(node)]:
-        if not _is_like_a_write(graph, node):
-            continue
+    nodes = [node for node in graph.nodes if _sets(node)]
+    if not nodes or not all(_is_like_a_write(graph, node) for node in nodes):
+        return
+    for node in nodes:
         target, value = node.args
         fake = target.meta["example_value"].data
         with graph.inserting_before(node):
@@ -27,9 +30,7 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
             # Dynamo decrements the version counter after an assignment.
             graph.erase_node(user)
         graph.erase_node(node)
-        changed = True
-    if changed:
-        graph_module.recompile()
+    graph_module.recompile()
 
 
 def refuse_set_data(graph_module: fx.GraphModule) -> None:
@@ -48,6 +49,17 @@ _HIDDEN_VIEWS = frozenset({"detach", "_get_data_attr"})
 """Functions whose result shares the memory of their argument without being a view to autograd."""
 
 
+def _is_alias_of_input(node: fx.Node) -> bool:
+    """True if a node is an input, or made of one by `.data`, `detach` and views alone."""
+    while node.op != "placeholder":
+        fake = node.meta.get("example_value")
+        aliases = isinstance(fake, torch.Tensor) and (fake._is_view() or name_of(node) in _HIDDEN_VIEWS)
+        if not aliases or not node.all_input_nodes:
+            return False
+        node = node.all_input_nodes[0]
+    return True
+
+
 def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
     """True if an assignment to `.data` has the same effect as a copy.
 
@@ -62,6 +74,9 @@ def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
     if any("lower_version_count" not in name_of(user) for user in node.users):
         return False
     if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
+        return False
+    # An alias of an input. The fake tensors don't tell: assignments have changed the memory of the inputs' fakes.
+    if _is_alias_of_input(value):
         return False
     order = {other: place for place, other in enumerate(graph.nodes)}
     now, before = order[node], {target}
@@ -79,3 +94,26 @@ def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
         if other.op == "placeholder" or any(order[user] > now for user in other.users):
             return False
     return True
+
+
+def refuse_written_attributes(graph_module: fx.GraphModule) -> None:
+    """Raises NotImplementedError if a graph writes to a tensor that is not an input, e.g. the state of an optimizer.
+
+    Tracing the graph would write to the real tensor.
+    """
+    attributes: set[fx.Node] = set()
+    memories: set[int | None] = set()
+    for node in graph_module.graph.nodes:
+        if node.op == "get_attr":
+            attributes.add(node)
+            memories.add(node_memory(node))
+        if not node.op.startswith("call") or not node.args or not changes(node):
+            continue
+        written: list[fx.Node] = []
+        fx.node.map_arg(node.args[0], written.append)
+        # The memory of a node without a fake tensor is unknown.
+        if any(first in attributes or node_memory(first) in memories - {None} for first in written):
+            raise NotImplementedError(
+                f"the graph writes to a tensor that is not its input ({name_of(node)}), as optimizers do: call "
+                "optimizer.step() outside"
+            )

@@ -84,8 +84,21 @@ def keep_at_random(noise: torch.Tensor, p: float) -> torch.Tensor:
     return noise.bernoulli_(p)
 
 
+def fill_with_bernoulli(x: torch.Tensor, p: float = 0.5) -> torch.Tensor:
+    """Computes `x.bernoulli_(p)`, with the numbers in the memory order of `x`."""
+    return x.copy_(torch.ops.onnxtrain.bernoulli_like(x, p))
+
+
+def _probability(p: float) -> float:
+    """Returns the value of a symbolic probability, or the symbol if its value depends on data."""
+    # Dynamo makes the attribute `p` a symbol if two modules of a class differ in it. Dropout takes no symbols: PyTorch
+    # has guarded the graph by the value.
+    return float(p) if isinstance(p, torch.SymFloat) and p.node.has_hint() else p
+
+
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     """Computes dropout as eager PyTorch does on the CPU, for symbolic sizes too."""
+    p = _probability(p)
     if not training or p == 0 or isinstance(p, torch.SymFloat):
         return functional.dropout(x, p, training, inplace)
     # Eager PyTorch draws nothing then.
@@ -113,6 +126,7 @@ def _feature_dropout(
         training: whether to drop anything.
         inplace: whether to write to `x`.
     """
+    p = _probability(p)
     if not training or p == 0 or p == 1 or x.dim() != rank or isinstance(p, torch.SymFloat):
         return function(x, p, training, inplace)
     channels = x.new_empty((x.shape[0], x.shape[1], *[1] * (rank - 2)))

@@ -20,6 +20,7 @@ from onnxtrain.ortmodule.capture.dynamo.patches._metric_tracebacks import metric
 from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fakes
 from onnxtrain.ortmodule.capture.dynamo.patches._module_integers import module_integers
 from onnxtrain.ortmodule.capture.dynamo.patches._random_objects import random_objects
+from onnxtrain.ortmodule.capture.dynamo.patches._transformed_functions import transformed_functions
 
 Patch = Callable[[], AbstractContextManager[None]]
 
@@ -32,6 +33,7 @@ DURING_CAPTURE: Mapping[str, Patch] = {
     "metric tracebacks": metric_tracebacks,
     "module integers": module_integers,
     "random objects": random_objects,
+    "transformed functions": transformed_functions,
 }
 """Patches that hold during a whole capture."""
 

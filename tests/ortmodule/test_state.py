@@ -1,0 +1,187 @@
+"""ORTModule beside eager PyTorch where a graph meets state: masks, statistics, `.data`, optimizers, transforms."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from onnxtrain.ortmodule import ORTModule
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[..., torch.Tensor], p: float = 0.0) -> None:
+        super().__init__()
+        self.function, self.p = function, p
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.p)
+
+
+def result(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Returns the result, the gradient of `x`, and the state of the generator after the call."""
+    x = x.clone().requires_grad_()
+    torch.manual_seed(7)
+    y = model(x)
+    y.sin().sum().backward()
+    assert x.grad is not None
+    return y.detach(), x.grad, torch.get_rng_state()
+
+
+MASKED: dict[str, Callable[[float], nn.Module]] = {
+    "encoder": lambda p: nn.TransformerEncoderLayer(8, 2, 16, p, batch_first=True),
+    "transposed": lambda p: Calls(lambda x, p: functional.dropout(x.transpose(0, 1), p), p),
+    "torch.dropout": lambda p: Calls(lambda x, p: torch.dropout(x.transpose(0, 1), p, True), p),
+    "alpha": lambda p: Calls(lambda x, p: functional.alpha_dropout(x.transpose(1, 2), p, True), p),
+    "bernoulli_": lambda p: Calls(lambda x, p: x.mT * torch.empty_like(x.mT).bernoulli_(p), p),
+    "bernoulli": lambda p: Calls(lambda x, p: x.mT * torch.bernoulli(x.mT.detach(), p), p),
+}
+
+
+# A symbolic probability of `alpha_dropout` is left to PyTorch.
+@pytest.mark.filterwarnings("ignore:ORTModule")
+@pytest.mark.parametrize("name", MASKED)
+def test_a_mask_does_not_depend_on_other_wrapped_modules(name: str) -> None:
+    x = torch.randn(2, 3, 8)
+    for p in (0.1, 0.5, 0.0, 0.2):
+        model = MASKED[name](p)
+        torch.testing.assert_close(result(ORTModule(copy.deepcopy(model)), x), result(model, x))
+
+
+class ReadsStatistics(nn.Module):
+    def __init__(self, norm: Any, read: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.norm, self.read = norm, read
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x).sum() + self.read(self.norm, x)
+
+
+READS: tuple[Callable[[Any, torch.Tensor], torch.Tensor], ...] = (
+    lambda norm, x: (norm.running_var - 1).abs().sum(),
+    lambda norm, x: (x * norm.running_mean[:, None]).sum(),
+    lambda norm, x: (norm(x) * norm.running_mean.view(-1, 1) * x).sum(),
+)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d, nn.InstanceNorm1d])
+@pytest.mark.parametrize(("read", "training"), list(itertools.product(READS, (True, False))))
+def test_running_statistics_have_no_gradient(layer: Any, read: Any, training: bool) -> None:
+    model = ReadsStatistics(layer(4, track_running_stats=True), read).train(training)
+    ours, x = ORTModule(copy.deepcopy(model)), torch.randn(3, 4, 5)
+    torch.testing.assert_close(result(ours, x), result(model, x))
+    torch.testing.assert_close(list(ours.buffers()), list(model.buffers()))
+
+
+class Swaps(nn.Module):
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.net, self.average, self.twice = nn.Linear(3, 3), nn.Linear(3, 3), twice
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for swap in (True, self.twice):
+            for p, q in zip(self.net.parameters(), self.average.parameters(), strict=True):
+                if swap:
+                    p.data, q.data = q.data, p.data
+            y: torch.Tensor = self.net(x)
+        return y
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+@pytest.mark.parametrize("twice", [False, True])
+def test_swapped_data(twice: bool) -> None:
+    model = Swaps(twice)
+    ours, x = ORTModule(copy.deepcopy(model)), torch.ones(2, 3)
+    for _ in range(3):
+        torch.testing.assert_close(ours(x), model(x))
+        torch.testing.assert_close(list(ours.parameters()), list(model.parameters()))
+
+
+class Step(nn.Module):
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.optimizer = optimizer
+
+    def forward(self) -> None:
+        self.optimizer.step()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_inside_forward(name: str) -> None:
+    trained = []
+    for wrap in (lambda step: step, ORTModule):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2)
+        optimizer = OPTIMIZERS[name](net.parameters())
+        step = wrap(Step(optimizer))
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.randn(3, 4)).square().mean().backward()
+            step()
+        trained.append((net.state_dict(), [dict(state) for state in optimizer.state.values()]))
+    torch.testing.assert_close(trained[1], trained[0])
+
+
+class SetUp(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return 2 * g
+
+    @staticmethod
+    def jvp(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+        return 2 * t
+
+
+class VmapRule(SetUp):
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: torch.Tensor) -> Any:
+        return VmapRule.apply(x), dims[0]
+
+
+TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "vmap": lambda f, x: torch.vmap(f)(x),
+    "vmap of vmap": lambda f, x: torch.vmap(torch.vmap(f))(x),
+    "grad": lambda f, x: torch.func.grad(lambda u: (f(u) * x).sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](x)[0],
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x).sum((0, 1)) * x,
+    "vmap of grad": lambda f, x: torch.vmap(torch.func.grad(lambda u: (f(u) * u).sum()))(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "function"), list(itertools.product(TRANSFORMS, (SetUp, VmapRule))))
+def test_a_custom_function_inside_a_transform(name: str, function: Any) -> None:
+    model = Calls(lambda x, p: TRANSFORMS[name](function.apply, x * 1.3))
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(result(ORTModule(model), x), result(model, x))

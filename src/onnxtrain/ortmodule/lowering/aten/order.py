@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
@@ -247,13 +248,16 @@ def _sorted(low: Lowering, x: ir.Value, dim: int = -1, descending: bool = False)
 def _ordered(
     low: Lowering, x: ir.Value, k: Any, axis: int, largest: bool, sorted: bool = True
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns TopK, with NaN in the place of infinity."""
+    """Returns TopK, with NaN as the largest number."""
     op, attributes = low.op, {"axis": axis, "largest": int(largest), "sorted": int(sorted)}
     if not is_float(x):
         values, indices = op.TopK(x, k, **attributes, _outputs=2)
         return values, indices
     # TopK only finds the order; the elements, and their gradients, come by GatherElements.
-    key = low.op.stop_gradient(op.Where(op.IsNaN(x), op.const(math.inf, like=x), x))
+    # NaN takes the place of infinity, and infinity that of the largest finite number.
+    largest_finite = op.const(torch.finfo(low.fake(0).dtype).max, like=x)
+    finite = op.Where(op.IsInf(x, detect_negative=0), largest_finite, x)
+    key = low.op.stop_gradient(op.Where(op.IsNaN(x), op.const(math.inf, like=x), finite))
     _, indices = op.TopK(key, k, **attributes, _outputs=2)
     return op.GatherElements(x, indices, axis=axis), indices
 
@@ -263,6 +267,8 @@ def unique(
     low: Lowering, x: ir.Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[ir.Value, ...]:
     op = low.op
+    if is_float(x):
+        raise low.unsupported("floating-point numbers, of which ONNX Runtime takes several NaN for one")
     # ONNX Runtime's Unique takes float32, float64, int64 and int8.
     if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS or x.dtype == ir.DataType.INT32:
         x = low.tensor(x, ir.DataType.INT64)

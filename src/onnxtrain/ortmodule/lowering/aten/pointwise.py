@@ -115,13 +115,17 @@ def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
     # From the arc tangent of the quotient that is at most 1 in magnitude, which neither overflows nor divides by 0.
     steep = op.Greater(op.Abs(y), op.Abs(x))
     bottom = op.Where(steep, y, x)
-    # At (0, 0) there is no gradient, rather than NaN.
-    origin = op.Equal(bottom, 0.0)
-    top, bottom = op.Where(origin, 0.0, op.Where(steep, x, y)), op.Where(origin, 1.0, bottom)
-    angle = op.Atan(op.Div(top, bottom))
-    down = op.Less(y, 0.0)
+    # At (0, 0) there is no gradient, rather than NaN. The quotient of two infinities is taken for that of their
+    # signs.
+    origin = op.And(op.Equal(x, 0.0), op.Equal(y, 0.0))
+    infinite = op.And(op.IsInf(x), op.IsInf(y))
+    top, bottom = op.Where(steep, x, y), op.Where(origin, 1.0, bottom)
+    top = op.Where(origin, 0.0, op.Where(infinite, op.Sign(y), top))
+    angle = op.Atan(op.Div(top, op.Where(infinite, op.Sign(x), bottom)))
+    # The sign of a zero tells from which side it is approached.
+    down = signbit(low, y)
     from_steep = op.Sub(op.Where(down, *_constants(low, -math.pi / 2, math.pi / 2)), angle)
-    turn = op.Where(op.Less(x, 0.0), op.Where(down, *_constants(low, -math.pi, math.pi)), 0.0)
+    turn = op.Where(signbit(low, x), op.Where(down, *_constants(low, -math.pi, math.pi)), 0.0)
     return op.Where(steep, from_steep, op.Add(angle, turn))
 
 
@@ -243,7 +247,16 @@ def masked_fill(low: Lowering, x: ir.Value, mask: ir.Value, value: Any) -> ir.Va
 
 @lower("aten.lerp.Scalar", "aten.lerp.Tensor")
 def lerp(low: Lowering, a: ir.Value, b: ir.Value, weight: Any) -> ir.Value:
-    return low.op.Add(a, low.op.Mul(low.tensor(weight, low.dtype), low.op.Sub(b, a)))
+    op = low.op
+    # From the nearer end, as in PyTorch: a + (b - a) is not b if `a` is much larger than `b`.
+    if isinstance(weight, int | float):
+        near = abs(weight) < 0.5
+        step = op.Mul(low.tensor(weight if near else weight - 1, low.dtype), op.Sub(b, a))
+        return op.Add(a if near else b, step)
+    a, b, weight = low.tensors(a, b, weight)
+    near = op.Less(op.Abs(weight), 0.5)
+    start, distance = op.Where(near, a, b), op.Where(near, weight, op.Sub(weight, 1.0))
+    return op.Add(start, op.Mul(distance, op.Sub(b, a)))
 
 
 @lower("aten.addcmul.default", "aten.addcdiv.default")

@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.comparison import as_bool
 from onnxtrain.ortmodule.lowering.aten.order import axes_of, reduced_extremum
+from onnxtrain.ortmodule.lowering.aten.shape import transposed
 
 
 def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -> ir.Value:
@@ -41,12 +42,59 @@ def mean(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dty
 
 @lower("aten.sum.dim_IntList", "aten.sum.default")
 def sum_(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
+    if low.dtype.is_integer() and x.dtype not in _COUNTED:
+        return _integer_sum(low, low.tensor(x, ir.DataType.INT64), axes_of(low, dim), keepdim)
     return _reduce(low, "ReduceSum", low.tensor(x, low.dtype), dim, keepdim)
+
+
+_COUNTED = (ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT16)
+"""Dtypes of which no tensor is so large that its sum exceeds 2^53."""
+
+
+def _integer_sum(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
+    """Returns the sum of int64 numbers modulo 2^64, as PyTorch computes it.
+
+    ONNX Runtime (1.32) adds up in float64 in ReduceSum: 2^53 + 1 becomes 2^53. Its MatMul of integers is exact.
+    """
+    op, rank = low.op, len(low.fake(0).shape)
+    axes = list(range(rank)) if axes is None else axes
+    if not axes:
+        return x
+    if low.has_no_elements(0):
+        return op.ReduceSum(x, axes, keepdims=int(keepdim))
+    kept = [axis for axis in range(rank) if axis not in axes]
+    rows = transposed(low, x, [*kept, *axes])
+    if len(axes) > 1:
+        rows = op.Reshape(rows, op.const([0] * len(kept) + [-1]))
+    ones = op.Expand(op.const(1), op.Shape(rows, start=-1))
+    total = op.MatMul(rows, ones)
+    return op.Unsqueeze(total, sorted(axes)) if keepdim else total
 
 
 @lower("aten.prod.dim_int", "aten.prod.default")
 def prod(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
+    if low.dtype.is_integer():
+        return _integer_product(low, low.tensor(x, ir.DataType.INT64), axes_of(low, dim), keepdim)
     return _reduce(low, "ReduceProd", low.tensor(x, low.dtype), dim, keepdim)
+
+
+def _integer_product(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
+    """Returns the product of int64 numbers modulo 2^64, as PyTorch computes it."""
+    op, shape = low.op, low.fake(0).shape
+    axes = list(range(len(shape))) if axes is None else axes
+    for axis in axes:
+        size = shape[axis]
+        if not isinstance(size, int):
+            raise low.unsupported("a product of an unknown number of integers, which ONNX Runtime rounds to float64")
+        if size == 0:
+            return op.ReduceProd(x, axes, keepdims=int(keepdim))
+        # Products of pairs, until one is left.
+        while size > 1:
+            half = size // 2
+            pairs = op.Mul(op.Slice(x, [0], [half], [axis]), op.Slice(x, [half], [2 * half], [axis]))
+            rest = [op.Slice(x, [2 * half], [size], [axis])] if size % 2 else []
+            x, size = op.Concat(pairs, *rest, axis=axis) if rest else pairs, size - half
+    return x if keepdim or not axes else op.Squeeze(x, axes)
 
 
 @lower("aten.any", "aten.all", "aten._is_any_true.default", "aten._is_all_true.default")

@@ -78,6 +78,8 @@ def elu(low: Lowering, x: ir.Value, alpha: float = 1, scale: float = 1, input_sc
 
 @lower("aten.celu.default")
 def celu(low: Lowering, x: ir.Value, alpha: float = 1.0) -> ir.Value:
+    if alpha == 0:
+        raise low.unsupported("alpha=0")
     if low.is_double:
         # Celu has a float32 kernel only.
         return _exponential(low, x, float(alpha), 1.0, float(alpha))

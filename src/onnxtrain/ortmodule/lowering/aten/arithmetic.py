@@ -30,6 +30,8 @@ def _factors(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ...]:
 
 def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Value, ir.Value]:
     """Returns a and alpha * b."""
+    if isinstance(alpha, float) and not low.dtype.is_floating_point():
+        raise low.unsupported(f"alpha={alpha} for integers")
     a, b = _operands(low, a, b)
     if isinstance(alpha, ir.Value) or alpha != 1:
         b = low.op.Mul(b, low.tensor(alpha, b.dtype))
@@ -43,6 +45,8 @@ def add(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
 
 @lower("aten.sub.Tensor", "aten.sub.Scalar")
 def sub(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
+    if any(getattr(low.fake(index), "dtype", None) == torch.bool for index in (0, 1)):
+        raise low.unsupported("booleans")
     return low.op.Sub(*_scaled_operands(low, a, b, alpha))
 
 

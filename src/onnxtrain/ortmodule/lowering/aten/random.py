@@ -213,6 +213,10 @@ def multinomial(
     # As PyTorch's CPU kernels: the places of the largest weight / exponential noise; with replacement, a search in the
     # cumulated shares. Sampling has no gradient.
     weights = low.op.stop_gradient(weights)
+    valid = op.And(op.GreaterOrEqual(weights, 0.0), op.Not(op.IsInf(weights)))
+    low.check(valid, "probability tensor contains either `inf`, `nan` or element < 0")
+    total = op.ReduceMax(weights, [-1], keepdims=0)
+    low.check(op.Greater(total, 0.0), "invalid multinomial distribution (sum of probabilities <= 0)")
     if not replacement or count == 1:
         noise = low.random_input(_drawing(low.fake(0), lambda tensor: tensor.exponential_()), low.fake(0))
         _, places = op.TopK(op.Div(weights, noise), [count], axis=-1, _outputs=2)

@@ -112,6 +112,8 @@ def _variance(
 ) -> tuple[ir.Value, ir.Value]:
     """Returns the variance, and the mean with the reduced axes kept."""
     op = low.op
+    if not (low.fake(0).dtype.is_floating_point or low.fake(0).is_complex()):
+        raise low.unsupported("integers")
     axes = axes_of(low, dim)
     center = averaged(low, x, axes, keepdim=True)
     deviation = op.Sub(x, center)

@@ -116,11 +116,18 @@ def _variance(
         raise low.unsupported("integers")
     axes = axes_of(low, dim)
     center = averaged(low, x, axes, keepdim=True)
-    deviation = op.Sub(x, center)
+    return _mean_square(low, op.Sub(x, center), axes, correction, keepdim), center
+
+
+def _mean_square(
+    low: Lowering, deviation: ir.Value, axes: list[int] | None, correction: float | None, keepdim: bool
+) -> ir.Value:
+    """Returns the sum of squares of deviations divided by their number less the correction."""
+    op = low.op
     correction = 1 if correction is None else correction
     if correction == 0:
         square = op.Mul(deviation, deviation)
-        return averaged(low, square, axes, keepdim), center
+        return averaged(low, square, axes, keepdim)
     total = op.ReduceSumSquare(deviation, axes, keepdims=int(keepdim))
     sizes = low.fake(0).shape
     reduced = [sizes[axis] for axis in (range(len(sizes)) if axes is None else axes)]
@@ -128,10 +135,10 @@ def _variance(
     if all(isinstance(size, int) for size in reduced):
         freedom = low.tensor(float(max(math.prod(reduced) - correction, 0)), low.dtype)
     else:
-        shape = op.Shape(x) if axes is None else op.Gather(op.Shape(x), axes)
+        shape = op.Shape(deviation) if axes is None else op.Gather(op.Shape(deviation), axes)
         count = op.Cast(op.ReduceProd(shape, keepdims=0), to=low.dtype)
         freedom = op.Max(op.Sub(count, float(correction)), 0.0)
-    return op.Div(total, freedom), center
+    return op.Div(total, freedom)
 
 
 @lower("aten.var.correction")
@@ -145,7 +152,28 @@ def var(
 def std(
     low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> ir.Value:
-    return _root(low, _variance(low, x, dim, correction, keepdim)[0], 0.5)
+    return _deviation(low, x, dim, correction, keepdim)[0]
+
+
+def _deviation(
+    low: Lowering, x: ir.Value, dim: Any, correction: float | None, keepdim: bool
+) -> tuple[ir.Value, ir.Value]:
+    """Returns the standard deviation, and the mean with the reduced axes kept."""
+    op = low.op
+    if low.dtype != ir.DataType.FLOAT or low.has_no_elements(0) or not low.fake(0).shape:
+        variance, center = _variance(low, x, dim, correction, keepdim)
+        return _root(low, variance, 0.5), center
+    # PyTorch computes the variance in float64. In float32 the squares of deviations above 1e19 overflow, and those below
+    # 1e-22 vanish: the deviations are divided by the largest one.
+    axes = axes_of(low, dim)
+    center = averaged(low, x, axes, keepdim=True)
+    distance = op.Sub(x, center)
+    largest = op.ReduceMax(op.Abs(distance), axes, keepdims=1)
+    scale = op.stop_gradient(op.Where(op.Equal(largest, 0.0), 1.0, largest))
+    root = _root(low, _mean_square(low, op.Div(distance, scale), axes, correction, keepdim), 0.5)
+    if not keepdim:
+        scale = op.Squeeze(scale, list(range(len(low.fake(0).shape))) if axes is None else axes)
+    return op.Mul(scale, root), center
 
 
 def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
@@ -162,9 +190,8 @@ def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
 def var_mean(
     low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    spread, center = _variance(low, x, dim, correction, keepdim)
-    if "std_mean" in str(low.node.target):
-        spread = _root(low, spread, 0.5)
+    spread_of = _deviation if "std_mean" in str(low.node.target) else _variance
+    spread, center = spread_of(low, x, dim, correction, keepdim)
     if keepdim or not low.fake(0).shape:
         return spread, center
     axes = axes_of(low, dim)

@@ -268,7 +268,7 @@ def unique(
 ) -> tuple[ir.Value, ...]:
     op = low.op
     if is_float(x):
-        raise low.unsupported("floating-point numbers, of which ONNX Runtime takes several NaN for one")
+        return _unique_floats(low, x)
     # ONNX Runtime's Unique takes float32, float64, int64 and int8.
     if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS or x.dtype == ir.DataType.INT32:
         x = low.tensor(x, ir.DataType.INT64)
@@ -277,6 +277,26 @@ def unique(
     if low.fake(0).dim() != 1:
         inverse = op.reshape_like(inverse, x)
     return values, inverse, counts
+
+
+def _unique_floats(low: Lowering, x: ir.Value) -> tuple[ir.Value, ...]:
+    """Returns what `unique` does. ONNX Runtime's Unique (1.32) loses numbers where there are NaN."""
+    op = low.op
+    flat = op.Reshape(x, [-1])
+    size = op.Shape(flat)
+    ordered, order = _ordered(low, flat, size, 0, False)
+    # Where a number differs from the one before it. As in PyTorch, NaN differs from NaN.
+    changes = op.Not(op.Equal(op.Slice(ordered, [1], size), op.Slice(ordered, [0], [-1])))
+    changes = op.Slice(op.Concat(op.const([True]), changes, axis=0), [0], size)
+    place = op.Sub(op.CumSum(op.Cast(changes, to=ir.DataType.INT64), op.const(0)), [1])
+    zeros = op.Expand(op.const(0), size)
+    inverse = op.ScatterElements(zeros, order, place, axis=0)
+    values = op.Compress(ordered, changes, axis=0)
+    ones = op.Expand(op.const(1), size)
+    counts = op.ScatterElements(
+        op.Expand(op.const(0), op.Shape(values)), place, ones, axis=0, reduction="add"
+    )
+    return values, op.reshape_like(inverse, x) if low.fake(0).dim() != 1 else inverse, counts
 
 
 @lower("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")

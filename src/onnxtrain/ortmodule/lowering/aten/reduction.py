@@ -85,7 +85,9 @@ def _integer_product(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim
     for axis in axes:
         size = shape[axis]
         if not isinstance(size, int):
-            raise low.unsupported("a product of an unknown number of integers, which ONNX Runtime rounds to float64")
+            raise low.unsupported(
+                "a product of an unknown number of integers, which ONNX Runtime rounds to float64"
+            )
         if size == 0:
             return op.ReduceProd(x, axes, keepdims=int(keepdim))
         # Products of pairs, until one is left.

@@ -218,6 +218,12 @@ class Lowering:
         failures = self.op.ReduceSum(self.op.Cast(self.op.Not(holds), to=ir.DataType.FLOAT), keepdims=0)
         self.assertions.append((self.op.Equal(failures, 0.0), message))
 
+    def refuse_overflow(self, *numbers: float) -> None:
+        """Raises UnsupportedATenOp if a finite number is out of range of the result's dtype."""
+        for number in numbers:
+            if not _fits(number, self.dtype):
+                raise self.unsupported(f"{number!r} as {self.dtype}")
+
     def tensor(self, value: Any, dtype: ir.DataType) -> ir.Value:
         """Returns a value or a Python number as a value of `dtype`.
 

@@ -36,6 +36,7 @@ def hardtanh(low: Lowering, x: ir.Value, min_val: Any = -1.0, max_val: Any = 1.0
 
 @lower("aten.leaky_relu.default")
 def leaky_relu(low: Lowering, x: ir.Value, negative_slope: float = 0.01) -> ir.Value:
+    low.refuse_overflow(negative_slope)
     # ONNX Runtime's LeakyRelu kernel is float32 only, and ONNX keeps alpha in float32.
     if low.is_double:
         return _sloped(low, x, negative_slope)
@@ -66,6 +67,7 @@ def rrelu(
 
 @lower("aten.elu.default")
 def elu(low: Lowering, x: ir.Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> ir.Value:
+    low.refuse_overflow(alpha, scale)
     if input_scale != 1:
         raise low.unsupported(f"input_scale={input_scale}")
     if low.is_double:
@@ -125,6 +127,7 @@ def mish(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.softplus.default")
 def softplus(low: Lowering, x: ir.Value, beta: float = 1, threshold: float = 20) -> ir.Value:
+    low.refuse_overflow(beta, threshold)
     op = low.op
     scaled = x if beta == 1 else op.Mul(x, float(beta))
     result = op.Softplus(scaled) if beta == 1 else op.Div(op.Softplus(scaled), float(beta))

@@ -90,7 +90,7 @@ def truncated_quotient(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
     # The processor has no result for the smallest integer divided by -1: ONNX Runtime (1.32) ends with SIGFPE there.
     negated = op.Equal(b, op.const(-1, like=b))
     # A product with -1 wraps around, and ONNX Runtime lacks Neg of int16.
-    wide = {ir.DataType.INT8: ir.DataType.INT32, ir.DataType.INT16: ir.DataType.INT32}.get(a.dtype, a.dtype)
+    wide = ir.DataType.INT32 if a.dtype in (ir.DataType.INT8, ir.DataType.INT16) else a.dtype
     quotient = op.Div(a, _chosen(op, negated, op.const(1, like=b), b))
     negative = op.Mul(op.Cast(a, to=wide), op.const(-1, wide))
     return op.Cast(op.Where(negated, negative, op.Cast(quotient, to=wide)), to=a.dtype)

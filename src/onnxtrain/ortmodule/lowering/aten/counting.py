@@ -37,6 +37,8 @@ def repeat_interleave(low: Lowering, repeats: ir.Value, *, output_size: Any = No
     low.check(op.GreaterOrEqual(low.tensor(repeats, INT64), 0), "repeats can not be negative")
     ends = op.CumSum(low.tensor(repeats, INT64), op.const(0))
     total = op.ReduceSum(low.tensor(repeats, INT64), [0], keepdims=1)
+    if output_size is not None:
+        low.check(op.Equal(total, low.ints(output_size)), "allocated size does not match required size")
     return segment_of_each(low, ends, total)
 
 

@@ -121,6 +121,8 @@ def extremum_with_index(low: Lowering, x: ir.Value, dim: int, keepdim: bool = Fa
 
 @lower("aten.kthvalue.default")
 def kth_value(low: Lowering, x: ir.Value, k: Any, dim: int = -1, keepdim: bool = False) -> Any:
+    if x.dtype == ir.DataType.BOOL:
+        raise low.unsupported("booleans")
     if not low.fake(0).shape:
         return low.op.Identity(x), low.op.const(0)
     return _kth(low, x, axis_of(low, dim), k, False, keepdim, nan_first=False)
@@ -138,6 +140,8 @@ def median_over_axis(low: Lowering, x: ir.Value, dim: int, keepdim: bool = False
 @lower("aten.median.default")
 def median(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
+    if x.dtype == ir.DataType.BOOL:
+        raise low.unsupported("booleans")
     if not low.fake(0).shape:
         return x
     if low.has_no_elements(0) and is_float(x):

@@ -47,12 +47,18 @@ for _aten, _onnx in _UNARY.items():
     lower(f"aten.{_aten}.default")(_unary(_onnx))
 
 
+def _refuse_booleans(low: Lowering, x: ir.Value) -> None:
+    if x.dtype == BOOL:
+        raise low.unsupported("booleans")
+
+
 @lower("aten.abs.default", "aten.sign.default", "aten.sgn.default")
 def magnitude_or_sign(low: Lowering, x: ir.Value) -> ir.Value:
+    if "abs" in str(low.node.target):
+        _refuse_booleans(low, x)
+        return low.op.Abs(x)
     if low.dtype == BOOL:
         return x
-    if "abs" in str(low.node.target):
-        return low.op.Abs(x)
     # PyTorch's sign of NaN is 0, ONNX Runtime's is NaN.
     sign = low.op.Sign(x)
     return low.op.Where(low.op.IsNaN(x), 0.0, sign) if is_float(x) else sign
@@ -160,6 +166,7 @@ def logaddexp(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 @lower("aten.floor.default", "aten.ceil.default", "aten.trunc.default")
 def to_integer(low: Lowering, x: ir.Value) -> ir.Value:
+    _refuse_booleans(low, x)
     if not is_float(x):
         return x
     kind = str(low.node.target).split(".")[1]
@@ -168,6 +175,7 @@ def to_integer(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.round.default", "aten.round.decimals")
 def round_(low: Lowering, x: ir.Value, *, decimals: int = 0) -> ir.Value:
+    _refuse_booleans(low, x)
     if not is_float(x):
         return x
     # ONNX's Round, like PyTorch's, rounds halves to even.
@@ -248,14 +256,16 @@ def masked_fill(low: Lowering, x: ir.Value, mask: ir.Value, value: Any) -> ir.Va
 @lower("aten.lerp.Scalar", "aten.lerp.Tensor")
 def lerp(low: Lowering, a: ir.Value, b: ir.Value, weight: Any) -> ir.Value:
     op = low.op
+    if not low.dtype.is_floating_point():
+        raise low.unsupported("integers")
     # From the nearer end, as in PyTorch: a + (b - a) is not b if `a` is much larger than `b`.
     if isinstance(weight, int | float):
         near = abs(weight) < 0.5
         step = op.Mul(low.tensor(weight if near else weight - 1, low.dtype), op.Sub(b, a))
         return op.Add(a if near else b, step)
     a, b, weight = low.tensors(a, b, weight)
-    near = op.Less(op.Abs(weight), 0.5)
-    start, distance = op.Where(near, a, b), op.Where(near, weight, op.Sub(weight, 1.0))
+    is_near = op.Less(op.Abs(weight), 0.5)
+    start, distance = op.Where(is_near, a, b), op.Where(is_near, weight, op.Sub(weight, 1.0))
     return op.Add(start, op.Mul(distance, op.Sub(b, a)))
 
 

@@ -165,8 +165,8 @@ def _deviation(
     if low.dtype != ir.DataType.FLOAT or low.has_no_elements(0) or not low.fake(0).shape:
         variance, center = _variance(low, x, dim, correction, keepdim)
         return _root(low, variance, 0.5), center
-    # PyTorch computes the variance in float64. In float32 the squares of deviations above 1e19 overflow, and those below
-    # 1e-22 vanish: the deviations are divided by the largest one.
+    # PyTorch computes the variance in float64. In float32 the squares of deviations above 1e19 overflow, and those
+    # below 1e-22 vanish: the deviations are divided by the largest one.
     axes = axes_of(low, dim)
     center = averaged(low, x, axes, keepdim=True)
     distance = op.Sub(x, center)

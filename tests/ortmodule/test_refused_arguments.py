@@ -116,6 +116,7 @@ ARGUMENTS: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
     "leaky_relu, slope beyond float32": (lambda x: F.leaky_relu(x, 1e40), X),
     "softplus, beta beyond float32": (lambda x: F.softplus(x, 1e40), X),
     "abs of booleans": (lambda x: (x > 0).abs(), X),
+    "relu of booleans": (lambda x: (x > 0).relu(), X),
     "floor of booleans": (lambda x: (x > 0).floor(), X),
     "round of booleans": (lambda x: (x > 0).round(), X),
     "median of booleans": (lambda x: (x > 0).median(), X),

@@ -14,6 +14,8 @@ from onnxtrain.ortmodule.lowering._table import Lowering, lower
 
 @lower("aten.relu.default")
 def relu(low: Lowering, x: ir.Value) -> ir.Value:
+    if low.dtype == ir.DataType.BOOL:
+        raise low.unsupported("booleans")
     # ONNX Runtime has Relu kernels for int32 and int8, but not for int64 and int16.
     if low.dtype.is_floating_point():
         return low.op.Relu(x)

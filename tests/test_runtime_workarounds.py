@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -128,3 +131,41 @@ def test_packed_attention_before_the_parameters_runs_on_the_cpu(tmp_path: Path, 
     np.testing.assert_allclose(
         step.run(["y"], {**feeds, "ct": target})[0], y.detach().numpy(), rtol=1e-4, atol=1e-6
     )
+
+
+def _computed(op: str, dtype: str, *arrays: np.ndarray) -> np.ndarray:
+    """Returns the result of one node in ONNX Runtime."""
+    names = ", ".join("abc"[: len(arrays)])
+    inputs = ", ".join(f"{dtype}[n{name}] {name}" for name in names.split(", "))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => ({dtype}[m] y) {{ y = {op}({names}) }}'
+    )
+    feeds = dict(zip(names.split(", "), arrays, strict=True))
+    return np.asarray(ort.InferenceSession(model.SerializeToString()).run(None, feeds)[0])
+
+
+def test_onnxruntime_rounds_sums_and_products_of_integers() -> None:
+    """If this fails, `_integer_sum` and `_integer_product` of aten/reduction.py may be ReduceSum and ReduceProd."""
+    numbers = np.array([2**53, 1, 1, 1])
+    assert _computed("ReduceSum", "int64", numbers) != numbers.sum()
+    factors = np.array([2**53 + 1, 3])
+    assert _computed("ReduceProd", "int64", factors) != factors.prod()
+
+
+def test_onnxruntime_finds_wrong_unique_numbers_beside_nan() -> None:
+    """If this fails, `_unique_floats` of aten/order.py may go."""
+    assert len(_computed("Unique", "float", np.array([np.nan, 1, np.nan, 1], np.float32))) != 3
+
+
+def test_onnxruntime_ends_at_the_smallest_integer_divided_by_minus_one() -> None:
+    """If this fails, `truncated_quotient` of aten/arithmetic.py may be a Div."""
+    program = """
+import numpy as np, onnx, onnxruntime as ort
+model = onnx.parser.parse_model(
+    '<ir_version: 10, opset_import: ["": 21]> g (int64[n] a, int64[n] b) => (int64[n] y) { y = Div(a, b) }'
+)
+session = ort.InferenceSession(model.SerializeToString())
+session.run(None, {"a": np.array([-(2**63)]), "b": np.array([-1])})
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=False)
+    assert ended.returncode == -signal.SIGFPE

@@ -344,3 +344,17 @@ def test_threads_bring_sizes_of_their_own() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, (2, 4, 5, 9)))
     assert ours.report().runs_in_onnxruntime
+
+
+def test_containers_that_hold_themselves() -> None:
+    x = torch.randn(5, 4)
+    items: list[Any] = [1, x]
+    items.append(items)
+    table: dict[str, Any] = {"x": x}
+    table["itself"] = table
+
+    class Net(nn.Module):
+        def forward(self, items: list[Any], table: dict[str, Any]) -> torch.Tensor:
+            return items[1] * 2 + table["x"]
+
+    torch.testing.assert_close(ORTModule(Net())(items, table), x * 3)

@@ -82,7 +82,7 @@ DIFFERENT: dict[str, str] = {
     "log_ndtr": "g0 gw",
     "ndtri": "gg0",
     "pow of two": "gg0 gw",
-    "atan2 of two": "y g0 gg0 g1 gg1 gw",
+    "atan2 of two": "g0 gg0 g1 gg1 gw",
     "hypot of two": "g0 g1 gw",
     "maximum of two": "g0 g1 gw",
     "minimum of two": "g0 g1 gw",

@@ -44,6 +44,7 @@ CASES = [
     Case("layer_norm_without_bias", lambda x, w: F.layer_norm(x, (4,), w), (T(2, 3, 4), T(4))),
     Case("group_norm", partial(F.group_norm), (T(2, 6, 4, 3), 3, T(6), T(6))),
     Case("group_norm_plain", F.group_norm, (T(2, 6, 5), 2)),
+    Case("group_norm_far_from_zero", lambda x: F.group_norm(x + 100, 2), (T(2, 6, 32),)),
     Case("group_norm_2d", F.group_norm, (T(5, 6), 2, T(6), T(6))),
     Case("instance_norm", lambda x, w, b: F.instance_norm(x, weight=w, bias=b), (T(2, 3, 5, 4), T(3), T(3))),
     Case("rms_norm", lambda x, w: F.rms_norm(x, (4,), w), (T(2, 3, 4), T(4))),

@@ -59,6 +59,16 @@ CASES = [
     ),
     Case("kthvalue", lambda x: (*x.kthvalue(2), *x.kthvalue(3, 0, keepdim=True)), (X,)),
     Case("kthvalue_nan", lambda x: x.kthvalue(2, 0)[0], (NANS_ONLY,)),
+    Case(
+        "unique_nan",
+        lambda x: torch.unique(x, return_inverse=True, return_counts=True),
+        (torch.tensor([[NAN, 1.0, -INF], [INF, NAN, 1.0]]),),
+    ),
+    Case(
+        "sort_nan_and_infinity",
+        lambda x: (*x.sort(), *x.sort(descending=True), x.topk(4)[0]),
+        (torch.tensor([INF, NAN, 1.0, INF, NAN, -INF]),),
+    ),
     Case("unique", lambda i: torch.unique(i, return_inverse=True, return_counts=True), (INTS,)),
     Case(
         "unique_small", lambda i: (torch.unique(i > 0), torch.unique(i.int()), torch.unique(i * 0.5)), (INTS,)

@@ -26,7 +26,44 @@ def _step(name: str, fn: Any) -> Case:
     return Case(name, lambda x: fn(x) * x, (T(4, 5),))
 
 
+SMALLEST = torch.tensor([-(2**63), -(2**63), -(2**63), 2**63 - 1, 7, -7, -7])
+SMALLEST_BY = torch.tensor([-1, 1, 3, -1, -2, 2, -3])
+LIMITS = torch.tensor([0.0, -0.0, 1.0, -1.0, INF, -INF, NAN])
+
 CASES = [
+    *(
+        Case(
+            f"quotients_of_smallest_{bits}",
+            lambda a, b, bits=bits: (
+                (a >> (64 - bits)).to(getattr(torch, f"int{bits}")) // b.to(getattr(torch, f"int{bits}")),
+                (a >> (64 - bits)).to(getattr(torch, f"int{bits}")) % b.to(getattr(torch, f"int{bits}")),
+                (a >> (64 - bits)).to(getattr(torch, f"int{bits}")) // -1,
+                (a >> (64 - bits)).to(getattr(torch, f"int{bits}")) // 3,
+            ),
+            (SMALLEST, SMALLEST_BY),
+        )
+        for bits in (8, 16, 32, 64)
+    ),
+    Case(
+        "lerp_far_end",
+        torch.lerp,
+        (
+            torch.tensor([1e8, 1e8, -1e9, 2.0], requires_grad=True),
+            torch.tensor([1.0, 0.5, 1.5, 3.0], requires_grad=True),
+            torch.tensor([1.0, 0.5, 1.0, 0.25], requires_grad=True),
+        ),
+    ),
+    Case(
+        "lerp_number",
+        lambda a, b: (
+            torch.lerp(a, b, 1.0),
+            torch.lerp(a, b, 0.5),
+            torch.lerp(a, b, 0.1),
+            torch.lerp(a, b, 2),
+        ),
+        (T(2, 3), T(2, 3)),
+    ),
+    Case("atan2_limits", lambda a: torch.atan2(a.unsqueeze(1), a), (LIMITS,)),
     Case("add", torch.add, (T(2, 3), T(3))),
     Case("add_alpha", lambda x, y: torch.add(x, y, alpha=2.5), (T(2, 3), T(2, 1))),
     Case("add_int_float", lambda i, x: i + x, (INTS, T(2, 3))),

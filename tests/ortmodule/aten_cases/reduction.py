@@ -8,6 +8,8 @@ INTS = torch.tensor([[3, -7, 7], [5, 0, 7]])
 ZEROS = torch.tensor([[1.0, 0.0, 3.0], [0.0, 0.0, 2.0]], requires_grad=True)
 X = T(3, 4, 5)
 
+WRAPPING = torch.tensor([2**62, 2**62, 5, 2**53 + 1, -3, 2**40, -(2**63), 7, 1, 3, 2**31, 1]).view(2, 3, 2)
+
 CASES = [
     Case("sum", lambda x: (x.sum(), x.sum(1), x.sum((0, -1)), x.sum(-1, keepdim=True)), (X,)),
     Case("sum_ints", lambda i: (i.sum(), i.int().sum(0), (i > 0).sum(), i.sum(dtype=torch.float32)), (INTS,)),
@@ -16,7 +18,22 @@ CASES = [
     Case("sum_scalar", lambda x: x.sum() + x.sum(0), (T(),)),
     Case("prod", lambda x: (x.prod(), x.prod(1), x.prod(-1, keepdim=True)), (T(3, 4),)),
     Case("prod_zeros", lambda x: x.prod(1), (ZEROS,)),
-    Case("prod_ints", lambda i: (i.prod(), i.prod(0)), (INTS,)),
+    # A product of an unknown number of integers runs in PyTorch.
+    Case("prod_ints", lambda i: (i.prod(), i.prod(0)), (INTS,), dynamic=False),
+    Case(
+        "prod_ints_wrap",
+        lambda i: (i.prod(), i.prod(0), i.prod(1, keepdim=True), i.prod(dtype=torch.int32)),
+        (WRAPPING,),
+        dynamic=False,
+    ),
+    Case(
+        "sum_ints_wrap",
+        lambda i: (i.sum(), i.sum(0), i.sum((2, 0)), i.sum((0, 1), keepdim=True), i.sum(dtype=torch.int32)),
+        (WRAPPING,),
+    ),
+    Case("sum_of_selected_ints", lambda i: (i[i > 0].sum(), i[i != i].sum()), (WRAPPING,), dynamic=False),
+    Case("std_large", lambda x: (x.std(), x.std(1), *torch.std_mean(x, 0)), (T(3, 4, low=-2e20, high=2e20),)),
+    Case("std_small", lambda x: (x.std(), x.std(1)), (T(3, 4, low=-2e-25, high=2e-25),)),
     Case("any", lambda i: ((i > 6).any(), (i > 6).any(1), i.any(0, keepdim=True)), (INTS,)),
     Case("is_any_true", lambda i: (torch._is_any_true(i > 6), torch._is_all_true(i > 6)), (INTS,)),
     Case("all", lambda i: ((i > 6).all(), (i > -6).all(1), i.all(0)), (INTS,)),

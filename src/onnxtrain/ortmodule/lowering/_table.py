@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -207,8 +208,28 @@ class Lowering:
         """Returns the error that makes the node run in PyTorch. `case` is a noun phrase, e.g. "a norm of order 0.5"."""
         return UnsupportedATenOp(f"{self.node.target} has no lowering to ONNX for {case}")
 
+    def check(self, holds: ir.Value, message: str) -> None:
+        """Adds a check to the graph: if an element is false at run time, PyTorch runs the call and raises its error.
+
+        Args:
+            holds: bool, of any shape.
+            message: for the error if PyTorch raises none.
+        """
+        failures = self.op.ReduceSum(self.op.Cast(self.op.Not(holds), to=ir.DataType.FLOAT), keepdims=0)
+        self.assertions.append((self.op.Equal(failures, 0.0), message))
+
+    def refuse_overflow(self, *numbers: float) -> None:
+        """Raises UnsupportedATenOp if a finite number is out of range of the result's dtype."""
+        for number in numbers:
+            if not _fits(number, self.dtype):
+                raise self.unsupported(f"{number!r} as {self.dtype}")
+
     def tensor(self, value: Any, dtype: ir.DataType) -> ir.Value:
-        """Returns a value or a Python number as a value of `dtype`."""
+        """Returns a value or a Python number as a value of `dtype`.
+
+        Raises:
+            UnsupportedATenOp: the number is too large for `dtype`. PyTorch either raises an error or rounds it.
+        """
         # A Cast to the same dtype would keep fusions from seeing the chain.
         if isinstance(value, ir.Value):
             if value.dtype == dtype:
@@ -216,6 +237,8 @@ class Lowering:
             cast: ir.Value = self.op.Cast(value, to=dtype)
             cast.shape = value.shape
             return cast
+        if isinstance(value, int | float) and not _fits(value, dtype):
+            raise self.unsupported(f"{value!r} as {dtype}")
         return self.op.const(value, dtype)
 
     def tensors(self, *values: Any) -> tuple[ir.Value, ...]:
@@ -250,6 +273,13 @@ class Lowering:
             )
         self.random.append((value, RandomInput(draw, sizes)))
         return value
+
+
+def _fits(number: int | float, dtype: ir.DataType) -> bool:
+    """True if a Python number is in the range of `dtype`. Infinities and NaN are in that of floating-point dtypes."""
+    if dtype == ir.DataType.BOOL or not math.isfinite(number):
+        return True
+    return bool(dtype.min <= number <= dtype.max)
 
 
 def is_float(value: Any) -> bool:

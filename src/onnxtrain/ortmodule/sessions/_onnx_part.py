@@ -145,7 +145,11 @@ class OnnxPart:
         if self._complex_outputs:
             results = list(results)
             for index in self._complex_outputs:
-                results[index] = torch.view_as_complex(results[index])
+                parts = results[index]
+                # `torch.view_as_complex` rejects the strides that DLPack gives tensors without elements.
+                if not parts.numel():
+                    parts = parts.clone(memory_format=torch.contiguous_format)
+                results[index] = torch.view_as_complex(parts)
         return results
 
     def _run(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:

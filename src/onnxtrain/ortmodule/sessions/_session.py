@@ -243,7 +243,8 @@ class Session:
         # PyTorch (2.13) cannot resize memory from DLPack. An empty output may be resized when it is passed as `out=`.
         for index in self._empty:
             if index < count:
-                outputs[index] = torch.empty_like(outputs[index])
+                # Not `empty_like`, which keeps strides from DLPack that `torch.view_as_complex` rejects.
+                outputs[index] = outputs[index].new_empty(outputs[index].shape)
         for index, order in self._layouts.items():
             restride(outputs[index], order)
         return outputs

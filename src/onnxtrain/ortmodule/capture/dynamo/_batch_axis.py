@@ -35,7 +35,7 @@ def symbolic_batch(arguments: Mapping[str, Any]) -> Iterator[None]:
     Args:
         arguments: the local variables of the captured function by name, before it runs.
     """
-    tensors = {id(leaf): leaf for leaf in pytree.tree_leaves(dict(arguments)) if _may_have_batch(leaf)}
+    tensors = {id(leaf): leaf for leaf in _leaves(dict(arguments)) if _may_have_batch(leaf)}
     sizes = Counter(tensor.shape[0] for tensor in tensors.values())
     batch = sizes.most_common(1)[0][0] if sizes else None
     # Axes that the user has marked are left alone: such a graph is compiled once, for all sizes.
@@ -52,6 +52,21 @@ def symbolic_batch(arguments: Mapping[str, Any]) -> Iterator[None]:
         _marked.ids = before
         for tensor in marked:
             vars(tensor).pop(DYNAMIC_AXES, None)
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Returns the leaves of nested containers. Each container is visited once, because it may contain itself."""
+    # The values are kept alive, so that no new object reuses an id.
+    seen: dict[int, Any] = {}
+
+    def is_visited(part: Any) -> bool:
+        if id(part) in seen:
+            return True
+        seen[id(part)] = part
+        return False
+
+    leaves: list[Any] = pytree.tree_leaves(value, is_leaf=is_visited)
+    return leaves
 
 
 def _may_have_batch(value: Any) -> bool:

@@ -14,6 +14,8 @@ from onnxtrain.ortmodule.lowering._table import Lowering, lower
 
 @lower("aten.relu.default")
 def relu(low: Lowering, x: ir.Value) -> ir.Value:
+    if low.dtype == ir.DataType.BOOL:
+        raise low.unsupported("booleans")
     # ONNX Runtime has Relu kernels for int32 and int8, but not for int64 and int16.
     if low.dtype.is_floating_point():
         return low.op.Relu(x)
@@ -36,6 +38,7 @@ def hardtanh(low: Lowering, x: ir.Value, min_val: Any = -1.0, max_val: Any = 1.0
 
 @lower("aten.leaky_relu.default")
 def leaky_relu(low: Lowering, x: ir.Value, negative_slope: float = 0.01) -> ir.Value:
+    low.refuse_overflow(negative_slope)
     # ONNX Runtime's LeakyRelu kernel is float32 only, and ONNX keeps alpha in float32.
     if low.is_double:
         return _sloped(low, x, negative_slope)
@@ -66,6 +69,7 @@ def rrelu(
 
 @lower("aten.elu.default")
 def elu(low: Lowering, x: ir.Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> ir.Value:
+    low.refuse_overflow(alpha, scale)
     if input_scale != 1:
         raise low.unsupported(f"input_scale={input_scale}")
     if low.is_double:
@@ -78,6 +82,8 @@ def elu(low: Lowering, x: ir.Value, alpha: float = 1, scale: float = 1, input_sc
 
 @lower("aten.celu.default")
 def celu(low: Lowering, x: ir.Value, alpha: float = 1.0) -> ir.Value:
+    if alpha == 0:
+        raise low.unsupported("alpha=0")
     if low.is_double:
         # Celu has a float32 kernel only.
         return _exponential(low, x, float(alpha), 1.0, float(alpha))
@@ -123,6 +129,7 @@ def mish(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.softplus.default")
 def softplus(low: Lowering, x: ir.Value, beta: float = 1, threshold: float = 20) -> ir.Value:
+    low.refuse_overflow(beta, threshold)
     op = low.op
     scaled = x if beta == 1 else op.Mul(x, float(beta))
     result = op.Softplus(scaled) if beta == 1 else op.Div(op.Softplus(scaled), float(beta))

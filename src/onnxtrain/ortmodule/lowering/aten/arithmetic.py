@@ -8,7 +8,9 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
+from onnxtrain.passes import known_array
 
 
 def _operands(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
@@ -28,6 +30,8 @@ def _factors(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ...]:
 
 def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Value, ir.Value]:
     """Returns a and alpha * b."""
+    if isinstance(alpha, float) and not low.dtype.is_floating_point():
+        raise low.unsupported(f"alpha={alpha} for integers")
     a, b = _operands(low, a, b)
     if isinstance(alpha, ir.Value) or alpha != 1:
         b = low.op.Mul(b, low.tensor(alpha, b.dtype))
@@ -41,6 +45,8 @@ def add(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
 
 @lower("aten.sub.Tensor", "aten.sub.Scalar")
 def sub(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
+    if any(getattr(low.fake(index), "dtype", None) == torch.bool for index in (0, 1)):
+        raise low.unsupported("booleans")
     return low.op.Sub(*_scaled_operands(low, a, b, alpha))
 
 
@@ -71,9 +77,41 @@ def div_mode(low: Lowering, a: Any, b: Any, *, rounding_mode: str | None) -> ir.
     if rounding_mode == "floor":
         return floor_divide(low, a, b)
     a, b = low.tensors(a, b)
-    # ONNX divides integers towards zero already.
-    quotient = low.op.Div(a, b)
-    return truncated(low, quotient) if is_float(quotient) else quotient
+    return truncated(low, low.op.Div(a, b)) if is_float(a) else truncated_quotient(low.op, a, b)
+
+
+def truncated_quotient(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Returns the quotient of integers, rounded towards zero. As in PyTorch, the smallest integer by -1 is itself."""
+    divisor = known_array(b)
+    if divisor is not None and not np.any(divisor == -1):
+        return op.Div(a, b)
+    if b.dtype is not None and not b.dtype.is_signed():
+        return op.Div(a, b)
+    # The processor has no result for the smallest integer divided by -1: ONNX Runtime (1.32) ends with SIGFPE there.
+    negated = op.Equal(b, op.const(-1, like=b))
+    # A product with -1 wraps around, and ONNX Runtime lacks Neg of int16.
+    wide = ir.DataType.INT32 if a.dtype in (ir.DataType.INT8, ir.DataType.INT16) else a.dtype
+    quotient = op.Div(a, _chosen(op, negated, op.const(1, like=b), b))
+    negative = op.Mul(op.Cast(a, to=wide), op.const(-1, wide))
+    return op.Cast(op.Where(negated, negative, op.Cast(quotient, to=wide)), to=a.dtype)
+
+
+def floored_quotient(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Returns the quotient of integers, rounded down."""
+    quotient = truncated_quotient(op, a, b)
+    # Not (a - a mod b) / b: that difference overflows for the smallest integers.
+    zero = op.const(0, like=a)
+    signs_differ = op.Xor(op.Less(a, zero), op.Less(b, zero))
+    inexact = op.Not(op.Equal(op.Mod(a, b, fmod=1), zero))
+    return op.Sub(quotient, op.Cast(op.And(inexact, signs_differ), to=a.dtype))
+
+
+def _chosen(op: Emitter, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Returns Where of integers, for which ONNX Runtime has no int16 kernel."""
+    if a.dtype != ir.DataType.INT16:
+        return op.Where(condition, a, b)
+    wide = ir.DataType.INT32
+    return op.Cast(op.Where(condition, op.Cast(a, to=wide), op.Cast(b, to=wide)), to=a.dtype)
 
 
 @lower("aten.floor_divide.default", "aten.floor_divide.Scalar")
@@ -81,7 +119,7 @@ def floor_divide(low: Lowering, a: Any, b: Any) -> ir.Value:
     op = low.op
     a, b = low.tensors(a, b)
     if not is_float(a):
-        return op.Div(op.Sub(a, op.Mod(a, b)), b)
+        return floored_quotient(op, a, b)
     # As PyTorch does, from the exact remainder: a / b may round up to the next integer.
     rest, corrected = _signed_rest(low, a, b)
     quotient = op.Div(op.Sub(a, rest), b)

@@ -222,12 +222,14 @@ def embedding_bag(
     op = low.op
     indices, offsets = low.tensor(indices, ir.DataType.INT64), low.tensor(offsets, ir.DataType.INT64)
     count = op.Shape(indices)
+    low.check(op.Equal(op.Slice(offsets, [0], [1]), 0), "offsets[0] has to be 0")
+    low.check(op.LessOrEqual(offsets, count), "offsets must not be greater than the number of indices")
     bags = op.Shape(offsets)
     if include_last_offset:
         bags = op.Sub(bags, [1])
         offsets = op.Slice(offsets, [0], bags, [0])
     bag = op.Sub(segment_of_each(low, offsets, count), [1])
-    rows = op.Gather(weight, indices, axis=0)
+    rows = op.Gather(weight, counted(low, 1, indices), axis=0)
     width = op.Shape(weight, start=1, end=2)
     # Indices equal to padding_idx count in no bag.
     real = op.Not(op.Equal(indices, op.const(padding_idx)))

@@ -34,8 +34,11 @@ def segment_of_each(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Valu
 def repeat_interleave(low: Lowering, repeats: ir.Value, *, output_size: Any = None) -> ir.Value:
     """Lowers to indices: 0 as often as the first number says, then 1 as often as the second one says, ..."""
     op = low.op
+    low.check(op.GreaterOrEqual(low.tensor(repeats, INT64), 0), "repeats can not be negative")
     ends = op.CumSum(low.tensor(repeats, INT64), op.const(0))
     total = op.ReduceSum(low.tensor(repeats, INT64), [0], keepdims=1)
+    if output_size is not None:
+        low.check(op.Equal(total, low.ints(output_size)), "allocated size does not match required size")
     return segment_of_each(low, ends, total)
 
 
@@ -43,6 +46,7 @@ def repeat_interleave(low: Lowering, repeats: ir.Value, *, output_size: Any = No
 def bincount(low: Lowering, x: ir.Value, weights: ir.Value | None = None, minlength: int = 0) -> ir.Value:
     op = low.op
     x = low.tensor(x, INT64)
+    low.check(op.GreaterOrEqual(x, 0), "bincount only supports 1-d non-negative integral inputs")
     # -1 stands for the maximum of an empty `x`.
     highest = op.ReduceMax(op.Concat(x, [-1], axis=0), [0], keepdims=1)
     size = op.Max(op.Add(highest, [1]), op.const([minlength]))

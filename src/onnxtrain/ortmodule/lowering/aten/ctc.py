@@ -45,6 +45,14 @@ def ctc_loss(
         raise low.unsupported("an input without batch axis")
     input_lengths, target_lengths = (_lengths(low, lengths) for lengths in (input_lengths, target_lengths))
     targets = low.tensor(targets, INT64)
+    fits = op.And(op.GreaterOrEqual(input_lengths, 0), op.LessOrEqual(input_lengths, time))
+    low.check(fits, f"Expected input_lengths to have value between 0 and {time}")
+    low.check(op.GreaterOrEqual(target_lengths, 0), "Expected target_lengths to have value at least 0")
+    if low.fake(1).dim() == 1:
+        fits = op.Equal(op.ReduceSum(target_lengths, keepdims=1), op.Shape(targets))
+    else:
+        fits = op.LessOrEqual(target_lengths, op.Shape(targets, start=1))
+    low.check(fits, "Expected targets to have as many labels as target_lengths says")
     if low.fake(1).dim() == 1:
         targets = _padded(low, targets, target_lengths)
     classes = op.dim(log_probs, 2)

@@ -71,6 +71,8 @@ def mse_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1) -> ir.
 def smooth_l1_loss(
     low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, beta: float = 1.0
 ) -> ir.Value:
+    if beta < 0:
+        raise low.unsupported(f"beta={beta}")
     op = low.op
     size = op.Abs(_difference(low, x, y))
     # Without this case the branch that is not taken divides by zero.
@@ -82,6 +84,8 @@ def smooth_l1_loss(
 
 @lower("aten.huber_loss.default")
 def huber_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, delta: float = 1.0) -> ir.Value:
+    if delta <= 0:
+        raise low.unsupported(f"delta={delta}")
     op = low.op
     size = op.Abs(_difference(low, x, y))
     large = op.Mul(op.Sub(size, 0.5 * delta), delta)
@@ -104,12 +108,15 @@ def binary_cross_entropy(
     """
     op = low.op
     x, target = low.tensors(x, target)
-    rest = op.Sub(1.0, x)
+    rest, other = op.Sub(1.0, x), op.Sub(1.0, target)
+    # A product of both is negative, or NaN, outside of [0, 1].
+    for name, share in (("input", op.Mul(x, rest)), ("target", op.Mul(target, other))):
+        low.check(op.GreaterOrEqual(share, 0.0), f"all elements of {name} should be between 0 and 1")
     saturated = op.Less(op.Mul(x, rest), _LEAST_VARIANCE)
     log_x, log_rest = (
         op.Where(saturated, op.stop_gradient(log), log) for log in (_log(low, x), _log(low, rest))
     )
-    loss = op.Neg(op.Add(op.Mul(target, log_x), op.Mul(op.Sub(1.0, target), log_rest)))
+    loss = op.Neg(op.Add(op.Mul(target, log_x), op.Mul(other, log_rest)))
     slope = op.stop_gradient(op.Mul(op.Sub(x, target), 1 / _LEAST_VARIANCE))
     loss = op.Add(loss, op.Where(saturated, op.Mul(op.Sub(x, op.stop_gradient(x)), slope), 0.0))
     return _reduced(low, loss if weight is None else op.Mul(loss, weight), reduction)

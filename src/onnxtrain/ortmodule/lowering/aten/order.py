@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.emitter import Emitter
@@ -123,6 +124,8 @@ def extremum_with_index(low: Lowering, x: ir.Value, dim: int, keepdim: bool = Fa
 
 @lower("aten.kthvalue.default")
 def kth_value(low: Lowering, x: ir.Value, k: Any, dim: int = -1, keepdim: bool = False) -> Any:
+    if x.dtype == ir.DataType.BOOL:
+        raise low.unsupported("booleans")
     if not low.fake(0).shape:
         return low.op.Identity(x), low.op.const(0)
     return _kth(low, x, axis_of(low, dim), k, False, keepdim, nan_first=False)
@@ -162,6 +165,8 @@ def _middle_number(low: Lowering, x: ir.Value, axis: int, keepdim: bool) -> tupl
 @lower("aten.median.default", "aten.nanmedian.default")
 def median(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
+    if x.dtype == ir.DataType.BOOL:
+        raise low.unsupported("booleans")
     if not low.fake(0).shape:
         return x
     if low.has_no_elements(0) and is_float(x):
@@ -275,13 +280,16 @@ def _sorted(low: Lowering, x: ir.Value, dim: int = -1, descending: bool = False)
 def _ordered(
     low: Lowering, x: ir.Value, k: Any, axis: int, largest: bool, sorted: bool = True
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns TopK, with NaN in the place of infinity."""
+    """Returns TopK, with NaN as the largest number."""
     op, attributes = low.op, {"axis": axis, "largest": int(largest), "sorted": int(sorted)}
     if not is_float(x):
         values, indices = op.TopK(x, k, **attributes, _outputs=2)
         return values, indices
     # TopK only finds the order; the elements, and their gradients, come by GatherElements.
-    key = low.op.stop_gradient(op.Where(op.IsNaN(x), op.const(math.inf, like=x), x))
+    # NaN takes the place of infinity, and infinity that of the largest finite number.
+    largest_finite = op.const(torch.finfo(low.fake(0).dtype).max, like=x)
+    finite = op.Where(op.IsInf(x, detect_negative=0), largest_finite, x)
+    key = low.op.stop_gradient(op.Where(op.IsNaN(x), op.const(math.inf, like=x), finite))
     _, indices = op.TopK(key, k, **attributes, _outputs=2)
     return op.GatherElements(x, indices, axis=axis), indices
 
@@ -291,6 +299,8 @@ def unique(
     low: Lowering, x: ir.Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[ir.Value, ...]:
     op = low.op
+    if is_float(x):
+        return _unique_floats(low, x)
     # ONNX Runtime's Unique takes float32, float64, int64 and int8.
     if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS or x.dtype == ir.DataType.INT32:
         x = low.tensor(x, ir.DataType.INT64)
@@ -299,6 +309,26 @@ def unique(
     if low.fake(0).dim() != 1:
         inverse = op.reshape_like(inverse, x)
     return values, inverse, counts
+
+
+def _unique_floats(low: Lowering, x: ir.Value) -> tuple[ir.Value, ...]:
+    """Returns what `unique` does. ONNX Runtime's Unique (1.32) loses numbers where there are NaN."""
+    op = low.op
+    flat = op.Reshape(x, [-1])
+    size = op.Shape(flat)
+    ordered, order = _ordered(low, flat, size, 0, False)
+    # Where a number differs from the one before it. As in PyTorch, NaN differs from NaN.
+    changes = op.Not(op.Equal(op.Slice(ordered, [1], size), op.Slice(ordered, [0], [-1])))
+    changes = op.Slice(op.Concat(op.const([True]), changes, axis=0), [0], size)
+    place = op.Sub(op.CumSum(op.Cast(changes, to=ir.DataType.INT64), op.const(0)), [1])
+    zeros = op.Expand(op.const(0), size)
+    inverse = op.ScatterElements(zeros, order, place, axis=0)
+    values = op.Compress(ordered, changes, axis=0)
+    ones = op.Expand(op.const(1), size)
+    counts = op.ScatterElements(
+        op.Expand(op.const(0), op.Shape(values)), place, ones, axis=0, reduction="add"
+    )
+    return values, op.reshape_like(inverse, x) if low.fake(0).dim() != 1 else inverse, counts
 
 
 @lower("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")

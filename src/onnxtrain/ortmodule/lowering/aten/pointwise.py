@@ -48,12 +48,18 @@ for _aten, _onnx in _UNARY.items():
     lower(f"aten.{_aten}.default")(_unary(_onnx))
 
 
+def _refuse_booleans(low: Lowering, x: ir.Value) -> None:
+    if x.dtype == BOOL:
+        raise low.unsupported("booleans")
+
+
 @lower("aten.abs.default", "aten.sign.default", "aten.sgn.default")
 def magnitude_or_sign(low: Lowering, x: ir.Value) -> ir.Value:
+    if "abs" in str(low.node.target):
+        _refuse_booleans(low, x)
+        return low.op.Abs(x)
     if low.dtype == BOOL:
         return x
-    if "abs" in str(low.node.target):
-        return low.op.Abs(x)
     # PyTorch's sign of NaN is 0, ONNX Runtime's is NaN.
     sign = low.op.Sign(x)
     return low.op.Where(low.op.IsNaN(x), 0.0, sign) if is_float(x) else sign
@@ -116,13 +122,17 @@ def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
     # From the arc tangent of the quotient that is at most 1 in magnitude, which neither overflows nor divides by 0.
     steep = op.Greater(op.Abs(y), op.Abs(x))
     bottom = op.Where(steep, y, x)
-    # At (0, 0) there is no gradient, rather than NaN.
-    origin = op.Equal(bottom, 0.0)
-    top, bottom = op.Where(origin, 0.0, op.Where(steep, x, y)), op.Where(origin, 1.0, bottom)
-    angle = op.Atan(op.Div(top, bottom))
-    down = op.Less(y, 0.0)
+    # At (0, 0) there is no gradient, rather than NaN. The quotient of two infinities is taken for that of their
+    # signs.
+    origin = op.And(op.Equal(x, 0.0), op.Equal(y, 0.0))
+    infinite = op.And(op.IsInf(x), op.IsInf(y))
+    top, bottom = op.Where(steep, x, y), op.Where(origin, 1.0, bottom)
+    top = op.Where(origin, 0.0, op.Where(infinite, op.Sign(y), top))
+    angle = op.Atan(op.Div(top, op.Where(infinite, op.Sign(x), bottom)))
+    # The sign of a zero tells from which side it is approached.
+    down = signbit(low, y)
     from_steep = op.Sub(op.Where(down, *_constants(low, -math.pi / 2, math.pi / 2)), angle)
-    turn = op.Where(op.Less(x, 0.0), op.Where(down, *_constants(low, -math.pi, math.pi)), 0.0)
+    turn = op.Where(signbit(low, x), op.Where(down, *_constants(low, -math.pi, math.pi)), 0.0)
     return op.Where(steep, from_steep, op.Add(angle, turn))
 
 
@@ -160,6 +170,7 @@ def log_of_sum(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
 
 @lower("aten.floor.default", "aten.ceil.default", "aten.trunc.default")
 def to_integer(low: Lowering, x: ir.Value) -> ir.Value:
+    _refuse_booleans(low, x)
     if not is_float(x):
         return x
     kind = str(low.node.target).split(".")[1]
@@ -168,6 +179,7 @@ def to_integer(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.round.default", "aten.round.decimals")
 def round_(low: Lowering, x: ir.Value, *, decimals: int = 0) -> ir.Value:
+    _refuse_booleans(low, x)
     if not is_float(x):
         return x
     # ONNX's Round, like PyTorch's, rounds halves to even.
@@ -247,7 +259,18 @@ def masked_fill(low: Lowering, x: ir.Value, mask: ir.Value, value: Any) -> ir.Va
 
 @lower("aten.lerp.Scalar", "aten.lerp.Tensor")
 def lerp(low: Lowering, a: ir.Value, b: ir.Value, weight: Any) -> ir.Value:
-    return low.op.Add(a, low.op.Mul(low.tensor(weight, low.dtype), low.op.Sub(b, a)))
+    op = low.op
+    if not low.dtype.is_floating_point():
+        raise low.unsupported("integers")
+    # From the nearer end, as in PyTorch: a + (b - a) is not b if `a` is much larger than `b`.
+    if isinstance(weight, int | float):
+        near = abs(weight) < 0.5
+        step = op.Mul(low.tensor(weight if near else weight - 1, low.dtype), op.Sub(b, a))
+        return op.Add(a if near else b, step)
+    a, b, weight = low.tensors(a, b, weight)
+    is_near = op.Less(op.Abs(weight), 0.5)
+    start, distance = op.Where(is_near, a, b), op.Where(is_near, weight, op.Sub(weight, 1.0))
+    return op.Add(start, op.Mul(distance, op.Sub(b, a)))
 
 
 @lower("aten.addcmul.default", "aten.addcdiv.default")

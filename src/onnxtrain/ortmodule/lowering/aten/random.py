@@ -227,10 +227,20 @@ def multinomial(
     # As PyTorch's CPU kernels: the places of the largest weight / exponential noise; with replacement, a search in the
     # cumulated shares. Sampling has no gradient.
     weights = low.op.stop_gradient(weights)
+    invalid = "invalid multinomial distribution ({})"
+    not_negative, finite = op.GreaterOrEqual(weights, 0.0), op.Not(op.IsInf(weights))
+    total = op.ReduceMax(weights, [-1], keepdims=0)
     if not replacement or count == 1:
+        low.check(
+            op.And(not_negative, finite), "probability tensor contains either `inf`, `nan` or element < 0"
+        )
+        low.check(op.Greater(total, 0.0), invalid.format("sum of probabilities <= 0"))
         noise = low.random_input(_drawing(low.fake(0), lambda tensor: tensor.exponential_()), low.fake(0))
         _, places = op.TopK(op.Div(weights, noise), [count], axis=-1, _outputs=2)
         return places
+    low.check(not_negative, invalid.format("encountering probability entry < 0"))
+    low.check(finite, invalid.format("encountering probability entry = infinity or NaN"))
+    low.check(op.Greater(total, 0.0), invalid.format("sum of probabilities <= 0"))
     noise = low.random_input(
         lambda shape: torch.empty(tuple(shape), dtype=torch.float64).uniform_(), low.result.double()
     )

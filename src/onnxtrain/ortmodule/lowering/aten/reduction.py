@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.comparison import as_bool
 from onnxtrain.ortmodule.lowering.aten.order import axes_of, reduced_extremum
+from onnxtrain.ortmodule.lowering.aten.shape import transposed
 
 
 def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -> ir.Value:
@@ -41,12 +42,61 @@ def mean(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dty
 
 @lower("aten.sum.dim_IntList", "aten.sum.default")
 def sum_(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
+    if low.dtype.is_integer() and x.dtype not in _COUNTED:
+        return _integer_sum(low, low.tensor(x, ir.DataType.INT64), axes_of(low, dim), keepdim)
     return _reduce(low, "ReduceSum", low.tensor(x, low.dtype), dim, keepdim)
+
+
+_COUNTED = (ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT16)
+"""Dtypes of which no tensor is so large that its sum exceeds 2^53."""
+
+
+def _integer_sum(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
+    """Returns the sum of int64 numbers modulo 2^64, as PyTorch computes it.
+
+    ONNX Runtime (1.32) adds up in float64 in ReduceSum: 2^53 + 1 becomes 2^53. Its MatMul of integers is exact.
+    """
+    op, rank = low.op, len(low.fake(0).shape)
+    axes = list(range(rank)) if axes is None else axes
+    if not axes:
+        return x
+    if low.has_no_elements(0):
+        return op.ReduceSum(x, axes, keepdims=int(keepdim))
+    kept = [axis for axis in range(rank) if axis not in axes]
+    rows = transposed(low, x, [*kept, *axes])
+    if len(axes) > 1:
+        rows = op.Reshape(rows, op.const([0] * len(kept) + [-1]))
+    ones = op.Expand(op.const(1), op.Shape(rows, start=-1))
+    total = op.MatMul(rows, ones)
+    return op.Unsqueeze(total, sorted(axes)) if keepdim else total
 
 
 @lower("aten.prod.dim_int", "aten.prod.default")
 def prod(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
+    if low.dtype.is_integer():
+        return _integer_product(low, low.tensor(x, ir.DataType.INT64), axes_of(low, dim), keepdim)
     return _reduce(low, "ReduceProd", low.tensor(x, low.dtype), dim, keepdim)
+
+
+def _integer_product(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
+    """Returns the product of int64 numbers modulo 2^64, as PyTorch computes it."""
+    op, shape = low.op, low.fake(0).shape
+    axes = list(range(len(shape))) if axes is None else axes
+    for axis in axes:
+        size = shape[axis]
+        if not isinstance(size, int):
+            raise low.unsupported(
+                "a product of an unknown number of integers, which ONNX Runtime rounds to float64"
+            )
+        if size == 0:
+            return op.ReduceProd(x, axes, keepdims=int(keepdim))
+        # Products of pairs, until one is left.
+        while size > 1:
+            half = size // 2
+            pairs = op.Mul(op.Slice(x, [0], [half], [axis]), op.Slice(x, [half], [2 * half], [axis]))
+            rest = [op.Slice(x, [2 * half], [size], [axis])] if size % 2 else []
+            x, size = op.Concat(pairs, *rest, axis=axis) if rest else pairs, size - half
+    return x if keepdim or not axes else op.Squeeze(x, axes)
 
 
 @lower("aten.any", "aten.all", "aten._is_any_true.default", "aten._is_all_true.default")
@@ -64,13 +114,22 @@ def _variance(
 ) -> tuple[ir.Value, ir.Value]:
     """Returns the variance, and the mean with the reduced axes kept."""
     op = low.op
+    if not (low.fake(0).dtype.is_floating_point or low.fake(0).is_complex()):
+        raise low.unsupported("integers")
     axes = axes_of(low, dim)
     center = averaged(low, x, axes, keepdim=True)
-    deviation = op.Sub(x, center)
+    return _mean_square(low, op.Sub(x, center), axes, correction, keepdim), center
+
+
+def _mean_square(
+    low: Lowering, deviation: ir.Value, axes: list[int] | None, correction: float | None, keepdim: bool
+) -> ir.Value:
+    """Returns the sum of squares of deviations divided by their number less the correction."""
+    op = low.op
     correction = 1 if correction is None else correction
     if correction == 0:
         square = op.Mul(deviation, deviation)
-        return averaged(low, square, axes, keepdim), center
+        return averaged(low, square, axes, keepdim)
     total = op.ReduceSumSquare(deviation, axes, keepdims=int(keepdim))
     sizes = low.fake(0).shape
     reduced = [sizes[axis] for axis in (range(len(sizes)) if axes is None else axes)]
@@ -78,10 +137,10 @@ def _variance(
     if all(isinstance(size, int) for size in reduced):
         freedom = low.tensor(float(max(math.prod(reduced) - correction, 0)), low.dtype)
     else:
-        shape = op.Shape(x) if axes is None else op.Gather(op.Shape(x), axes)
+        shape = op.Shape(deviation) if axes is None else op.Gather(op.Shape(deviation), axes)
         count = op.Cast(op.ReduceProd(shape, keepdims=0), to=low.dtype)
         freedom = op.Max(op.Sub(count, float(correction)), 0.0)
-    return op.Div(total, freedom), center
+    return op.Div(total, freedom)
 
 
 @lower("aten.var.correction")
@@ -95,7 +154,28 @@ def var(
 def std(
     low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> ir.Value:
-    return _root(low, _variance(low, x, dim, correction, keepdim)[0], 0.5)
+    return _deviation(low, x, dim, correction, keepdim)[0]
+
+
+def _deviation(
+    low: Lowering, x: ir.Value, dim: Any, correction: float | None, keepdim: bool
+) -> tuple[ir.Value, ir.Value]:
+    """Returns the standard deviation, and the mean with the reduced axes kept."""
+    op = low.op
+    if low.dtype != ir.DataType.FLOAT or low.has_no_elements(0) or not low.fake(0).shape:
+        variance, center = _variance(low, x, dim, correction, keepdim)
+        return _root(low, variance, 0.5), center
+    # PyTorch computes the variance in float64. In float32 the squares of deviations above 1e19 overflow, and those
+    # below 1e-22 vanish: the deviations are divided by the largest one.
+    axes = axes_of(low, dim)
+    center = averaged(low, x, axes, keepdim=True)
+    distance = op.Sub(x, center)
+    largest = op.ReduceMax(op.Abs(distance), axes, keepdims=1)
+    scale = op.stop_gradient(op.Where(op.Equal(largest, 0.0), 1.0, largest))
+    root = _root(low, _mean_square(low, op.Div(distance, scale), axes, correction, keepdim), 0.5)
+    if not keepdim:
+        scale = op.Squeeze(scale, list(range(len(low.fake(0).shape))) if axes is None else axes)
+    return op.Mul(scale, root), center
 
 
 def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
@@ -112,9 +192,8 @@ def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
 def var_mean(
     low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Any:
-    spread, center = _variance(low, x, dim, correction, keepdim)
-    if "std_mean" in str(low.node.target):
-        spread = _root(low, spread, 0.5)
+    spread_of = _deviation if "std_mean" in str(low.node.target) else _variance
+    spread, center = spread_of(low, x, dim, correction, keepdim)
     if keepdim or not low.fake(0).shape:
         return spread, center
     axes = axes_of(low, dim)

@@ -19,6 +19,8 @@ INT64_MIN = int(np.iinfo(np.int64).min)
 def axis_of(low: Lowering, axis: int) -> int:
     """Returns an axis of the first argument as a number from 0 on."""
     rank = len(low.fake(0).shape)
+    if not -max(rank, 1) <= axis < max(rank, 1):
+        raise low.unsupported(f"axis {axis} of a tensor with {rank} axes")
     return axis % rank if rank else 0
 
 

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering.aten.arithmetic import floored_quotient
 
 INT64, DOUBLE, BOOL = ir.DataType.INT64, ir.DataType.DOUBLE, ir.DataType.BOOL
 
@@ -117,8 +118,7 @@ def _floordiv(low: Lowering, a: Any, b: Any) -> Any:
     a, b = _common(low, a, b)
     if a.dtype == DOUBLE:
         return low.op.Floor(low.op.Div(a, b))
-    # ONNX divides integers towards zero; Mod has the sign of the divisor, so that the difference divides evenly.
-    return low.op.Div(low.op.Sub(a, low.op.Mod(a, b)), b)
+    return floored_quotient(low.op, a, b)
 
 
 def _truediv(low: Lowering, a: Any, b: Any) -> Any:

@@ -229,7 +229,7 @@ class ReplayedGraph:
                 results[index] = value
             elif kind == "complex":
                 results[index] = torch.view_as_real(value.resolve_conj())
-            elif kind == "integer":
+            elif kind == "number":
                 # On fake tensors `item()` returns a symbol. Its value doesn't matter: a number has no gradient.
                 results[index] = torch.tensor(0 if isinstance(value, _SYMBOLS) else value)
         for place, index in lowered.mutated:

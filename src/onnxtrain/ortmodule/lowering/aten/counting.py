@@ -1,4 +1,4 @@
-"""Lowers counts of elements, and repetition by counts: the sizes of the results depend on the data."""
+"""Lowers bincount and repeat_interleave, whose result sizes depend on the data."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from onnxtrain.ortmodule.lowering._table import Lowering, lower
 INT64 = ir.DataType.INT64
 
 
-def segment_of_each(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Value:
-    """Returns for each of 0, 1, ... count - 1 how many of the `starts` are no greater.
+def segment_numbers(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Value:
+    """Returns the 1-based segment number of each of the positions 0, 1, ..., count - 1.
 
-    With the starts 0 and 2 and a count of 3, that is [1, 1, 2].
+    The segment number of a position is the number of `starts` that are not greater. E.g. starts of [0, 2] and a count
+    of 3 give [1, 1, 2].
 
     Args:
         low: the lowering.
-        starts: int64 [n], none greater than `count`.
-        count: int64 [1].
+        starts: the first position of each segment, int64 [n], not greater than `count`.
+        count: the number of positions, int64 [1].
     """
     op = low.op
-    # One place more, for segments that start at the end and are empty.
-    longer = op.Expand(op.const(0), op.Add(count, [1]))
-    marks = op.ScatterElements(
-        longer, starts, op.Expand(op.const(1), op.Shape(starts)), axis=0, reduction="add"
+    # One more element, because empty segments may start at `count`.
+    zeros = op.Expand(op.const(0), op.Add(count, [1]))
+    starts_at = op.ScatterElements(
+        zeros, starts, op.Expand(op.const(1), op.Shape(starts)), axis=0, reduction="add"
     )
-    return op.Slice(op.CumSum(marks, op.const(0)), [0], count, [0])
+    return op.Slice(op.CumSum(starts_at, op.const(0)), [0], count, [0])
 
 
 @lower("aten.repeat_interleave.Tensor")
 def repeat_interleave(low: Lowering, repeats: ir.Value, *, output_size: Any = None) -> ir.Value:
-    """Lowers to indices: 0 as often as the first number says, then 1 as often as the second one says, ..."""
+    """Lowers to the indices [0] * repeats[0] + [1] * repeats[1] + ..."""
     op = low.op
     ends = op.CumSum(low.tensor(repeats, INT64), op.const(0))
     total = op.ReduceSum(low.tensor(repeats, INT64), [0], keepdims=1)
-    return segment_of_each(low, ends, total)
+    # The ends are the starts of the next segments, so the numbers are 0-based indices.
+    return segment_numbers(low, ends, total)
 
 
 @lower("aten.bincount.default")
 def bincount(low: Lowering, x: ir.Value, weights: ir.Value | None = None, minlength: int = 0) -> ir.Value:
     op = low.op
     x = low.tensor(x, INT64)
-    # -1 stands for the maximum of an empty `x`.
+    # The -1 is the maximum of an empty `x`.
     highest = op.ReduceMax(op.Concat(x, [-1], axis=0), [0], keepdims=1)
     size = op.Max(op.Add(highest, [1]), op.const([minlength]))
     if weights is None:

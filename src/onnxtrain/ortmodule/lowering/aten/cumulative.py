@@ -1,8 +1,8 @@
-"""Lowers cumulative ops: the result at each place combines the elements up to there.
+"""Lowers cumulative ops (prefix scans): cumsum, cumprod, logcumsumexp, cummax and cummin.
 
-ONNX of this opset has CumSum only. The other ops take one of two ways. Where the size of the axis is known, log2(size)
-steps combine each element with the element 1, 2, 4, ... places before. Otherwise each prefix becomes a row of its own
-and the rows are reduced, in memory of the square of the size.
+Opset 21 has only CumSum. For an axis of fixed size, cumprod and logcumsumexp are lowered to log2(size) steps, which
+combine each element with the one 1, 2, 4, ... positions before it. Otherwise, and for cummax and cummin, all prefixes
+are materialized as rows and reduced, which takes quadratic memory.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def cumsum(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Val
 
 @lower("aten.cumprod.default")
 def cumprod(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
-    # ONNX has CumProd from opset 26 on; these graphs are of opset 21.
-    return _scanned(low, low.tensor(x, low.dtype), dim, 1, low.op.Mul, "ReduceProd")
+    # ONNX has CumProd since opset 26 only.
+    return _scan(low, low.tensor(x, low.dtype), dim, 1, low.op.Mul, "ReduceProd")
 
 
 @lower("aten.logcumsumexp.default")
 def logcumsumexp(low: Lowering, x: ir.Value, dim: int) -> ir.Value:
-    # Not Log(CumSum(Exp(x))): exp overflows from 89 on in float32.
-    return _scanned(low, x, dim, -math.inf, lambda a, b: logaddexp(low, a, b), "ReduceLogSumExp")
+    # Not Log(CumSum(Exp(x))), because Exp overflows for x >= 89 in float32.
+    return _scan(low, x, dim, -math.inf, lambda a, b: logaddexp(low, a, b), "ReduceLogSumExp")
 
 
-def _scanned(
+def _scan(
     low: Lowering,
     x: ir.Value,
     dim: int,
@@ -45,15 +45,15 @@ def _scanned(
     combine: Callable[[ir.Value, ir.Value], ir.Value],
     reduction: str,
 ) -> ir.Value:
-    """Combines all elements up to each place along an axis.
+    """Returns the inclusive prefix scan along an axis.
 
     Args:
-        low: the lowering; the first argument of its node is `x`.
+        low: the lowering. `x` is the first argument of its node.
         x: any shape.
         dim: the axis.
-        neutral: the number that `combine` leaves out, e.g. 1 for products.
-        combine: the associative operation on two tensors, e.g. `op.Mul`.
-        reduction: the ONNX op that combines all elements along an axis, e.g. "ReduceProd".
+        neutral: the neutral element of `combine`, e.g. 1 for a product.
+        combine: an associative binary operation, e.g. `op.Mul`.
+        reduction: the ONNX op that reduces by `combine`, e.g. "ReduceProd".
     """
     rank = low.fake(0).dim()
     if not rank:
@@ -61,11 +61,10 @@ def _scanned(
     axis = axis_of(low, dim)
     size = low.fake(0).shape[axis]
     identity = low.tensor(neutral, low.dtype)
-    # A symbolic size has no known number of steps.
     if not isinstance(size, int):
-        rows = low.op.Where(_prefixes(low, x, axis, rank), low.op.Unsqueeze(x, [axis]), identity)
+        rows = low.op.Where(_prefix_mask(low, x, axis, rank), low.op.Unsqueeze(x, [axis]), identity)
         return low.op.emit(reduction, rows, [axis + 1], keepdims=0)
-    # After the step of shift k, each place combines the last 2k elements up to there.
+    # After the step with shift k, each position combines the last 2k elements.
     shift = 1
     while shift < size:
         x = combine(x, low.op.pad(x, [shift, -shift], [axis], rank, identity))
@@ -73,13 +72,16 @@ def _scanned(
     return x
 
 
-def _prefixes(low: Lowering, x: ir.Value, axis: int, rank: int) -> ir.Value:
-    """Returns a mask bool [size, size, 1, ...] whose row i is true up to place i, to broadcast to rows of `x`."""
+def _prefix_mask(low: Lowering, x: ir.Value, axis: int, rank: int) -> ir.Value:
+    """Returns the lower triangular mask, bool [size, size, 1, ...], that selects the first i + 1 elements for row i.
+
+    It broadcasts to `x` with a new axis for the rows, inserted at `axis`.
+    """
     op = low.op
-    places = arange(low, low.op.dim(x, axis))
-    prefix = op.LessOrEqual(places, op.Unsqueeze(places, [1]))
-    behind = list(range(2, rank - axis + 1))
-    return op.Unsqueeze(prefix, behind) if behind else prefix
+    positions = arange(low, low.op.dim(x, axis))
+    mask = op.LessOrEqual(positions, op.Unsqueeze(positions, [1]))
+    trailing = list(range(2, rank - axis + 1))
+    return op.Unsqueeze(mask, trailing) if trailing else mask
 
 
 @lower("aten.cummax.default", "aten.cummin.default")
@@ -89,29 +91,27 @@ def cumulative_extremum(low: Lowering, x: ir.Value, dim: int) -> tuple[ir.Value,
     if not rank:
         return op.Identity(x), op.const(0)
     axis = axis_of(low, dim)
-    prefix = _prefixes(low, x, axis, rank)
+    mask = _prefix_mask(low, x, axis, rank)
     key = x if is_float(x) else low.tensor(x, ir.DataType.INT64)
     if "cummin" in str(low.node.target):
         key = op.Neg(key)
     if not is_float(x):
         smallest = op.const(np.iinfo(np.int64).min)
-        rows = op.Where(prefix, op.Unsqueeze(key, [axis]), smallest)
+        rows = op.Where(mask, op.Unsqueeze(key, [axis]), smallest)
         indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)
         return op.GatherElements(x, indices, axis=axis), indices
-    # Only GatherElements at the end has a gradient, for the chosen element alone, as in PyTorch.
+    # Only the final GatherElements passes a gradient, to the selected element alone, as in PyTorch.
     key = low.op.stop_gradient(key)
-    places = arange(low, low.op.dim(x, axis))
-    behind = list(range(1, rank - axis))
-    column = op.Unsqueeze(places, behind) if behind else places
-    # PyTorch takes NaN for the greatest number, and among equal elements the last one.
+    positions = arange(low, low.op.dim(x, axis))
+    trailing = list(range(1, rank - axis))
+    column = op.Unsqueeze(positions, trailing) if trailing else positions
+    # PyTorch returns the last of several NaNs, or of equal elements.
     nans = op.Where(op.IsNaN(key), column, op.const(-1))
-    last_nan = op.ReduceMax(
-        op.Where(prefix, op.Unsqueeze(nans, [axis]), op.const(-1)), [axis + 1], keepdims=0
-    )
-    rows = op.Where(prefix, op.Unsqueeze(key, [axis]), op.const(-math.inf, like=key))
+    last_nan = op.ReduceMax(op.Where(mask, op.Unsqueeze(nans, [axis]), op.const(-1)), [axis + 1], keepdims=0)
+    rows = op.Where(mask, op.Unsqueeze(key, [axis]), op.const(-math.inf, like=key))
     rows = op.Where(op.IsNaN(rows), op.const(-math.inf, like=key), rows)
     indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)
-    # In a row of -inf alone ArgMax finds the last place of the axis, which lies behind the prefix.
+    # If all elements of a prefix are -inf, ArgMax returns the last index of the row, which is past the prefix.
     indices = op.Min(indices, column)
     indices = op.Where(op.GreaterOrEqual(last_nan, op.const(0)), last_nan, indices)
     return op.GatherElements(x, indices, axis=axis), indices

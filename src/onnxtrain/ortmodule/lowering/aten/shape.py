@@ -250,7 +250,7 @@ def arange(low: Lowering, count: Any) -> ir.Value:
 
 @lower("aten.diagonal.default")
 def diagonal(low: Lowering, x: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ir.Value:
-    """Lowers to a Gather from each flattened n x m matrix: every (m + 1)-th element, beginning with the first one of the diagonal."""
+    """Lowers to a Gather from flattened n x m matrices, where elements of a diagonal have a distance of m + 1."""
     op = low.op
     shape = low.fake(0).shape
     axes = [axis_of(low, dim1), axis_of(low, dim2)]

@@ -120,7 +120,7 @@ def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
     """Computes exp(x²) erfc(x) for x >= 1/2, by the trapezoidal rule for an integral over the real line.
 
     With step h, erfc(x) = h x / pi exp(-x²) sum over all k of exp(-k² h²) / (x² + k² h²) - 2 / (exp(2 pi x / h) - 1).
-    The last term is the residue of the residue at i x (Matta and Reichel, Math. Comp. 25 (1971), 339-344).
+    The last term is the residue of the pole at i x (Matta and Reichel, Math. Comp. 25 (1971), 339-344).
     """
     squared_nodes = (_STEP * np.arange(_NODES + 1)) ** 2
     weights = np.exp(-squared_nodes) * np.where(squared_nodes > 0, 2.0, 1.0) * _STEP / math.pi

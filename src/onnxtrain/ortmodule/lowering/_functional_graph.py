@@ -144,7 +144,7 @@ def functional_graph(
 
     Args:
         graph_module: the Dynamo graph. Its writes to inputs become `aten.copy_` nodes at the end of the result.
-        flow: tells where autograd stops, because of `detach` or `no_grad`.
+        flow: tells where autograd stops, e.g. because of `detach` or `no_grad`.
         values: example values of the inputs, to trace with instead of those in the graph's metadata, e.g. with fixed
             sizes instead of symbolic ones.
     """
@@ -187,7 +187,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a Dynamo graph under tracing, and inserts `detach` nodes where `flow` says that autograd stops."""
+    """Runs a Dynamo graph under tracing, and adds nodes that give the gradients of eager PyTorch, as `flow` describes them."""
 
     def __init__(self, graph_module: fx.GraphModule, flow: GradientFlow) -> None:
         # `run_node` reads the base tensors of written memory after their last use in the graph.

@@ -91,6 +91,7 @@ def is_number(node: fx.Node) -> bool:
 
 
 def _writes_back(node: fx.Node) -> bool:
+    """True if the node copies a value into a placeholder."""
     return str(node.target) == "aten.copy_.default" and _is_placeholder(node.args[0])
 
 

@@ -88,6 +88,8 @@ def lower_complex(*names: str) -> Callable[[F], F]:
 
 
 def _register_in(table: dict[str, LoweringFunction], names: Sequence[str]) -> Callable[[F], F]:
+    """Returns a decorator that adds a function to a table under all names."""
+
     def register(function: F) -> F:
         for name in names:
             _check_overload(name)
@@ -249,7 +251,7 @@ class Lowering:
         return ir.Shape([_dimension(size) for size in fake.shape])
 
     def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor], like: torch.Tensor) -> ir.Value:
-        """Adds a graph input that `draw` computes at each call.
+        """Adds and returns a graph input, which `draw` computes at each call.
 
         Args:
             draw: returns a random tensor of the given shape.

@@ -176,7 +176,7 @@ EMBEDDINGS: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
 }
-"""Functions in a Dynamo graph that are traced as another function, whose writes to the weight tracing sees."""
+"""Functions in a Dynamo graph that are traced as another function."""
 
 
 @lower("aten.embedding.default")

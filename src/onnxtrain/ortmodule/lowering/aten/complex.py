@@ -190,6 +190,7 @@ def neg(low: Lowering, z: Complex) -> Complex:
 
 
 def _complex_product(low: Lowering, a: Complex, b: Complex) -> Complex:
+    """Returns the elementwise product a * b."""
     op = low.op
     return Complex(
         op.Sub(op.Mul(a.re, b.re), op.Mul(a.im, b.im)), op.Add(op.Mul(a.re, b.im), op.Mul(a.im, b.re))
@@ -197,6 +198,7 @@ def _complex_product(low: Lowering, a: Complex, b: Complex) -> Complex:
 
 
 def _scaled(low: Lowering, z: Complex, factor: Any) -> Complex:
+    """Returns z times a real factor."""
     factor = low.tensor(factor, low.dtype)
     return Complex(low.op.Mul(z.re, factor), low.op.Mul(z.im, factor))
 

@@ -47,7 +47,7 @@ def fill(low: Lowering, x: ir.Value, value: Any) -> ir.Value:
 
 
 def _constant_fills(number: int) -> tuple[Callable[..., ir.Value], ...]:
-    """Returns lowerings of `full(size)`, `full_like(x)` and `new_full(x, size)` with a fixed fill value."""
+    """Returns three lowerings that fill with `number`, with the arguments of `zeros`, `zeros_like` and `new_zeros`."""
     return (
         lambda low, size, *_, **__: _filled(low, number, size),
         lambda low, x, **__: _filled(low, number, None, x),
@@ -55,7 +55,7 @@ def _constant_fills(number: int) -> tuple[Callable[..., ir.Value], ...]:
     )
 
 
-# `empty` is lowered like `zeros`.
+# Elements of `empty` may have any value, e.g. 0.
 _EMPTY = ("aten.empty.memory_format", "aten.empty_strided.default")
 _NEW_EMPTY = ("aten.new_empty.default", "aten.new_empty_strided.default")
 for _number, _names in (

@@ -73,6 +73,7 @@ def ctc_loss(
 
 
 def _lengths(low: Lowering, lengths: Any) -> ir.Value:
+    """Returns lengths, a tensor or a list of numbers, as int64 [batch]."""
     return low.tensor(lengths, INT64) if isinstance(lengths, ir.Value) else low.ints(list(lengths))
 
 

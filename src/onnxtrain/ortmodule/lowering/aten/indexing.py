@@ -105,6 +105,7 @@ def _without_masks(
 
 
 def _fakes(low: Lowering, argument: int) -> list[Any]:
+    """Returns the fake tensors of an argument that is a list of optional tensors."""
     nodes: Any = low.node.args[argument]
     return [None if node is None else node.meta["val"] for node in nodes]
 

@@ -206,10 +206,12 @@ def _log(low: Lowering, x: ir.Value) -> ir.Value:
 
 
 def _difference(low: Lowering, x: ir.Value, y: ir.Value) -> ir.Value:
+    """Returns x - y in the result's dtype."""
     return low.op.Sub(*low.tensors(x, y))
 
 
 def _reduced(low: Lowering, loss: ir.Value, reduction: int) -> ir.Value:
+    """Returns the mean or sum of the losses, or the losses themselves, as `reduction` says."""
     if reduction == 0:
         return loss
     if reduction == 1:

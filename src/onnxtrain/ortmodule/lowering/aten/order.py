@@ -241,6 +241,7 @@ def sort(low: Lowering, x: ir.Value, *args: Any, stable: Any = None, **keywords:
 
 
 def _sorted(low: Lowering, x: ir.Value, dim: int = -1, descending: bool = False) -> Any:
+    """Returns the sorted elements along an axis, and their indices."""
     op = low.op
     if not low.fake(0).shape:
         return op.Identity(x), op.const(0)

@@ -126,6 +126,7 @@ def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
 
 
 def _constants(low: Lowering, *numbers: float) -> tuple[ir.Value, ...]:
+    """Returns the numbers as scalars of the result's dtype."""
     return tuple(low.tensor(number, low.dtype) for number in numbers)
 
 
@@ -210,6 +211,7 @@ def clamp_tensor(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max:
 
 
 def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
+    """Clamps `x` by Where, so that a bound gets the gradient of the elements that it replaces."""
     op = low.op
 
     def replaced(outside: ir.Value, bound: ir.Value) -> ir.Value:

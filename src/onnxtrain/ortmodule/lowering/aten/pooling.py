@@ -117,7 +117,7 @@ def _average_axis(
 
 @lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
 def adaptive_max_pool(low: Lowering, x: ir.Value, sizes_out: list[int]) -> tuple[ir.Value, ir.Value | None]:
-    """Lowers to a Gather that repeats elements, so that all windows are disjoint and equal, and a MaxPool."""
+    """Lowers to a Gather that makes all windows disjoint and equally long, by repeating elements, and a MaxPool."""
     rank = len(sizes_out)
     if all(n == 1 for n in sizes_out) and not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.GlobalMaxPool(x)), None
@@ -158,7 +158,7 @@ def _equal_windows(size_in: int, size_out: int) -> np.ndarray:
 def max_unpool(
     low: Lowering, x: ir.Value, indices: ir.Value, size: list[Any], *windows: list[int]
 ) -> ir.Value:
-    """Lowers to a ScatterElements into zeros. For duplicate indices PyTorch does not define which value is kept."""
+    """Lowers to a ScatterElements into zeros. For duplicate indices, any of the values is kept, as in PyTorch."""
     op, leading = low.op, len(low.fake(0).shape) - len(size)
     sizes = low.ints(size)
     leading_sizes = op.Shape(x, end=leading)

@@ -23,7 +23,7 @@ Fill = Callable[[torch.Tensor], Any]
 
 
 def _random_input(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
-    """Adds a random input with the shape, dtype and memory layout of `fake`, which `fill` fills at each call."""
+    """Adds and returns a random input with the shape, dtype and memory layout of `fake`, which `fill` fills at each call."""
     if generator is not None:
         raise low.unsupported("a generator other than PyTorch's default one")
     try:
@@ -193,6 +193,7 @@ def randint_like_low(low: Lowering, like: Any, start: Any, high: Any, **kwargs: 
 
 
 def _random_integers(low: Lowering, start: Any, high: Any) -> ir.Value:
+    """Adds a random input of integers, uniform in [start, high)."""
     _check_constant(low, start, high)
     return _random_input(low, low.result, lambda tensor: tensor.random_(start, high))
 

@@ -15,12 +15,13 @@ from onnxtrain.ortmodule.lowering.aten.order import axes_of, reduced_extremum
 
 
 def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -> ir.Value:
+    """Reduces `x` by an ONNX op, e.g. "ReduceSum". `dim` is PyTorch's argument."""
     axes = axes_of(low, dim)
     return low.op.emit(op_type, x, axes, keepdims=int(keepdim))
 
 
 def reduce_mean(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
-    """Returns the mean of the node's first argument `x`, or of a tensor of the same shape. None reduces all axes."""
+    """Returns the mean of the node's first argument `x`, or of a tensor of the same shape."""
     if low.has_no_elements(0):
         # The mean of no elements is NaN in PyTorch, and 0 in ONNX Runtime.
         return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)

@@ -117,6 +117,7 @@ def grid_sampler(
 
 
 def _coordinate_mode(align_corners: bool) -> str:
+    """Returns ONNX's `coordinate_transformation_mode`."""
     return "align_corners" if align_corners else "half_pixel"
 
 

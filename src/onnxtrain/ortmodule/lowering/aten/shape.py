@@ -357,4 +357,5 @@ def border_pad(low: Lowering, x: ir.Value, padding: Sequence[Any]) -> ir.Value:
 
 
 def _clamp_to_zero(low: Lowering, number: Any) -> Any:
+    """Returns max(number, 0) for an int or an int64 value."""
     return low.op.Max(number, low.op.const(0)) if isinstance(number, ir.Value) else max(number, 0)

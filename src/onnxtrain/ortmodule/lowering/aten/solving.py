@@ -35,6 +35,7 @@ def _check_errors(info: torch.Tensor, name: str, *, is_matrix: bool) -> torch.Te
 
 @lower("aten._linalg_det.default")
 def det(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
+    """Lowers to Det. The LU factors, which ONNX lacks, are None."""
     if low.uses_result(1) or low.uses_result(2):
         raise low.unsupported("uses of the LU factors")
     # The gradient rule of Det needs a fixed size.
@@ -133,6 +134,7 @@ def _solve_triangular(
     left: bool = True,
     unitriangular: bool = False,
 ) -> ir.Value:
+    """Returns the solution of A X = B, or of X A = B if `left` is False, for triangular matrices A."""
     a = _triangle(low, a, upper, unitriangular)
     y, _ = low.op.call(inverse, a, _outputs=2)
     y.shape = a.shape
@@ -140,6 +142,7 @@ def _solve_triangular(
 
 
 def _triangle(low: Lowering, a: ir.Value, upper: bool, unitriangular: bool) -> ir.Value:
+    """Returns the upper or lower triangle of the matrices, with ones on the diagonal if `unitriangular`."""
     op, shape = low.op, a.shape
     a = op.Trilu(a, upper=int(upper))
     if unitriangular:

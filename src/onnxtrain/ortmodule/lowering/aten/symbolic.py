@@ -64,10 +64,12 @@ def _constant_folded(python: Callable[..., Any], emit: Callable[..., Any]) -> Ca
 
 
 def _elementwise(op_type: str) -> Callable[..., Any]:
+    """Returns a function that emits an ONNX op on promoted operands, e.g. "Add"."""
     return lambda low, *values: low.op.emit(op_type, *_promoted(low, *values))
 
 
 def _sum(low: Lowering, terms: Any) -> Any:
+    """Lowers `torch.sym_sum`."""
     total, *rest = terms
     for term in rest:
         both_known = not (isinstance(total, ir.Value) or isinstance(term, ir.Value))
@@ -148,6 +150,8 @@ def _power(low: Lowering, a: Any, b: Any) -> Any:
 
 
 def _rounding(op_type: str) -> Callable[..., Any]:
+    """Returns the lowering of `math.floor` ("Floor") or `math.ceil` ("Ceil") to an int64 scalar."""
+
     def rounded(low: Lowering, a: ir.Value) -> Any:
         return low.tensor(low.op.emit(op_type, a), INT64) if a.dtype == DOUBLE else a
 
@@ -155,6 +159,8 @@ def _rounding(op_type: str) -> Callable[..., Any]:
 
 
 def _comparison(op_type: str, negated: bool = False) -> Callable[..., Any]:
+    """Returns the lowering of a comparison to an ONNX op, e.g. "Less", and a Not if `negated`."""
+
     def compare(low: Lowering, a: Any, b: Any) -> Any:
         result = low.op.emit(op_type, *_promoted(low, a, b))
         return low.op.Not(result) if negated else result
@@ -163,6 +169,7 @@ def _comparison(op_type: str, negated: bool = False) -> Callable[..., Any]:
 
 
 def _to_float(low: Lowering, a: ir.Value) -> ir.Value:
+    """Lowers `float(a)`."""
     # Undoes the Cast to int64 in `float(math.floor(x))`, which would lose NaN. Python's `//` of NaN is NaN.
     producer = a.producer()
     before = None if producer is None or producer.op_type != "Cast" else producer.inputs[0]
@@ -173,6 +180,7 @@ def _to_float(low: Lowering, a: ir.Value) -> ir.Value:
 
 
 def _float_function(op_type: str) -> Callable[..., Any]:
+    """Returns the lowering of a function of `math`, e.g. to "Sqrt", computed in float64."""
     return lambda low, a: low.op.emit(op_type, low.tensor(a, DOUBLE))
 
 

@@ -35,12 +35,12 @@ def slice_scatter(
 def _write_contiguous(
     low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, to_the_end: bool
 ) -> ir.Value:
-    """Returns `x` with its slice from `start` on, along an axis, replaced by the source.
+    """Returns `x` with a slice along an axis, which begins at `start` and is as long as `source`, replaced by `source`.
 
     Args:
         low: the lowering.
         x: the tensor.
-        source: the new values.
+        source: the new elements.
         axis: the axis of the slice.
         start: the first index of the slice, perhaps symbolic or negative.
         to_the_end: True if the slice is known to end at the end of the axis.
@@ -62,7 +62,7 @@ def _write_contiguous(
 
 
 def _non_negative_start(low: Lowering, x: ir.Value, axis: int, start: Any) -> Any:
-    """Returns the start of a slice, clamped to the axis if negative: an int, or an int64 scalar if it is symbolic."""
+    """Returns the start of a slice as a non-negative index: an int, or an int64 scalar if it or a size is symbolic."""
     op = low.op
     size = low.fake(0).shape[axis]
     if isinstance(start, int) and (isinstance(size, int) or start >= 0):

@@ -187,7 +187,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a Dynamo graph under tracing, and adds nodes that give the gradients of eager PyTorch, as `flow` describes them."""
+    """Runs a Dynamo graph under tracing, and adds nodes that give it eager PyTorch's gradients, as `flow` describes."""
 
     def __init__(self, graph_module: fx.GraphModule, flow: GradientFlow) -> None:
         # `run_node` reads the base tensors of written memory after their last use in the graph.

@@ -23,7 +23,7 @@ Fill = Callable[[torch.Tensor], Any]
 
 
 def _random_input(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
-    """Adds and returns a random input with the shape, dtype and memory layout of `fake`, which `fill` fills at each call."""
+    """Adds and returns a random input, laid out like `fake`, which `fill` fills at each call."""
     if generator is not None:
         raise low.unsupported("a generator other than PyTorch's default one")
     try:

@@ -16,10 +16,10 @@ from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fa
 from onnxtrain.ortmodule.capture.dynamo.speedups import without_older_objects
 from onnxtrain.ortmodule.capture.graph._batch import Batch
 
-_OWN = 2
+_SEPARATE_SIZES = 2
 """Number of batch sizes that are compiled separately: the size of most batches, and that of the smaller last batch."""
 
-_MOST = 16
+_MAX_GRAPHS = 16
 """Maximum number of graphs for one size that are kept, if the guards of the graph for all sizes reject many sizes."""
 
 
@@ -77,7 +77,7 @@ class BySize:
             size: the new batch size.
             args: arguments of a call with this batch size.
         """
-        if self._sees_many or len(self._own) >= _OWN:
+        if self._sees_many or len(self._own) >= _SEPARATE_SIZES:
             self._sees_many = True
             run, holds = self._for_all()
             if holds(size):
@@ -86,7 +86,7 @@ class BySize:
                     self._own.remove(other)
                     self._by_size[other] = run
                 return run
-        if len(self._own) >= _MOST:
+        if len(self._own) >= _MAX_GRAPHS:
             del self._by_size[self._own.pop(1)]
         self._own.append(size)
         return self._compile_for(args)

@@ -13,8 +13,8 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
     """Replaces `input.data = value` with `input.data.copy_(value)`, in place, if no alias reveals the difference."""
     graph = graph_module.graph
     changed = False
-    for node in [node for node in graph.nodes if _sets(node)]:
-        if not _is_like_a_write(graph, node):
+    for node in [node for node in graph.nodes if _assigns_data(node)]:
+        if not _is_equivalent_to_copy(graph, node):
             continue
         target, value = node.args
         fake = target.meta["example_value"].data
@@ -34,13 +34,13 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
 
 def refuse_set_data(graph_module: fx.GraphModule) -> None:
     """Raises NotImplementedError if a graph assigns to `.data`."""
-    if any(_sets(node) for node in graph_module.graph.nodes):
+    if any(_assigns_data(node) for node in graph_module.graph.nodes):
         raise NotImplementedError(
             "the graph gives a tensor the memory of another one (tensor.data = ..., tensor.set_): use copy_"
         )
 
 
-def _sets(node: fx.Node) -> bool:
+def _assigns_data(node: fx.Node) -> bool:
     return node.op != "placeholder" and name_of(node) == "set_"
 
 
@@ -48,7 +48,7 @@ _HIDDEN_VIEWS = frozenset({"detach", "_get_data_attr"})
 """Functions whose result shares the memory of their argument without being a view to autograd."""
 
 
-def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
+def _is_equivalent_to_copy(graph: fx.Graph, node: fx.Node) -> bool:
     """True if an assignment to `.data` has the same effect as a copy.
 
     After `t.data = v`, `t` and `v` share memory. An alias of either that is used later would reveal a copy.

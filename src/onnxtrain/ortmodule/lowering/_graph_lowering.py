@@ -277,7 +277,7 @@ class GraphLowering:
             return Complex(*(self._as_traced(part, fake.real) for part in (result.re, result.im)))
         if isinstance(result, ir.Value) and isinstance(fake, torch.Tensor):
             if fake.dtype not in DTYPES:
-                raise UnsupportedATenOp(f"{self.low.node.target} returns {fake.dtype}")
+                raise UnsupportedATenOp(f"{self.low.node.target} returns {fake.dtype}, which ONNX lacks")
             result = self.low.tensor(result, DTYPES[fake.dtype])
             if not (result.is_graph_input() or result.is_initializer()):
                 result.shape = self.low.shape(fake)

@@ -58,7 +58,7 @@ def partition(graph_module: fx.GraphModule, in_pytorch: dict[fx.Node, str]) -> l
         by_level: dict[int, list[fx.Node]] = {}
         for node, level in levels.items():
             by_level.setdefault(level, []).append(node)
-        # Moving a small part to PyTorch may split a neighbor into parts that are too small, so this repeats.
+        # Repeats, because moving a part to PyTorch may make other parts too small.
         small = [nodes for level, nodes in by_level.items() if level % 2 == 0 and not _is_worth_it(nodes)]
         if not small:
             break
@@ -110,10 +110,9 @@ def _is_worth_it(nodes: list[fx.Node]) -> bool:
 class _Levels:
     """Assigns a level to each node. Nodes on the same level form a part, and parts run in the order of their levels.
 
-    Even levels run in ONNX Runtime, odd ones in PyTorch. A node reads only nodes on its own or lower levels. The number
-    of levels is minimal: it is the length of the longest path, counted in switches between the engines. Each node is on
-    its highest possible level, so that values computed from parameters alone, e.g. a transposed weight, are in the part
-    that reads them.
+    Even levels run in ONNX Runtime, odd ones in PyTorch. A node reads only nodes on its own or lower levels. There
+    are no more levels than the longest alternation of the engines along a path. Each node is on its highest possible
+    level, so that values computed from parameters alone, e.g. a transposed weight, are in the part that reads them.
     """
 
     def __init__(self, graph: fx.Graph, in_pytorch: Mapping[fx.Node, str]) -> None:

@@ -86,7 +86,7 @@ class GraphLowering:
         self.original: dict[fx.Node, Any] = {}
 
     def run(self) -> Lowered:
-        """Lowers the graph, after removing its dead code, in place."""
+        """Removes dead code from the ATen graph, in place, and lowers it."""
         graph_module = self.graph_module
         self._check_mutations()
         # A dead node might have no lowering.
@@ -119,7 +119,7 @@ class GraphLowering:
                 raise UnsupportedATenOp(f"{node.target} writes to a tensor that is not an input")
 
     def _add_input(self, name: str, shape: ir.Shape, dtype: ir.DataType) -> ir.Value:
-        """Adds an input to the ONNX graph."""
+        """Adds an input to the ONNX graph. Returns its value."""
         value = ir.Value(name=self.low.op.unique_name(name), shape=shape, type=ir.TensorType(dtype))
         self.result.model.graph.inputs.append(value)
         return value

@@ -310,7 +310,7 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
 
 
 def _is_in_bounds(source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> bool:
-    """True if `as_strided` is known to read only elements of `source`, not other elements of its storage."""
+    """True if `as_strided` is known to read only elements of `source`, not others in its storage, or to raise."""
     storage = source.untyped_storage().nbytes()
     # If `source` fills its storage, PyTorch has already checked the bounds. With symbolic sizes, `nbytes` is an
     # expression such as 4*b*(a - 1) + 4*b, which is not equal to 4*a*b by `==`.

@@ -126,7 +126,7 @@ class _Callback:
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.repeated_captures.exceed_limit(frame.f_code, frame.f_locals):
+        if self.repeated_captures.record(frame.f_code, frame.f_locals):
             return ConvertFrameReturn(apply_to_code=False)
         self._captures.add(frame.f_code)
         # The state recorded by captures of another call may be invalid for the arguments of this call.

@@ -35,15 +35,15 @@ class RepeatedCaptures:
         self._streaks: weakref.WeakKeyDictionary[CodeType, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._of_objects: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
 
-    def exceed_limit(self, code: CodeType, variables: Mapping[str, Any]) -> bool:
-        """Records that a function is about to be captured.
+    def record(self, code: CodeType, variables: Mapping[str, Any]) -> bool:
+        """Records that a function is about to be captured. Checks whether it was captured too often.
 
         Args:
             code: the code object of the function.
             variables: the function's local variables before it runs.
 
         Returns:
-            True if captures of the function are in vain, so that Python must run it instead.
+            True if the graphs of the function are not reused, so that Python must run the function instead.
         """
         length, last = self._streaks.get(code, (0, 0))
         if last != self.calls:

@@ -359,4 +359,4 @@ def test_addresses_behind_the_end_of_a_view() -> None:
         first, second = (x * 1).chunk(2, 0)
         return first.as_strided((1, 2), (1, 1), 1), second * 2, first.sigmoid()
 
-    compare_steps(Of(forward), (4,), (6,), (4,), warns="addresses behind the end of a view")
+    compare_steps(Of(forward), (4,), (6,), (4,), warns="elements past the end of a view")

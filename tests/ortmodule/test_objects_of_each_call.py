@@ -25,7 +25,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule.capture.dynamo._in_vain import MOST_CALLS, MOST_OBJECTS, _is_of_the_call
+from onnxtrain.ortmodule.capture.dynamo._repeated_captures import (
+    MAX_CALLS,
+    MAX_OBJECT_CAPTURES,
+    _is_per_call_object,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -82,7 +86,7 @@ uncaptured = pytest.mark.filterwarnings("ignore:.*of which Dynamo captured no gr
 def test_a_new_object_in_each_call_gives_the_number_of_this_call(kind: str) -> None:
     plain, model = Scaled(*OBJECTS[kind]), ORTModule(Scaled(*OBJECTS[kind]))
     n = [0]
-    for n[0] in range(1, MOST_OBJECTS + 4):
+    for n[0] in range(1, MAX_OBJECT_CAPTURES + 4):
         torch.testing.assert_close(model(X, n), plain(X, n))
 
 
@@ -92,10 +96,10 @@ def test_functions_are_not_captured_anew_for_each_object(kind: str) -> None:
     model = ORTModule(Scaled(*OBJECTS[kind]))
     n = [0]
     captured = []
-    for n[0] in range(1, MOST_OBJECTS + 6):
+    for n[0] in range(1, MAX_OBJECT_CAPTURES + 6):
         model(X, n)
         captured.append(len(model.report().graphs))
-    assert captured[-1] == captured[-4] <= MOST_OBJECTS + 2
+    assert captured[-1] == captured[-4] <= MAX_OBJECT_CAPTURES + 2
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_functions_are_not_captured_anew_for_each_object(kind: str) -> None:
     ],
 )  # fmt: skip
 def test_functions_of_modules_do_not_count_as_objects_of_one_call(value: Any, passes: bool) -> None:
-    assert _is_of_the_call(value) == passes
+    assert _is_per_call_object(value) == passes
 
 
 DRAWS: dict[str, Callable[[random.Random], Any]] = {
@@ -352,12 +356,12 @@ def test_functions_that_each_call_captures_run_in_pytorch_after_a_while(step: An
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         # By itself, `step` is captured in as many calls as `forward` was.
-        for _ in range(2 * MOST_CALLS + 4):
+        for _ in range(2 * MAX_CALLS + 4):
             torch.testing.assert_close(model(X), plain(X))
             captured.append(len(model.report().graphs))
     texts = [str(warning.message) for warning in caught]
-    said = [text for text in texts if f"captured in each of {MOST_CALLS} calls. From now on it runs" in text]
+    said = [text for text in texts if f"captured in each of {MAX_CALLS} calls. From now on it runs" in text]
     assert 1 <= len(said) <= 2
     assert "Keeping.forward (line " in said[0]
-    assert captured[MOST_CALLS - 1] >= MOST_CALLS
+    assert captured[MAX_CALLS - 1] >= MAX_CALLS
     assert captured[-1] == captured[-3]

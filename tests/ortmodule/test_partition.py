@@ -256,7 +256,7 @@ def test_what_is_too_small_for_a_session_runs_in_pytorch(without: Callable[..., 
 
 
 def test_a_gradient_that_fails_at_run_time_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aten.pooling, "_LARGE", 2**30)
+    monkeypatch.setattr(aten.pooling, "_MAX_UNLIMITED_KERNEL", 2**30)
     # Its body needs a convolution kernel of 2^48 bytes; the native kernel of the gradient needs none.
     monkeypatch.setenv("ONNXTRAIN_KERNELS", "off")
     plain = nn.Sequential(nn.Conv2d(1, 64, 1), nn.AvgPool2d(2**20, ceil_mode=True))

@@ -122,7 +122,7 @@ def node_memory(node: fx.Node) -> int | None:
     return memory_of(value) if isinstance(value, torch.Tensor) and is_plain(value) else None
 
 
-def functions_behind(value: Any) -> set[Any]:
+def backward_functions(value: Any) -> set[Any]:
     """Returns all backward functions of a tensor's autograd graph: its `grad_fn` and all that it leads to."""
     if not isinstance(value, torch.Tensor) or not value.requires_grad or is_transformed(value):
         return set()
@@ -135,7 +135,7 @@ def functions_behind(value: Any) -> set[Any]:
     return seen
 
 
-def saved_by(function: Any) -> Iterator[torch.Tensor]:
+def saved_tensors_of(function: Any) -> Iterator[torch.Tensor]:
     """Yields the tensors that a backward function has saved, e.g. `_saved_result` of ExpBackward0."""
     for name in dir(function):
         if name.startswith("_saved_"):
@@ -144,7 +144,7 @@ def saved_by(function: Any) -> Iterator[torch.Tensor]:
                 yield from tensors_in(getattr(function, name))
 
 
-def changes(node: fx.Node) -> bool:
+def writes_in_place(node: fx.Node) -> bool:
     """True if a node writes to its first argument in place, as `mul_`, `operator.setitem` and `out=` do."""
     if node.op == "call_function" and node.target in _IN_PLACE:
         return True
@@ -161,7 +161,7 @@ def name_of(node: fx.Node) -> str:
 
 
 # Dynamo (PyTorch 2.13) names a parameter by its path: "L['self']._modules['0']._parameters['weight']".
-_OF_MODULE = re.compile(r"\.(?:_modules|_parameters|_buffers)\[")
+_MODULE_ATTRIBUTE = re.compile(r"\.(?:_modules|_parameters|_buffers)\[")
 
 
 def argument_name(node: fx.Node) -> str:
@@ -170,7 +170,7 @@ def argument_name(node: fx.Node) -> str:
     source = str(getattr(getattr(argument, "source", None), "name", ""))
     keys = re.findall(r"\['?([^'\]]+)'?\]|\.(\w+)", source)
     path = [key or attribute for key, attribute in keys]
-    if _OF_MODULE.search(source):
+    if _MODULE_ATTRIBUTE.search(source):
         path = [part for part in path[1:] if part not in ("_modules", "_parameters", "_buffers")]
     return ".".join(path) or node.name
 

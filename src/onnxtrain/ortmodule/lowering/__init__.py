@@ -1,1 +1,1 @@
-"""Lower a functional ATen graph to an ONNX graph, or to parts of it that alternate with PyTorch."""
+"""Lowers functional ATen graphs to ONNX. Graphs with unsupported ops are split between ONNX Runtime and PyTorch."""

@@ -1,7 +1,7 @@
-"""Write functions that ONNX, or a kernel of ONNX Runtime, lacks by formulas of other ops.
+"""Emits elementary functions, e.g. `log1p`, that ONNX lacks or that ONNX Runtime has no float64 kernel for.
 
-Each takes an emitter and a floating-point value and returns a value of its dtype and shape. In float64 their relative
-error is below 1e-14; in float32 they are exact to a few units in the last place.
+Each function takes an emitter and a floating-point value, and returns a value of the same dtype and shape. The relative
+error is below 1e-14 in float64, and a few units in the last place in float32.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def log1p_terms(op: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """
     u = op.Add(x, 1.0)
     correction = op.Div(op.Sub(x, op.Sub(u, 1.0)), u)
-    # For u = 0 or infinity it is NaN, and log u alone is right.
+    # If u is 0 or infinite, the correction is NaN, and log u is exact.
     return op.Log(u), op.Where(op.IsNaN(correction), 0.0, correction)
 
 
@@ -47,7 +47,7 @@ def sinh(op: Emitter, x: ir.Value) -> ir.Value:
 
 def cosh(op: Emitter, x: ir.Value) -> ir.Value:
     """Computes (exp(x) + exp(-x)) / 2."""
-    # From exp(|x| / 2): exp(|x|) itself would overflow before its half does.
+    # Uses exp(|x| / 2)², because exp(|x|) overflows for smaller x than cosh x does.
     half = op.Exp(op.Mul(op.Abs(x), 0.5))
     return op.Mul(half, op.Mul(op.Add(half, op.Div(op.Exp(op.Neg(op.Abs(x))), half)), 0.5))
 
@@ -59,17 +59,17 @@ def tan(op: Emitter, x: ir.Value) -> ir.Value:
 
 def asinh(op: Emitter, x: ir.Value) -> ir.Value:
     """Computes asinh x, with a = |x|, as sign(x) log1p(a + a² / (1 + sqrt(1 + a²)))."""
-    # From 1e8 on log(a) + log(2) is as exact, while a² could overflow.
-    size = op.Abs(x)
-    small = op.Min(size, 1e8)
-    square = op.Mul(small, small)
-    near = log1p(op, op.Add(small, op.Div(square, op.Add(op.Sqrt(op.Add(square, 1.0)), 1.0))))
-    far = op.Add(op.Log(op.Max(size, 1.0)), math.log(2))
-    return op.Mul(op.Sign(x), op.Where(op.Less(size, 1e8), near, far))
+    # For a >= 1e8, uses log(a) + log(2), which is as exact: a² could overflow.
+    magnitude = op.Abs(x)
+    capped = op.Min(magnitude, 1e8)
+    square = op.Mul(capped, capped)
+    near = log1p(op, op.Add(capped, op.Div(square, op.Add(op.Sqrt(op.Add(square, 1.0)), 1.0))))
+    far = op.Add(op.Log(op.Max(magnitude, 1.0)), math.log(2))
+    return op.Mul(op.Sign(x), op.Where(op.Less(magnitude, 1e8), near, far))
 
 
 def acosh(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes acosh x, with t = x - 1, as log1p(t + sqrt(t (t + 2))); from 1e8 on as log(x) + log(2)."""
+    """Computes acosh x, with t = x - 1, as log1p(t + sqrt(t (t + 2))), and for x >= 1e8 as log(x) + log(2)."""
     t = op.Sub(op.Min(x, 1e8), 1.0)
     near = log1p(op, op.Add(t, op.Sqrt(op.Mul(t, op.Add(t, 2.0)))))
     return op.Where(op.Less(x, 1e8), near, op.Add(op.Log(x), math.log(2)))
@@ -77,20 +77,20 @@ def acosh(op: Emitter, x: ir.Value) -> ir.Value:
 
 def atanh(op: Emitter, x: ir.Value) -> ir.Value:
     """Computes atanh x, with a = |x|, as sign(x) log1p(2 a / (1 - a)) / 2."""
-    size = op.Abs(x)
-    half = op.Mul(log1p(op, op.Div(op.Mul(size, 2.0), op.Sub(1.0, size))), 0.5)
+    magnitude = op.Abs(x)
+    half = op.Mul(log1p(op, op.Div(op.Mul(magnitude, 2.0), op.Sub(1.0, magnitude))), 0.5)
     return op.Mul(op.Sign(x), half)
 
 
 def atan(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes atan x from a guess g with an error below 0.005.
+    """Computes atan x by correcting an approximation g, whose error is below 0.005.
 
-    With t = |x|, or 1 / |x| above 1, the tangent of the error is (t cos g - sin g) / (cos g + t sin g). Its arc tangent
-    is a power series that converges fast. Above 1 the result is pi / 2 - atan(t).
+    Let t = |x| if |x| <= 1, else 1 / |x|. The tangent of the error is (t cos g - sin g) / (cos g + t sin g), and its
+    arctangent is a power series that converges fast. For |x| > 1 the result is sign(x) (pi / 2 - atan(t)).
     """
-    size = op.Abs(x)
-    steep = op.Greater(size, 1.0)
-    t = op.Where(steep, op.Reciprocal(op.Max(size, 1.0)), size)
+    magnitude = op.Abs(x)
+    steep = op.Greater(magnitude, 1.0)
+    t = op.Where(steep, op.Reciprocal(op.Max(magnitude, 1.0)), magnitude)
     square = op.Mul(t, t)
     guess = op.Div(t, op.Add(op.Mul(square, 0.28), 1.0))
     sine, cosine = op.Sin(guess), op.Cos(guess)
@@ -112,43 +112,42 @@ def acos(op: Emitter, x: ir.Value) -> ir.Value:
     return op.Mul(atan(op, op.Sqrt(op.Div(op.Sub(1.0, x), op.Add(x, 1.0)))), 2.0)
 
 
-# Step and number of nodes of the trapezoidal rule. Its error is exp(-(pi / step)²), and the terms of further nodes are
-# below 1e-18.
 _STEP, _NODES = 0.5, 13
+"""Step and number of nodes of the trapezoidal rule. Its error is exp(-(pi / step)²); omitted terms are below 1e-18."""
 
 
 def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes exp(x²) erfc(x) for x >= 1/2, by the trapezoidal rule for its integral over the real line.
+    """Computes exp(x²) erfc(x) for x >= 1/2, by the trapezoidal rule for an integral over the real line.
 
-    With step h, erfc(x) = h x / pi exp(-x²) sum over all k of exp(-k² h²) / (x² + k² h²) - 2 / (exp(2 pi x / h) - 1);
-    the last term is the residue of the pole at i x (Matta and Reichel, Math. Comp. 25 (1971), 339-344).
+    With step h, erfc(x) = h x / pi exp(-x²) sum over all k of exp(-k² h²) / (x² + k² h²) - 2 / (exp(2 pi x / h) - 1).
+    The last term is the residue of the pole at i x (Matta and Reichel, Math. Comp. 25 (1971), 339-344).
     """
-    places = (_STEP * np.arange(_NODES + 1)) ** 2
-    weights = np.exp(-places) * np.where(places > 0, 2.0, 1.0) * _STEP / math.pi
-    # x / (x² + p) = 1 / (x + p / x): the square of a large x would overflow.
+    squared_nodes = (_STEP * np.arange(_NODES + 1)) ** 2
+    weights = np.exp(-squared_nodes) * np.where(squared_nodes > 0, 2.0, 1.0) * _STEP / math.pi
+    # Uses x / (x² + p) = 1 / (x + p / x), because x² could overflow.
     column = op.Unsqueeze(x, [-1])
-    terms = op.Div(op.const(weights, like=x), op.Add(column, op.Div(op.const(places, like=x), column)))
+    terms = op.Div(op.const(weights, like=x), op.Add(column, op.Div(op.const(squared_nodes, like=x), column)))
     integral = op.ReduceSum(terms, [-1], keepdims=0)
-    # From 6 on the pole counts for less than 1e-16 of the whole, and exp(x²) might overflow.
-    near = op.Min(x, 6.0)
-    pole = op.Div(
-        op.Mul(op.Exp(op.Mul(near, near)), 2.0), op.Sub(op.Exp(op.Mul(near, 2 * math.pi / _STEP)), 1.0)
+    # For x >= 6, the residue is less than 1e-16 of the result, and exp(x²) could overflow.
+    capped = op.Min(x, 6.0)
+    residue = op.Div(
+        op.Mul(op.Exp(op.Mul(capped, capped)), 2.0), op.Sub(op.Exp(op.Mul(capped, 2 * math.pi / _STEP)), 1.0)
     )
-    return op.Where(op.Less(x, 6.0), op.Sub(integral, pole), integral)
+    return op.Where(op.Less(x, 6.0), op.Sub(integral, residue), integral)
 
 
 def erf(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes erf x for |x| < 1 by a series, 2 / sqrt(pi) x exp(-x²) sum of (2 x²)^n / (2 n + 1)!!, else by erfcx."""
-    # From 7 on the result is 1 in float64.
-    size = op.Abs(x)
-    small, large = op.Min(size, 1.0), op.Min(op.Max(size, 1.0), 7.0)
-    doubled = op.Mul(op.Mul(small, small), 2.0)
+    """Computes erf x by 2 / sqrt(pi) x exp(-x²) sum of (2 x²)^n / (2 n + 1)!! for |x| < 1, else from `erfcx`."""
+    # For |x| >= 7, the result is ±1 in float64.
+    magnitude = op.Abs(x)
+    small, large = op.Min(magnitude, 1.0), op.Min(op.Max(magnitude, 1.0), 7.0)
+    twice_square = op.Mul(op.Mul(small, small), 2.0)
     total = op.const(0.0, like=x)
     for n in reversed(range(20)):
-        total = op.Add(op.Mul(op.Div(doubled, 2.0 * n + 3), total), 1.0)
+        total = op.Add(op.Mul(op.Div(twice_square, 2.0 * n + 3), total), 1.0)
     exponential = op.Exp(op.Neg(op.Mul(small, small)))
     near = op.Mul(op.Mul(op.Mul(small, exponential), total), 2 / math.sqrt(math.pi))
     far = op.Sub(1.0, op.Mul(op.Exp(op.Neg(op.Mul(large, large))), erfcx(op, large)))
-    value = op.Mul(op.Sign(x), op.Where(op.Less(size, 1.0), near, far))
-    # Less is false for NaN, and Min and Max need not pass it on.
+    value = op.Mul(op.Sign(x), op.Where(op.Less(magnitude, 1.0), near, far))
+    # Less is false for NaN, and Min and Max may drop it.
     return op.Where(op.IsNaN(x), x, value)

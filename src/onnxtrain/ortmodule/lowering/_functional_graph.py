@@ -1,6 +1,6 @@
-"""Trace a Dynamo graph into a functional ATen graph: without views, with writes to inputs at its end only.
+"""Traces a Dynamo graph into a functional ATen graph, as AOTAutograd does, but without tracing the backward pass.
 
-Nodes `detach` mark where PyTorch's autograd would stop.
+The ATen graph has no views. It writes to inputs only at its end, and has a `detach` node wherever autograd stops.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from onnxtrain.ortmodule.lowering.aten.resizing import INTERPOLATE
 from onnxtrain.ortmodule.lowering.aten.solving import CHECKS
 from onnxtrain.ortmodule.lowering.aten.symbolic import NUMBERS
 
-# Ops without counterpart in ONNX, which PyTorch decomposes into ops that have one. All other ops have a lowering of
-# their own: PyTorch's decompositions of some compute wrong gradients, or hide ops that ONNX Runtime has a kernel for.
+# Only these ops use PyTorch's decompositions. All others have a lowering, because some of PyTorch's decompositions have
+# wrong gradients when differentiated, and some replace ops for which ONNX Runtime has a kernel.
 _DECOMPOSED = (
     "_weight_norm_interface",
     "addr",
@@ -87,13 +87,13 @@ _DECOMPOSED = (
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    """Returns the decompositions of `_DECOMPOSED`, by overload."""
+    """Returns the decomposition table for `make_fx`: a function for each overload of `_DECOMPOSED`."""
     table = _torch.decompositions
     aten = torch.ops.aten
     packets = (getattr(aten, name) for name in _DECOMPOSED)
     overloads = (overload for packet in packets for overload in _overloads(packet))
     chosen = {overload: table[overload] for overload in overloads if overload in table}
-    # PyTorch decomposes these by `index_put`, for which negative indices count from the end.
+    # PyTorch decomposes these into `index_put`, which accepts negative indices.
     for packet in (aten.index_add, aten.index_copy, aten.index_reduce):
         chosen |= {
             overload: _with_negative_indices(chosen[overload], allowed=False)
@@ -110,24 +110,29 @@ def _overloads(packet: Any) -> Iterator[Any]:
 
 
 def _euclidean_dist(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Computes the distances of the rows of `a` and `b` by one matrix product, as PyTorch's kernel does."""
+    """Decomposes `torch.cdist(a, b)` into one matrix product, as PyTorch's kernel does."""
     # |a - b|² = |a|² - 2 a·b + |b|².
     squares_a, squares_b = a.square().sum(-1, keepdim=True), b.square().sum(-1, keepdim=True)
     left = torch.cat([a.mul(-2), squares_a, torch.ones_like(squares_a)], -1)
     squares = left.matmul(torch.cat([b, torch.ones_like(squares_b), squares_b], -1).mT)
-    # In PyTorch a distance of 0 has the gradient 0; that of the square root would be infinite. Rounding may give a
-    # square below 0.
-    near = squares <= 0
-    return torch.where(near, 0.0, torch.where(near, 1.0, squares).sqrt())
+    # PyTorch defines the gradient of a distance of 0 as 0; sqrt would give infinity. Rounding can make a square
+    # negative.
+    is_zero = squares <= 0
+    return torch.where(is_zero, 0.0, torch.where(is_zero, 1.0, squares).sqrt())
 
 
 def _with_negative_indices(decomposition: Callable[..., Any], allowed: bool) -> Callable[..., Any]:
-    """Returns a decomposition whose negative indices count from the end if `allowed`, else are out of range."""
+    """Wraps a decomposition into `index_put` to handle negative indices as the op does.
+
+    Args:
+        decomposition: of an op with the arguments (x, dim, index, ...).
+        allowed: True if negative indices count from the end, False if the op raises for them.
+    """
 
     def decomposed(x: torch.Tensor, dim: int, index: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        # The largest integer is out of range: ONNX Runtime raises, as eager PyTorch does.
-        instead = index + x.shape[dim] if allowed and x.dim() else torch.iinfo(index.dtype).max
-        return decomposition(x, dim, torch.where(index < 0, instead, index), *args, **kwargs)
+        # The largest integer is out of range, so ONNX Runtime raises.
+        replacement = index + x.shape[dim] if allowed and x.dim() else torch.iinfo(index.dtype).max
+        return decomposition(x, dim, torch.where(index < 0, replacement, index), *args, **kwargs)
 
     return decomposed
 
@@ -139,8 +144,9 @@ def functional_graph(
 
     Args:
         graph_module: the Dynamo graph. Its writes to inputs become `aten.copy_` nodes at the end of the result.
-        flow: says where autograd stops, because of `detach` or `no_grad`. The result has a `detach` node there.
-        values: example values of the inputs, with numbers for symbols; those of the graph if left out.
+        flow: tells where autograd stops, e.g. because of `detach` or `no_grad`.
+        values: example values of the inputs, to trace with instead of those in the graph's metadata, e.g. with fixed
+            sizes instead of symbolic ones.
     """
     values = values or example_values(graph_module)
     fake_mode = fake_mode_of(graph_module) or contextlib.nullcontext()
@@ -148,12 +154,12 @@ def functional_graph(
         lambda *args: _functionalized(_Interpreter(graph_module, flow).run, args),
         decomposition_table=_decompositions(),
     )
-    # The other backends trace as one fused operator, which has no lowering of its gradient.
+    # Other SDPA backends are traced as one fused operator.
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    # Carries the number of a checkpointed region from a Dynamo node to its ATen nodes.
+    # Copies the number of the checkpointed region from a Dynamo node to its ATen nodes.
     has_regions = any(CHECKPOINT_REGION in node.meta for node in graph_module.graph.nodes)
     keeping_metadata = fx.traceback.preserve_node_meta() if has_regions else contextlib.nullcontext()
-    # cuDNN's layers are traced as ops of their own, of which that of BatchNorm writes its statistics unseen.
+    # Without cuDNN's ops: tracing does not see that cuDNN's batch norm updates the running statistics.
     on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
     native = torch.backends.cudnn.flags(enabled=False) if on_gpu else contextlib.nullcontext()
     with torch.no_grad(), math, native, fake_mode, without_tracebacks(), keeping_metadata:
@@ -162,29 +168,29 @@ def functional_graph(
         except RuntimeError as error:
             if not has_symbolic_integer(graph_module) and not isinstance(error, GuardOnDataDependentSymNode):
                 raise
-            # Some operators, mutating ones above all, work out symbolic sizes only in PyTorch's Python dispatcher.
-            # It is not the first choice because it also takes apart operators that ONNX has.
+            # Some operators, mostly in-place ones, support symbolic sizes only with PyTorch's Python dispatcher. It
+            # also decomposes operators that have a lowering, so it is used only if tracing without it fails.
             with enable_python_dispatcher():
                 result = traced(*values)
     assert isinstance(result, fx.GraphModule)
-    # `make_fx` (PyTorch 2.13) notes tensors and symbols there, and no numbers.
+    # `make_fx` (PyTorch 2.13) sets "val" for tensors and symbols only, not for Python numbers.
     for node, value in zip(result.graph.find_nodes(op="placeholder"), values, strict=True):
         node.meta.setdefault("val", value)
     return result
 
 
-_REPLACED: dict[Any, Callable[..., Any]] = {
+_REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING, **EMBEDDINGS, **ATTENTION,
     **NUMBERS,
 }  # fmt: skip
-"""Replacements by the function in a Dynamo graph, e.g. one op per LSTM layer instead of one per time step."""
+"""Functions in a Dynamo graph that are traced as another function, e.g. `torch.lstm` as one op per layer."""
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a Dynamo graph, and writes the gradients that `flow` describes into the trace."""
+    """Runs a Dynamo graph under tracing, and adds nodes that give it eager PyTorch's gradients, as `flow` describes."""
 
     def __init__(self, graph_module: fx.GraphModule, flow: GradientFlow) -> None:
-        # `run_node` reads the nodes that first had a memory, long after their last use in the graph.
+        # `run_node` reads the base tensors of written memory after their last use in the graph.
         super().__init__(graph_module, garbage_collect_values=not (flow.hidden or flow.ended))
         self.flow = flow
 
@@ -193,33 +199,33 @@ class _Interpreter(fx.Interpreter):
         refuse_call(n)
         before = {base: self.env[base].clone() for base in flow.hidden.get(n, ())}
         result = super().run_node(n)
-        # Autograd does not see the write: the new value has the gradient of the value before.
+        # Autograd does not see this write, so the gradient of the new value passes straight through to the old value.
         for base, value in before.items():
             self.env[base].copy_(straight_through(value, self.env[base]))
         for base in flow.ended.get(n, ()):
             self.env[base].copy_(self.env[base].detach().clone())
         stopped = flow.stopped.get(n)
         if stopped:
-            # A later write may give this memory a gradient, which an alias would lose: functionalisation would apply
-            # `detach` to what was written.
+            # A later write may give this memory a gradient. An alias would lose it, because functionalization would
+            # apply `detach` to the written value, too.
             copies = n in flow.fresh
             return map_tensors(
-                lambda place, t: t if place not in stopped else t.detach().clone() if copies else t.detach(),
+                lambda index, t: t if index not in stopped else t.detach().clone() if copies else t.detach(),
                 result,
             )
         return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # `flow` has its effect on gradients, and the trace runs without autograd.
+        # The trace runs without autograd. `flow` knows the effect on gradients.
         if target is _torch.set_grad_enabled:
             return None
-        return super().call_function(_REPLACED.get(target, target), args, kwargs)
+        return super().call_function(_REPLACEMENTS.get(target, target), args, kwargs)
 
 
 class _FunctionalMode(FunctionalTensorMode):
-    """Functionalisation that keeps operators that only raise an error, e.g. for a singular matrix."""
+    """Functionalization that keeps operators without a result, which only raise errors, e.g. for a singular matrix."""
 
-    # AOTAutograd's own (PyTorch 2.13) chains such operators by tokens, which would be further inputs and outputs.
+    # AOTAutograd (PyTorch 2.13) keeps them by effect tokens, which would be additional inputs and outputs.
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.bernoulli_.float and not (kwargs or {}).get("generator"):
             # The functional `bernoulli` draws in another memory order than `bernoulli_` if `x` is not contiguous.
@@ -231,9 +237,9 @@ class _FunctionalMode(FunctionalTensorMode):
 
 
 def _functionalized(run: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Returns `run(*args)`, computed without in-place operators; writes to arguments come last."""
-    # As AOTAutograd does it: unlike `torch.func.functionalize` this knows symbolic sizes, and reaches the in-place
-    # operators inside of composite operators.
+    """Returns `run(*args)`, computed without in-place operators. Writes to arguments are done last, by `copy_`."""
+    # As in AOTAutograd. Unlike `torch.func.functionalize`, this supports symbolic sizes, and functionalizes the
+    # in-place operators within composite operators.
     with _FunctionalMode():
         wrapped = [to_fun(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
         outputs = pytree.tree_map_only(torch.Tensor, from_fun, run(*wrapped))

@@ -15,7 +15,7 @@ from torch import fx
 from onnxtrain.fusion import fuse_forward
 from onnxtrain.ortmodule.capture._nodes import CHECKPOINT_REGION, depends_on_data
 from onnxtrain.ortmodule.capture.graph._checkpoint import mark_region
-from onnxtrain.ortmodule.lowering._partition import draws
+from onnxtrain.ortmodule.lowering._partition import is_random
 from onnxtrain.ortmodule.lowering._table import (
     COMPLEX_LOWERINGS,
     COMPONENTS,
@@ -35,11 +35,11 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     """Lowers a functional ATen graph to ONNX.
 
     Raises:
-        UnsupportedATenOp: an op has no lowering, or its lowering does not support its arguments.
+        UnsupportedATenOp: an op has no lowering, or its lowering does not support the arguments.
     """
     lowered = GraphLowering(graph_module, "forward").run()
     model = lowered.model
-    # onnx's shape inference miscounts windows in ceil mode, so this goes before it.
+    # This pass runs before shape inference, because onnx's shape inference miscounts windows in ceil mode.
     CeilModePass(keep_sizes=True)(model)
     _infer_missing_shapes(model)
     fuse_forward(model)
@@ -48,9 +48,9 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
 
 
 def _infer_missing_shapes(model: ir.Model) -> None:
-    """Infers the shapes of values for which PyTorch has none. All other values keep PyTorch's shapes."""
-    # Without shapes, gradients would be un-broadcast at run time. PyTorch relates symbolic sizes where onnx's
-    # inference gives up.
+    """Infers the shapes of values that have no shape from PyTorch. Shapes from PyTorch are kept."""
+    # Without static shapes, gradients would be un-broadcast at run time. PyTorch's shapes relate symbolic sizes where
+    # onnx's inference gives up.
     values = [value for node in model.graph for value in node.outputs]
     from_torch = {value: value.shape for value in values if value.shape is not None}
     if len(from_torch) < len(values):
@@ -60,7 +60,7 @@ def _infer_missing_shapes(model: ir.Model) -> None:
 
 
 class GraphLowering:
-    """Lowers one graph.
+    """Lowers one ATen graph to one ONNX graph.
 
     Args:
         graph_module: the ATen graph.
@@ -68,11 +68,11 @@ class GraphLowering:
 
     Attributes:
         graph_module: the ATen graph.
-        result: the ONNX graph so far, with its inputs and outputs.
+        result: the result so far.
         low: first argument of the lowering functions.
-        env: per lowered node, its ONNX value, a `Complex`, a Python number, or a tuple of these.
+        env: lowered values of the ATen nodes so far: an ONNX value, a `Complex`, a Python number, or a tuple of these.
         placeholders: the inputs of the ATen graph, in order.
-        original: `env` of the placeholders before the graph writes to any of them.
+        original: values of the placeholders in `env` before the graph writes to them.
     """
 
     def __init__(self, graph_module: fx.GraphModule, name: str) -> None:
@@ -86,74 +86,79 @@ class GraphLowering:
         self.original: dict[fx.Node, Any] = {}
 
     def run(self) -> Lowered:
+        """Removes dead code from the ATen graph, in place, and lowers it."""
         graph_module = self.graph_module
-        self._refuse_mutations()
-        # Dead nodes would be lowered, and could be refused, for nothing.
-        graph_module.graph.eliminate_dead_code(is_impure_node=_keeps)
-        self._inputs()
+        self._check_mutations()
+        # A dead node might have no lowering.
+        graph_module.graph.eliminate_dead_code(is_impure_node=_is_impure)
+        self._add_inputs()
         for node in graph_module.graph.nodes:
             if node.op == "call_function":
-                # The nodes of a checkpointed region are marked: the backward graph computes them again.
+                # Nodes of a checkpointed region are marked for recomputation in the backward pass.
                 count_before = self.result.model.graph.num_nodes()
-                self.env[node] = self._call(node)
+                self.env[node] = self._lower_call(node)
                 if (region := node.meta.get(CHECKPOINT_REGION)) is not None:
                     count = self.result.model.graph.num_nodes() - count_before
                     for onnx_node in itertools.islice(reversed(self.result.model.graph), count):
                         mark_region(onnx_node, region)
             elif node.op == "get_attr":
-                self.env[node] = self._attribute(node)
+                self.env[node] = self._constant(node)
             elif node.op not in ("placeholder", "output"):
                 raise UnsupportedATenOp(f"{node.op} {node.target} has no lowering to ONNX")
-        self._outputs()
+        self._add_outputs()
         return self.result
 
-    def _refuse_mutations(self) -> None:
-        """Raises UnsupportedATenOp for in-place writes, except copies to a graph input."""
-        # Nothing reads the result of such a node: it would be dropped as dead code.
+    def _check_mutations(self) -> None:
+        """Raises UnsupportedATenOp for in-place ops, except copies into a placeholder."""
+        # Dead code elimination would remove such a node, because nothing reads its result.
         for node in self.graph_module.graph.nodes:
             schema = getattr(node.target, "_schema", None)
             if schema is None or not schema.is_mutable:
                 continue
             if str(node.target) != "aten.copy_.default" or node.args[0] not in self.placeholders:
-                raise UnsupportedATenOp(f"{node.target} writes to a tensor that is no input")
+                raise UnsupportedATenOp(f"{node.target} writes to a tensor that is not an input")
 
-    def _input(self, name: str, shape: ir.Shape, dtype: ir.DataType) -> ir.Value:
-        """Adds an input to the ONNX graph."""
+    def _add_input(self, name: str, shape: ir.Shape, dtype: ir.DataType) -> ir.Value:
+        """Adds an input to the ONNX graph. Returns its value."""
         value = ir.Value(name=self.low.op.unique_name(name), shape=shape, type=ir.TensorType(dtype))
         self.result.model.graph.inputs.append(value)
         return value
 
-    def _inputs(self) -> None:
+    def _add_inputs(self) -> None:
+        """Adds the ONNX inputs, and sets `env` and `original` of the placeholders."""
         for index, node in enumerate(self.placeholders):
             fake = node.meta["val"]
-            # Numbers come after the tensors, whose shapes tell most of them.
+            # Numbers are handled after the tensors, because most are sizes of a tensor.
             if not isinstance(fake, torch.Tensor):
                 continue
             dtype = COMPONENTS.get(fake.dtype, fake.dtype)
-            # ONNX has dense tensors only.
             if dtype not in DTYPES or fake.layout != torch.strided:
                 raise UnsupportedATenOp(f"input {node.name} ({fake.dtype}, {fake.layout}) has no ONNX type")
-            # A complex input is `torch.view_as_real` of the tensor.
-            pair = [2] if fake.is_complex() else []
-            shape = ir.Shape([*self.low.shape(fake), *pair])
-            value = self._input(f"input{index}", shape, DTYPES[dtype])
+            # The ONNX input for a complex tensor is `torch.view_as_real` of it.
+            parts = [2] if fake.is_complex() else []
+            shape = ir.Shape([*self.low.shape(fake), *parts])
+            value = self._add_input(f"input{index}", shape, DTYPES[dtype])
             self.result.inputs.append(index)
-            if pair:
+            if parts:
                 self.result.complex.add(index)
-            self.env[node] = self.original[node] = self._parts(value, fake) if pair else value
+            self.env[node] = self.original[node] = self._view_as_complex(value, fake) if parts else value
         for index, node in enumerate(self.placeholders):
             if node not in self.env and node.users:
-                self.env[node] = self.original[node] = self._symbol(index, node)
+                self.env[node] = self.original[node] = self._symbolic_number(index, node)
 
-    def _parts(self, value: ir.Value, fake: torch.Tensor) -> Complex:
-        """Returns the real and imaginary parts of a complex input."""
+    def _view_as_complex(self, value: ir.Value, fake: torch.Tensor) -> Complex:
+        """Splits the last axis of a complex input into real and imaginary part."""
         parts = [self.low.op.Gather(value, part, axis=-1) for part in (0, 1)]
         for part in parts:
             part.shape = self.low.shape(fake)
         return Complex(*parts)
 
-    def _symbol(self, index: int, node: fx.Node) -> Any:
-        """Returns a symbolic integer: the size of an input's axis if one equals it, else an input of its own."""
+    def _symbolic_number(self, index: int, node: fx.Node) -> Any:
+        """Returns the value of a number among the placeholders.
+
+        An int is returned unchanged. A symbol is read from the shape of an input tensor that has an axis of this size.
+        If there is none, an ONNX input is added.
+        """
         symbol = node.meta["val"]
         if isinstance(symbol, int):
             return symbol
@@ -169,103 +174,117 @@ class GraphLowering:
                         )
         self.result.inputs.append(index)
         dtype = ir.DataType.DOUBLE if isinstance(symbol, torch.SymFloat | float) else ir.DataType.INT64
-        return self._input(f"input{index}", ir.Shape([]), dtype)
+        return self._add_input(f"input{index}", ir.Shape([]), dtype)
 
-    def _attribute(self, node: fx.Node) -> ir.Value | Complex:
-        """Returns a tensor attribute of the graph module, e.g. a constant of the module's code."""
+    def _constant(self, node: fx.Node) -> ir.Value | Complex:
+        """Returns a tensor attribute of the graph module as a constant, e.g. `torch.tensor(1.0)` in the user's code."""
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
-            kind = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
+            kind = "the body of a higher-order operator" if callable(tensor) else f"a {type(tensor).__name__}"
             raise UnsupportedATenOp(f"attribute {node.target} is {kind}")
         if tensor.is_complex():
             parts = torch.view_as_real(tensor.detach().cpu().resolve_conj()).unbind(-1)
             return Complex(*(self.low.op.const(part.numpy(), DTYPES[part.dtype]) for part in parts))
         return self.low.op.const(tensor.detach().cpu().numpy(), DTYPES[tensor.dtype])
 
-    def _call(self, node: fx.Node) -> Any:
-        """Lowers a node that calls a function. Returns the node's value."""
+    def _lower_call(self, node: fx.Node) -> Any:
+        """Lowers a `call_function` node. Returns its value."""
         low = self.low
         low.node = node
         low.op.scope = f"{node.name}/"
-        # The copying variants of views (`view_copy`) compute the same; a functional graph has no aliases.
+        # A functional graph has no aliases: `view_copy` and `view` are the same there.
         name = str(node.target).replace("_copy", "") if callable(node.target) else str(node.target)
         if name == "aten.copy_.default":
-            # From here on reads of the placeholder see the new value.
+            # Nodes after this one read the new value of the placeholder.
             destination, source = node.args[0], self.env[node.args[1]]  # type: ignore[index]
-            self.env[destination] = self._typed(source, node.meta["val"])  # type: ignore[index]
+            self.env[destination] = self._as_traced(source, node.meta["val"])  # type: ignore[index]
             return self.env[destination]  # type: ignore[index]
-        function = _function(node, name)
+        function = _find_lowering(node, name)
         fake: Any = node.meta.get("val")
         # Many kernels of ONNX Runtime fail for tensors without elements.
-        if name.startswith("aten.") and name != "aten.detach.default" and _is_empty(fake):
+        if name.startswith("aten.") and name != "aten.detach.default" and _has_no_elements(fake):
             if isinstance(fake, tuple | list):
-                return tuple(None if part is None else self._empty(node, part) for part in fake)
-            return self._empty(node, fake)
+                return tuple(None if part is None else self._empty_result(node, part) for part in fake)
+            return self._empty_result(node, fake)
         try:
             args, kwargs = self._arguments(function, node)
             result = function(low, *args, **kwargs)
         except UnsupportedATenOp:
             raise
-        # A bug in a lowering must not end the call: PyTorch can run the node.
+        # A bug in a lowering must not make the user's call fail, because PyTorch can run the node.
         except Exception as error:
             raise UnsupportedATenOp(
                 f"{node.target}: its lowering failed ({type(error).__name__}: {error}); please report it"
             ) from error
-        return self._typed(result, fake)
+        return self._as_traced(result, fake)
 
     def _arguments(self, function: LoweringFunction, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the arguments of a node's lowering: numbers where it wants numbers, else the lowered values."""
-        names, numbers = _parameters(function)
+        """Returns the positional and keyword arguments to call a lowering with.
+
+        Nodes are replaced by their lowered values, or by Python numbers if the parameter is annotated as a number.
+        """
+        names, numbers = _parameters_of(function)
 
         def value(argument: Any, name: str) -> Any:
             if name in numbers:
-                return fx.node.map_arg(argument, self._number)
+                return fx.node.map_arg(argument, self._specialized)
             return fx.node.map_arg(argument, self.env.__getitem__)
 
         names += ("",) * (len(node.args) - len(names))
         args = [value(argument, name) for argument, name in zip(node.args, names, strict=False)]
         return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
 
-    def _number(self, node: fx.Node) -> Any:
-        """Returns the value of a symbolic number, and guards it: another value compiles another graph."""
+    def _specialized(self, node: fx.Node) -> Any:
+        """Returns the value of a symbolic number as a Python number, and guards it; all other values as they are.
+
+        Raises:
+            UnsupportedATenOp: the number depends on the data.
+        """
         symbol, lowered = node.meta.get("val"), self.env[node]
         if not isinstance(lowered, ir.Value) or isinstance(symbol, torch.Tensor):
             return lowered
         if depends_on_data(symbol):
             raise self.low.unsupported(
-                f"the number {symbol}, which depends on the data, where ONNX wants a constant"
+                f"the number {symbol}, which depends on the data, where ONNX requires a constant"
             )
-        return self.low.known(symbol)
+        return self.low.specialized(symbol)
 
-    def _empty(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
-        """Returns a tensor with no elements, as the result of the node."""
+    def _empty_result(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
+        """Returns the result of a node if it has no elements."""
         op, dtype = self.low.op, DTYPES[fake.dtype]
-        # The result depends on the floating-point arguments by a Floor, so that their gradients are zero, not None.
+        # Adding a Floor of each floating-point argument, which has no elements either, makes the arguments' gradients
+        # zero instead of None.
         result = op.const(np.zeros(tuple(fake.shape), np.int8), dtype)
         for source in node.all_input_nodes if dtype.is_floating_point() else ():
             value = self.env[source]
             if isinstance(value, ir.Value) and value.dtype is not None and value.dtype.is_floating_point():
-                none = op.Floor(op.Slice(op.Reshape(self.low.tensor(value, dtype), [-1]), [0], [0], [0]))
-                result = op.Add(result, op.Reshape(none, op.const(list(fake.shape)), allowzero=1))
-        typed = self._typed(result, fake)
-        assert isinstance(typed, ir.Value)
-        return typed
+                empty = op.Floor(op.Slice(op.Reshape(self.low.tensor(value, dtype), [-1]), [0], [0], [0]))
+                result = op.Add(result, op.Reshape(empty, op.const(list(fake.shape)), allowzero=1))
+        value = self._as_traced(result, fake)
+        assert isinstance(value, ir.Value)
+        return value
 
-    def _typed(self, result: Any, fake: Any) -> Any:
-        """Casts results to the dtypes of PyTorch's fake ones, and sets their shapes."""
+    def _as_traced(self, result: Any, fake: Any) -> Any:
+        """Returns a result, or a tuple of results, with the dtype and shape that PyTorch traced.
+
+        Args:
+            result: what the lowering returned.
+            fake: the fake tensor, or the tuple of fake tensors, of the ATen node.
+        """
         if isinstance(result, tuple | list):
-            return tuple(self._typed(r, f) for r, f in zip(result, fake, strict=False))
+            return tuple(self._as_traced(r, f) for r, f in zip(result, fake, strict=False))
         if isinstance(result, Complex):
-            return Complex(*(self._typed(part, fake.real) for part in (result.re, result.im)))
+            return Complex(*(self._as_traced(part, fake.real) for part in (result.re, result.im)))
         if isinstance(result, ir.Value) and isinstance(fake, torch.Tensor):
             if fake.dtype not in DTYPES:
-                raise UnsupportedATenOp(f"{self.low.node.target} returns {fake.dtype}")
+                raise UnsupportedATenOp(f"{self.low.node.target} returns {fake.dtype}, which ONNX lacks")
             result = self.low.tensor(result, DTYPES[fake.dtype])
             if not (result.is_graph_input() or result.is_initializer()):
                 result.shape = self.low.shape(fake)
         return result
 
-    def _outputs(self) -> None:
+    def _add_outputs(self) -> None:
+        """Adds the ONNX outputs: returned values, new values of placeholders, assertions. Adds random inputs, too."""
         returned = self.graph_module.graph.find_nodes(op="output")[0].args[0]
         for item in returned if isinstance(returned, tuple | list) else (returned,):
             if not isinstance(item, fx.Node):
@@ -274,21 +293,21 @@ class GraphLowering:
                 self.result.outputs.append(("placeholder", self.placeholders.index(item)))
             else:
                 fake = item.meta["val"]
-                kind = "integer"
+                kind = "number"
                 if isinstance(fake, torch.Tensor):
                     kind = "complex" if fake.is_complex() else "tensor"
-                self.result.outputs.append((kind, self._output(self.env[item])))
+                self.result.outputs.append((kind, self._add_output(self.env[item])))
         for node, before in self.original.items():
             if self.env[node] is not before:
-                self.result.mutated.append((self.placeholders.index(node), self._output(self.env[node])))
+                self.result.mutated.append((self.placeholders.index(node), self._add_output(self.env[node])))
         for value, message in self.low.assertions:
-            self.result.assertions.append((self._output(value), message))
-        # Random inputs that nothing reads are kept: eager PyTorch draws them too, and every later draw depends on it.
+            self.result.assertions.append((self._add_output(value), message))
+        # Unused random inputs are kept, because drawing them advances the generator, as in eager PyTorch.
         self.result.model.graph.inputs.extend(value for value, _ in self.low.random)
         self.result.random = [random for _, random in self.low.random]
 
-    def _output(self, value: Any) -> int:
-        """Adds a value to the outputs of the ONNX graph, and returns its index among them."""
+    def _add_output(self, value: Any) -> int:
+        """Adds a value to the outputs of the ONNX graph. Returns its index."""
         outputs = self.result.model.graph.outputs
         if isinstance(value, Complex):
             shape = value.re.shape
@@ -298,7 +317,7 @@ class GraphLowering:
             value.shape = None if shape is None else ir.Shape([*shape, 2])
         if not isinstance(value, ir.Value):
             value = self.low.op.const(value)
-        # Each output of an ONNX graph needs a value of its own.
+        # An ONNX value can be an output only once, and must not be an input or initializer.
         if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
             identity = self.low.op.Identity(value)
             identity.shape, identity.type = value.shape, value.type
@@ -307,51 +326,58 @@ class GraphLowering:
         return len(outputs) - 1
 
 
-def _function(node: fx.Node, name: str) -> LoweringFunction:
-    """Returns the lowering of a node, whose op is called `name` without `_copy`."""
+def _find_lowering(node: fx.Node, name: str) -> LoweringFunction:
+    """Returns the lowering function of a node.
+
+    Args:
+        node: calls a function.
+        name: the function's name without `_copy`, e.g. "aten.view.default".
+
+    Raises:
+        UnsupportedATenOp: there is none.
+    """
     python = getattr(node.target, "__name__", "")
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
     complex_ = any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
     table = COMPLEX_LOWERINGS if complex_ and python != "getitem" else LOWERINGS
-    # The overload, all overloads, a Python operator on symbolic numbers.
+    # In order: the overload, the op with all overloads, a Python operator on symbolic numbers.
     for candidate in (name, name.rpartition(".")[0], python):
         if candidate in table:
             return table[candidate]
-    of_what = " of complex numbers" if complex_ else ""
-    raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX{of_what}")
+    case = " for complex numbers" if complex_ else ""
+    raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX{case}")
 
 
-def _is_empty(fake: Any) -> bool:
-    """Tells whether results are tensors of known sizes without elements."""
+def _has_no_elements(fake: Any) -> bool:
+    """True if a result, or each tensor of a tuple of results, has only fixed sizes, one of which is 0."""
     if isinstance(fake, tuple | list):
         return any(part is not None for part in fake) and all(
-            part is None or _is_empty(part) for part in fake
+            part is None or _has_no_elements(part) for part in fake
         )
     sizes = fake.shape if isinstance(fake, torch.Tensor) and fake.dtype in DTYPES else ()
     return all(isinstance(size, int) for size in sizes) and 0 in sizes
 
 
-_NUMBERS = frozenset(
+_NUMBER_ANNOTATIONS = frozenset(
     f"{kind}{none}" for kind in ("int", "float", "bool", "list[int]") for none in ("", " | None")
 )
-"""Annotations of the parameters that take (lists of) Python numbers."""
+"""Annotations of parameters that take Python numbers or lists of them."""
 
 
 @functools.cache
-def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Returns the names of a lowering's parameters for ATen arguments, and of those that take (lists of) numbers."""
+def _parameters_of(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Returns the names of a lowering's positional parameters, and of all parameters that take Python numbers."""
     # The first parameter is the `Lowering`.
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return (
         tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
-        frozenset(p.name for p in parameters if p.annotation in _NUMBERS),
+        frozenset(p.name for p in parameters if p.annotation in _NUMBER_ANNOTATIONS),
     )
 
 
-def _keeps(node: fx.Node) -> bool:
-    """Tells whether dead code elimination must keep a node that nothing reads."""
-    # A node stays if it mutates an input, checks something, or draws random numbers: eager PyTorch draws them too, and
-    # every later draw depends on it.
+def _is_impure(node: fx.Node) -> bool:
+    """True if dead code elimination must keep the node even if nothing reads it."""
+    # Random ops are impure: they advance the generator, as in eager PyTorch.
     name = str(node.target)
-    acts = any(word in name for word in ("copy_.", "_assert_async", "check_errors"))
-    return node.op in ("placeholder", "output") or acts or draws(node)
+    has_effect = any(word in name for word in ("copy_.", "_assert_async", "check_errors"))
+    return node.op in ("placeholder", "output") or has_effect or is_random(node)

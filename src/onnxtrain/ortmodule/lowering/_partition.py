@@ -1,7 +1,7 @@
-"""Cut a functional ATen graph into parts that ONNX Runtime runs and parts that PyTorch runs.
+"""Partitions a functional ATen graph into parts that ONNX Runtime runs and parts that PyTorch runs.
 
-The graph has no views, and writes to inputs at its end only, so that no cut changes a value. Random numbers are drawn
-in the order of the uncut graph.
+The graph has no views, and writes to inputs only at its end, so partitioning does not change results. Random numbers
+are drawn in the same order as in the whole graph.
 """
 
 from __future__ import annotations
@@ -15,55 +15,61 @@ from typing import Any
 import torch
 from torch import fx
 
-TOO_FEW = "too few operators, between others that run in PyTorch, for a session of their own"
-# A run of a session takes as long as some elementwise operators.
-_FEW = 3
-"""The least number of operators for a part of elementwise arithmetic in ONNX Runtime."""
-# One of these is worth a session by itself.
-_HEAVY = ("mm", "addmm", "bmm", "baddbmm", "convolution", "recurrent_layer", "linear", "attention")
+_TOO_FEW = "too few operators, between others that run in PyTorch, for a session of their own"
+"""Fallback reason of operators that have a lowering, but would form a part that is not worth a session."""
+
+# Running a session takes as long as a few elementwise operators.
+_MIN_OPERATORS = 3
+"""Minimum number of operators in a part that ONNX Runtime runs, if none of them is in `_EXPENSIVE`."""
+
+_EXPENSIVE = ("mm", "addmm", "bmm", "baddbmm", "convolution", "recurrent_layer", "linear", "attention")
+"""Words in the names of operators that are worth a session alone."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a graph.
+    """A part of a graph that runs in one engine.
 
     Attributes:
-        graph_module: the part. Its placeholders are copies of the nodes in `takes`, its outputs of those in `gives`.
-        takes: nodes of the whole graph that the part reads.
-        gives: nodes of the part that other parts, or the outputs, read.
+        graph_module: the part as a graph. Its placeholders are copies of `inputs`, its outputs copies of `outputs`.
+        inputs: nodes of the whole graph outside of the part that the part reads.
+        outputs: nodes of the whole graph in the part that other parts, or the output node, read.
         in_pytorch: True if PyTorch runs the part, False if ONNX Runtime does.
     """
 
     graph_module: fx.GraphModule
-    takes: tuple[fx.Node, ...]
-    gives: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
     in_pytorch: bool
 
 
-def partition(graph_module: fx.GraphModule, refused: dict[fx.Node, str]) -> list[Part]:
-    """Returns the parts in the order in which they run; an empty list if ONNX Runtime would run too little.
+def partition(graph_module: fx.GraphModule, in_pytorch: dict[fx.Node, str]) -> list[Part]:
+    """Partitions a graph. Returns the parts in the order in which they run.
+
+    Returns an empty list if no part would be worth an ONNX Runtime session.
 
     Args:
-        graph_module: the graph, functional but for `aten.copy_` to placeholders at its end, which belong to no part.
-        refused: the nodes that PyTorch is to run, with the reasons. Nodes that are not worth a session are added.
+        graph_module: a functional graph. It may end with `aten.copy_` to placeholders, which belong to no part.
+        in_pytorch: the nodes that PyTorch runs, each with the reason. Nodes of parts that are not worth a session are
+            added, in place.
     """
     while True:
-        levels = _Levels(graph_module.graph, refused).assign()
+        levels = _Levels(graph_module.graph, in_pytorch).assign()
         by_level: dict[int, list[fx.Node]] = {}
         for node, level in levels.items():
             by_level.setdefault(level, []).append(node)
-        # Giving a small part to PyTorch may leave its neighbours too small, hence the loop.
+        # Repeats, because moving a part to PyTorch may make other parts too small.
         small = [nodes for level, nodes in by_level.items() if level % 2 == 0 and not _is_worth_it(nodes)]
         if not small:
             break
-        refused.update((node, TOO_FEW) for nodes in small for node in nodes)
+        in_pytorch.update((node, _TOO_FEW) for nodes in small for node in nodes)
     if all(level % 2 for level in by_level):
         return []
     return [_part(graph_module, set(nodes), level % 2 == 1) for level, nodes in sorted(by_level.items())]
 
 
 def calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """Returns the nodes that compute tensors, without numbers, `getitem` and final writes to placeholders."""
+    """Returns the nodes that call an operator on tensors; excludes `getitem` and writes to placeholders."""
     return [
         node
         for node in nodes
@@ -75,16 +81,17 @@ def calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 def mutations(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Returns the placeholders that the graph writes to at its end, with the nodes whose values they get."""
+    """Returns a dict from each placeholder that the graph writes to, at its end, to the node of the new value."""
     return {node.args[0]: node.args[1] for node in graph.nodes if _writes_back(node)}
 
 
 def is_number(node: fx.Node) -> bool:
-    """Tells whether a node's result is a number, symbolic or not."""
+    """True if the node's result is a Python number or a symbolic one."""
     return isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def _writes_back(node: fx.Node) -> bool:
+    """True if the node copies a value into a placeholder."""
     return str(node.target) == "aten.copy_.default" and _is_placeholder(node.args[0])
 
 
@@ -93,68 +100,72 @@ def _is_placeholder(argument: Any) -> bool:
 
 
 def _is_worth_it(nodes: list[fx.Node]) -> bool:
-    """Tells whether a part computes enough for a session."""
-    # Views cost nothing in either runtime.
+    """True if the nodes compute enough to be run by an ONNX Runtime session."""
+    # Views take no time in either engine.
     computing = [node for node in calls(nodes) if not getattr(node.target, "is_view", False)]
     names = [str(node.target).split(".")[-2] for node in computing if "." in str(node.target)]
-    return len(computing) >= _FEW or any(word in name for name in names for word in _HEAVY)
+    return len(computing) >= _MIN_OPERATORS or any(word in name for name in names for word in _EXPENSIVE)
 
 
 class _Levels:
-    """Assigns each node a level, even for ONNX Runtime and odd for PyTorch; a node reads from its level or lower ones.
+    """Assigns a level to each node. Nodes on the same level form a part, and parts run in the order of their levels.
 
-    There are as many levels as the longest alternation of the two. Each node is on the latest level possible, so that
-    what is computed from parameters alone, e.g. a transposed weight, is in the part that reads it.
+    Even levels run in ONNX Runtime, odd ones in PyTorch. A node reads only nodes on its own or lower levels. There
+    are no more levels than the longest alternation of the engines along a path. Each node is on its highest possible
+    level, so that values computed from parameters alone, e.g. a transposed weight, are in the part that reads them.
     """
 
-    def __init__(self, graph: fx.Graph, refused: Mapping[fx.Node, str]) -> None:
+    def __init__(self, graph: fx.Graph, in_pytorch: Mapping[fx.Node, str]) -> None:
         shared_nodes = _shared_nodes(graph)
         self._nodes = [node for node in graph.nodes if node not in shared_nodes and not _writes_back(node)]
         self._odd: dict[fx.Node, bool] = {}
         for node in self._nodes:
-            # The results of one node run where the node runs. A number that comes from PyTorch is computed there.
+            # A `getitem` runs in the engine of its producer, and arithmetic on numbers from PyTorch in PyTorch.
             source = _producer(node)
             follows = is_number(node) and any(self._odd.get(s, False) for s in node.all_input_nodes)
-            self._odd[node] = self._odd[source] if source is not node else node in refused or follows
-        # Draws keep their order across parts: each draw may be on the level of the next one or lower.
-        random = [node for node in self._nodes if draws(node)]
-        self._after = dict(itertools.pairwise(random))
-        self._before = {later: earlier for earlier, later in self._after.items()}
+            self._odd[node] = self._odd[source] if source is not node else node in in_pytorch or follows
+        # Random nodes keep their order: none may be on a higher level than the next one.
+        random = [node for node in self._nodes if is_random(node)]
+        self._next_random = dict(itertools.pairwise(random))
+        self._previous_random = {later: earlier for earlier, later in self._next_random.items()}
 
     def assign(self) -> dict[fx.Node, int]:
         """Returns the level of each node, e.g. {mm: 0, poisson: 1, add: 2}."""
-        # The earliest levels tell how many levels there must be.
-        early = self._as_early_as_possible()
-        late: dict[fx.Node, int] = {}
-        top = max(early.values(), default=0)
+        lowest = self._lowest_levels()
+        highest: dict[fx.Node, int] = {}
+        top = max(lowest.values(), default=0)
         for node in reversed(self._nodes):
             odd = self._odd[node]
             limit = top
             for user in node.users:
-                if user in late:
-                    limit = min(limit, late[user] - (self._odd[user] != odd))
-            if node in self._after:
-                limit = min(limit, late[self._after[node]])
-            late[node] = limit - (limit % 2 != odd)
-        # A `getitem` is on the level of its node, which may be lower than its own latest one.
-        return {node: late[_producer(node)] for node in self._nodes}
+                if user in highest:
+                    limit = min(limit, highest[user] - (self._odd[user] != odd))
+            if node in self._next_random:
+                limit = min(limit, highest[self._next_random[node]])
+            highest[node] = limit - (limit % 2 != odd)
+        # A `getitem` is on the level of its producer, which may be lower than its own highest level.
+        return {node: highest[_producer(node)] for node in self._nodes}
 
-    def _as_early_as_possible(self) -> dict[fx.Node, int]:
-        early: dict[fx.Node, int] = {}
+    def _lowest_levels(self) -> dict[fx.Node, int]:
+        """Returns the lowest possible level of each node."""
+        lowest: dict[fx.Node, int] = {}
         for node in self._nodes:
             odd = self._odd[node]
-            least = int(odd)
+            limit = int(odd)
             for source in node.all_input_nodes:
-                if source in early:
-                    least = max(least, early[source] + (self._odd[source] != odd))
-            if node in self._before:
-                least = max(least, early[self._before[node]])
-            early[node] = least + (least % 2 != odd)
-        return early
+                if source in lowest:
+                    limit = max(limit, lowest[source] + (self._odd[source] != odd))
+            if node in self._previous_random:
+                limit = max(limit, lowest[self._previous_random[node]])
+            lowest[node] = limit + (limit % 2 != odd)
+        return lowest
 
 
 def _shared_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Returns the nodes that every part has: placeholders, attributes, outputs, and numbers computed from those."""
+    """Returns the nodes that belong to no level: placeholders, attributes, the output, and numbers computed from these.
+
+    Each part copies the ones that it reads.
+    """
     shared_nodes: set[fx.Node] = set()
     for node in graph.nodes:
         number = is_number(node) and all(source in shared_nodes for source in node.all_input_nodes)
@@ -164,24 +175,24 @@ def _shared_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _producer(node: fx.Node) -> fx.Node:
-    """Returns the node that has this one among its several results, else the node itself."""
+    """Returns the node whose result a `getitem` node selects, or the node itself if it is not a `getitem`."""
     while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
-def draws(node: fx.Node) -> bool:
-    """Tells whether a node takes random numbers from a generator of PyTorch, e.g. `aten.poisson`."""
+def is_random(node: fx.Node) -> bool:
+    """True if the node draws random numbers from a PyTorch generator, e.g. `aten.poisson`."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _part(graph_module: fx.GraphModule, nodes: set[fx.Node], in_pytorch: bool) -> Part:
-    """Copies the nodes of one level into a graph of their own."""
+    """Returns a part with copies of the nodes of one level."""
     order = [node for node in graph_module.graph.nodes if node in nodes]
-    gives = tuple(node for node in order if any(user not in nodes for user in node.users))
+    outputs = tuple(node for node in order if any(user not in nodes for user in node.users))
     graph, copies = fx.Graph(), {}
-    takes = _read_nodes(graph_module.graph, order, nodes)
-    for node in takes:
+    inputs = _read_nodes(graph_module.graph, order, nodes)
+    for node in inputs:
         copies[node] = graph.create_node("placeholder", node.name, name=node.name)
         copies[node].meta = {**node.meta, "example_value": node.meta.get("val")}
 
@@ -194,13 +205,19 @@ def _part(graph_module: fx.GraphModule, nodes: set[fx.Node], in_pytorch: bool) -
 
     for node in order:
         copied(node)
-    graph.output(tuple(copies[node] for node in gives))
-    return Part(fx.GraphModule(graph_module, graph), takes, gives, in_pytorch)
+    graph.output(tuple(copies[node] for node in outputs))
+    return Part(fx.GraphModule(graph_module, graph), inputs, outputs, in_pytorch)
 
 
 def _read_nodes(graph: fx.Graph, order: list[fx.Node], inside: set[fx.Node]) -> tuple[fx.Node, ...]:
-    """Returns the nodes that a part reads."""
-    # Every size that the graph is given is taken: the shapes of random inputs are computed from sizes.
+    """Returns the nodes of the graph that become placeholders of a part.
+
+    Args:
+        graph: the whole graph.
+        order: the nodes of the part, in the order of the graph.
+        inside: the same nodes as a set.
+    """
+    # All sizes among the placeholders are included, because the shapes of random inputs are computed from them.
     read = {node: None for node in graph.nodes if node.op == "placeholder" and is_number(node)}
     shared_nodes = _shared_nodes(graph)
     stack = [source for node in order for source in node.all_input_nodes]

@@ -60,33 +60,40 @@ class UnsupportedATenOp(Exception):
 LoweringFunction = Callable[..., Any]
 F = TypeVar("F", bound=LoweringFunction)
 LOWERINGS: dict[str, LoweringFunction] = {}
-"""Lowerings by the op's name without `_copy`: "aten.add.Tensor", or "aten.relu" for all overloads."""
+"""Lowering functions by overload, e.g. "aten.add.Tensor", or by op for all overloads, e.g. "aten.relu".
 
+The copying variant of a view, e.g. `view_copy`, shares the lowering of the view.
+"""
 
 COMPLEX_LOWERINGS: dict[str, LoweringFunction] = {}
-"""Lowerings of ops that take or return complex tensors, as `Complex`."""
+"""Lowering functions for calls that take or return complex tensors. They get and return `Complex`."""
 
 
 def lower(*names: str) -> Callable[[F], F]:
     """Registers the decorated function `(low, *args, **kwargs)` as the lowering of ATen ops.
 
-    The arguments are the op's own: tensors and symbolic numbers as `ir.Value`, the rest as Python values. A parameter
-    annotated as `int`, `float`, `bool` or `list[int]` gets Python numbers; a symbolic one is guarded, so that another
-    value captures another graph. The function returns a value, or a tuple for an op with several results. A value of
-    a dtype other than PyTorch's is cast.
+    The function takes the arguments of the op. Tensors and symbolic numbers are passed as `ir.Value`, everything else
+    as Python values. A parameter annotated as `int`, `float`, `bool` or `list[int]` gets Python numbers: symbolic
+    numbers are specialized, so another value captures another graph. The function returns a value, or a tuple for an op
+    with several results. The caller casts results to PyTorch's dtypes.
+
+    Args:
+        names: overloads, e.g. "aten.add.Tensor", or ops, e.g. "aten.relu" for all overloads.
     """
-    return _registers(LOWERINGS, names)
+    return _register_in(LOWERINGS, names)
 
 
 def lower_complex(*names: str) -> Callable[[F], F]:
-    """Registers a lowering, as `lower` does, for calls in which an argument or the result is complex."""
-    return _registers(COMPLEX_LOWERINGS, names)
+    """Registers a lowering, as `lower` does, for calls with a complex argument or result."""
+    return _register_in(COMPLEX_LOWERINGS, names)
 
 
-def _registers(table: dict[str, LoweringFunction], names: Sequence[str]) -> Callable[[F], F]:
+def _register_in(table: dict[str, LoweringFunction], names: Sequence[str]) -> Callable[[F], F]:
+    """Returns a decorator that adds a function to a table under all names."""
+
     def register(function: F) -> F:
         for name in names:
-            _refuse_misspelt(name)
+            _check_overload(name)
             # The second registration would silently replace the first.
             assert name not in table, f"{name} is lowered twice"
             table[name] = function
@@ -95,10 +102,10 @@ def _registers(table: dict[str, LoweringFunction], names: Sequence[str]) -> Call
     return register
 
 
-def _refuse_misspelt(name: str) -> None:
-    """Raises AssertionError for an overload that an ATen op does not have, e.g. "aten.add.tensor"."""
-    # No call would ever find such a lowering. An op that is missing as a whole passes: other versions of PyTorch have
-    # it, and a test checks the names against the version that is installed.
+def _check_overload(name: str) -> None:
+    """Raises AssertionError if an ATen op has no such overload, e.g. for "aten.add.tensor"."""
+    # A lowering with a misspelled name would never be found. Unknown ops are accepted, because other versions of
+    # PyTorch may have them. A test checks the names against the installed version.
     domain, _, rest = name.partition(".")
     op, _, overload = rest.partition(".")
     packet = getattr(torch.ops.aten, op, None) if domain == "aten" and overload else None
@@ -109,11 +116,11 @@ def _refuse_misspelt(name: str) -> None:
 
 @dataclass(frozen=True)
 class RandomInput:
-    """An input of the ONNX graph that PyTorch's generator fills at each call, so that seeds work as in eager mode.
+    """An ONNX input that PyTorch's generator fills at each call, so that seeds give the same results as in eager mode.
 
     Attributes:
-        draw: makes the tensor for a shape.
-        sizes: computes the shape from the arguments of the ATen graph.
+        draw: returns a random tensor of the given shape.
+        sizes: returns the shape, given the arguments of the ATen graph.
     """
 
     draw: Callable[[Sequence[int]], torch.Tensor]
@@ -122,17 +129,17 @@ class RandomInput:
 
 @dataclass
 class Lowered:
-    """An ONNX graph, and how its inputs and outputs correspond to those of the ATen graph.
+    """An ONNX graph, and the mapping between its inputs and outputs and those of the ATen graph.
 
     Attributes:
-        model: its inputs are the placeholders in `inputs`, then `random`.
-        inputs: per graph input before the random ones, the index of its placeholder, e.g. [0, 2].
-        complex: indices of the placeholders whose graph input is `torch.view_as_real` of the tensor.
-        outputs: per output of the ATen graph ("tensor", "complex" or "integer", index of the ONNX output), ("constant",
-            a Python value) or ("placeholder", its index). A "complex" output has a last axis of real and imaginary
-            part.
-        mutated: pairs (index of a placeholder, index of the ONNX output that is written to it).
-        assertions: pairs (index of an ONNX output, message for the error if one of its elements is false).
+        model: the ONNX model. Its inputs are the placeholders in `inputs`, then `random`.
+        inputs: per ONNX input, except random ones, the index of its placeholder, e.g. [0, 2].
+        complex: indices of the complex placeholders. Their ONNX input is `torch.view_as_real` of the tensor.
+        outputs: per output of the ATen graph, one of ("tensor", index of the ONNX output), ("complex", the same), with
+            real and imaginary part along the last axis, ("number", the same), for a Python number, ("constant", a
+            Python value) and ("placeholder", index of the placeholder).
+        mutated: pairs (index of a placeholder, index of the ONNX output that is copied into it).
+        assertions: pairs (index of a boolean ONNX output, message of the error to raise if an element is false).
         random: the random inputs, in the order in which eager PyTorch draws them.
     """
 
@@ -146,15 +153,15 @@ class Lowered:
 
 
 class Lowering:
-    """The first argument of a lowering function: the node to lower, and how to write its ONNX nodes.
+    """The first argument of a lowering function: gives access to the ATen node and writes ONNX nodes.
 
     Attributes:
-        op: the emitter of the ONNX graph.
+        op: emits nodes into the ONNX graph.
         node: the ATen node that is being lowered.
-        env: per lowered node, its value.
+        env: the lowered value of each ATen node so far.
         placeholders: the inputs of the ATen graph.
-        random: the random inputs so far, with their values.
-        assertions: values that must be true, with messages.
+        random: the random inputs so far, each with its ONNX value.
+        assertions: boolean ONNX values that must be true after the run, each with the message of its error.
     """
 
     def __init__(self, graph: ir.Graph, model: ir.Model) -> None:
@@ -167,37 +174,38 @@ class Lowering:
 
     @property
     def result(self) -> Any:
-        """PyTorch's fake result of the node."""
+        """The node's result as PyTorch traced it: a fake tensor, a symbolic number, or a tuple of these."""
         return self.node.meta["val"]
 
     @property
     def dtype(self) -> ir.DataType:
-        """Dtype of the (first) result; of the real part if the result is complex."""
+        """Dtype of the (first) result, or of its real part if it is complex."""
         value = self.result
         dtype = (value[0] if isinstance(value, tuple | list) else value).dtype
         return DTYPES[COMPONENTS.get(dtype, dtype)]
 
     @property
     def is_double(self) -> bool:
-        """True if the (first) result is float64. Numbers must then be operands, since ONNX attributes are float32."""
+        """True if the (first) result is float64. Constants must then be inputs, because ONNX attributes are float32."""
         return self.dtype == ir.DataType.DOUBLE
 
     def fake(self, index: int) -> Any:
-        """Returns PyTorch's fake tensor of the node's argument `index`."""
+        """Returns argument `index` of the node as PyTorch traced it, e.g. a fake tensor with shape and dtype."""
         argument = self.node.args[index]
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
     def has_no_elements(self, *arguments: int) -> bool:
-        """True if one of these arguments has no elements. Dynamo specializes sizes of 0."""
+        """True if one of the arguments at these positions has no elements."""
+        # Sizes of 0 are never symbolic: Dynamo specializes them.
         shapes = (getattr(self.fake(index), "shape", ()) for index in arguments)
         return any(isinstance(size, int) and size == 0 for shape in shapes for size in shape)
 
     def uses_result(self, index: int) -> bool:
-        """True if any node reads result `index` of this node, which has several results."""
+        """True if any node reads result `index` of this node. The node must have several results."""
         return any(user.target is operator.getitem and user.args[1] == index for user in self.node.users)
 
-    def known(self, number: Any) -> Any:
-        """Returns a number as a Python number. Guards a symbolic one: the graph is then valid for this value only."""
+    def specialized(self, number: Any) -> Any:
+        """Returns the value of a symbolic number, and guards it. Other numbers are returned unchanged."""
         if isinstance(number, torch.SymInt):
             return int(number)
         if isinstance(number, torch.SymFloat):
@@ -205,7 +213,11 @@ class Lowering:
         return bool(number) if isinstance(number, torch.SymBool) else number
 
     def unsupported(self, case: str) -> UnsupportedATenOp:
-        """Returns the error that makes the node run in PyTorch. `case` is a noun phrase, e.g. "a norm of order 0.5"."""
+        """Returns the error to raise for unsupported arguments. PyTorch then runs the node.
+
+        Args:
+            case: a noun phrase for the message, e.g. "a norm of order 0.5".
+        """
         return UnsupportedATenOp(f"{self.node.target} has no lowering to ONNX for {case}")
 
     def check(self, holds: ir.Value, message: str) -> None:
@@ -242,11 +254,11 @@ class Lowering:
         return self.op.const(value, dtype)
 
     def tensors(self, *values: Any) -> tuple[ir.Value, ...]:
-        """Returns the operands as values of the result's dtype."""
+        """Returns `tensor(value, self.dtype)` for each value."""
         return tuple(self.tensor(value, self.dtype) for value in values)
 
     def ints(self, values: Any) -> ir.Value:
-        """Returns integers, possibly symbolic, as an int64 tensor [n], e.g. for an ONNX input of sizes or axes."""
+        """Returns one or more integers, possibly symbolic, as an int64 tensor [n], e.g. the sizes for a Reshape."""
         items = list(values) if isinstance(values, list | tuple) else [values]
         if not any(isinstance(item, ir.Value) for item in items):
             return self.op.const(np.array(items, np.int64))
@@ -262,7 +274,15 @@ class Lowering:
         return ir.Shape([_dimension(size) for size in fake.shape])
 
     def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor], like: torch.Tensor) -> ir.Value:
-        """Returns a new graph input with the dtype and shape of `like`, which `draw` fills at each call."""
+        """Adds and returns a graph input, which `draw` computes at each call.
+
+        Args:
+            draw: returns a random tensor of the given shape.
+            like: has the dtype and shape of the input.
+
+        Raises:
+            UnsupportedATenOp: the shape depends on the data.
+        """
         value = ir.Value(
             name=self.op.unique_name("random"), shape=self.shape(like), type=ir.TensorType(DTYPES[like.dtype])
         )
@@ -288,20 +308,20 @@ def is_float(value: Any) -> bool:
 
 
 def per_axis(numbers: Any, rank: int) -> list[Any]:
-    """Returns one number for each of `rank` axes. As in PyTorch, a single number applies to all axes."""
+    """Returns a list of `rank` numbers. As in PyTorch, a single number applies to all axes."""
     items = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
     return items * rank if len(items) == 1 else items
 
 
 def same_sizes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True if two fake tensors have the same shape, whatever the values of its symbols."""
-    # Not a.shape == b.shape: comparing symbols adds a guard, and other sizes would be recompiled.
+    """True if the shapes of two fake tensors are equal for all values of their symbols."""
+    # `a.shape == b.shape` would add a guard on the symbols, and other sizes would be recompiled.
     return tuple(map(str, a.shape)) == tuple(map(str, b.shape))
 
 
 def memory_order(fake: torch.Tensor) -> list[int]:
     """Returns the axes from the slowest to the fastest in memory, e.g. [0, 2, 3, 1] for channels_last."""
-    # Strides of axes of size 1 are arbitrary; they must not reorder a contiguous tensor.
+    # Axes of size 1 have arbitrary strides, which must not reorder a contiguous tensor.
     if fake.is_contiguous():
         return list(range(fake.dim()))
     strides = fake.stride()
@@ -309,8 +329,8 @@ def memory_order(fake: torch.Tensor) -> list[int]:
 
 
 def _dimension(size: int | torch.SymInt) -> int | str:
-    """Returns a size as an int, or as the name of its symbol."""
-    # A guard may have specialized the symbol to one number.
+    """Returns a size as an int, or a symbolic one as a string, e.g. "s0" or "2*s0"."""
+    # A guard may have specialized the size.
     number = size if isinstance(size, int) else size.node.maybe_as_int()
     return str(size) if number is None else int(number)
 
@@ -318,9 +338,9 @@ def _dimension(size: int | torch.SymInt) -> int | str:
 def run_time_sizes(
     shape: Sequence[Any], placeholders: Sequence[fx.Node]
 ) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
-    """Returns a function that computes a symbolic shape from the arguments of the graph.
+    """Returns a function from the arguments of the graph to the value of a symbolic shape.
 
-    Returns None if the arguments do not determine the shape, e.g. if a size is the number of true elements of a mask.
+    Returns None if the shape depends on the data, e.g. on the number of true elements of a mask.
     """
     if all(isinstance(size, int) for size in shape):
         fixed = tuple(int(size) for size in shape)
@@ -334,17 +354,17 @@ def run_time_sizes(
             if expression is not None and expression.is_Symbol:
                 sources.setdefault(expression, (index, axis))
     expressions = [size if isinstance(size, int) else size.node.expr for size in shape]
-    # Symbols such as s0 stand for sizes of placeholders; u0 and the like are known only when the graph has run.
+    # Backed symbols, e.g. s0, are sizes of placeholders. Unbacked ones, e.g. u0, depend on the data.
     used = sorted(set().union(*(e.free_symbols for e in expressions if not isinstance(e, int))), key=str)
     if not sources.keys() >= set(used):
         return None
     printed = ", ".join(str(e) if isinstance(e, int) else _PRINTER.doprint(e) for e in expressions)
-    # Compiled once, as Dynamo compiles its guards: substituting with sympy takes 0.1 ms per call.
+    # Compiled, as Dynamo compiles its guards, because substitution in sympy takes 0.1 ms per call.
     compute = eval(f"lambda {', '.join(map(str, used))}: ({printed},)", dict(SYMPY_INTERP))
-    places = [sources[symbol] for symbol in used]
+    locations = [sources[symbol] for symbol in used]
 
     def evaluate(arguments: Sequence[Any]) -> tuple[int, ...]:
-        values = [arguments[i] if axis is None else arguments[i].shape[axis] for i, axis in places]
+        values = [arguments[i] if axis is None else arguments[i].shape[axis] for i, axis in locations]
         return tuple(map(int, compute(*values)))
 
     return evaluate

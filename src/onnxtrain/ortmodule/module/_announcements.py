@@ -61,7 +61,7 @@ def _warn_of_pytorch(record: GraphRecord) -> None:
     warnings.warn(f"ORTModule: {record.fallback}", stacklevel=3)
 
 
-_MANY = 64
+_MANY_CAPTURES = 64
 """Number of captures of one function after which a warning is given. Dynamo gives up after 256."""
 
 
@@ -74,9 +74,9 @@ def warn_of_many_captures(captures: Counter[Any]) -> None:
     current = CompileContext.current_compile_id()
     function = None if current is None else current.frame_id
     captures[function] += 1
-    if captures[function] == _MANY + 1:
+    if captures[function] == _MANY_CAPTURES + 1:
         warnings.warn(
-            f"ORTModule: a function has been captured {_MANY} times. A string that is another one in each call does "
+            f"ORTModule: a function has been captured {_MANY_CAPTURES} times. A string that differs in each call does "
             "that, and a number that PyTorch takes as a constant (a bound of clamp, an exponent): make it a tensor. "
             "TORCH_LOGS=recompiles in the environment names it",
             stacklevel=2,

@@ -36,9 +36,14 @@ from onnxtrain.ortmodule.capture.autograd._rehearsal import note_inputs
 from onnxtrain.ortmodule.capture.dynamo._batch_axis import batch_symbols, has_symbolic_batch
 from onnxtrain.ortmodule.capture.dynamo._calling import call_directly
 from onnxtrain.ortmodule.capture.dynamo._capture import capture
-from onnxtrain.ortmodule.capture.graph._assertions import Check, mark_assertions, take_assertions
-from onnxtrain.ortmodule.capture.graph._batch import batch_of, recorded_guards, settled, with_batch_size
-from onnxtrain.ortmodule.capture.graph._breaks import break_reason, ends_for_a_symbol
+from onnxtrain.ortmodule.capture.graph._assertions import Check, assertions_to_outputs, mark_assertions
+from onnxtrain.ortmodule.capture.graph._batch import (
+    batch_of,
+    recorded_guards,
+    specialized_values,
+    with_batch_size,
+)
+from onnxtrain.ortmodule.capture.graph._breaks import break_reason, may_depend_on_symbols
 from onnxtrain.ortmodule.capture.graph._checkpoint import inline_checkpoints, preserve_random_state
 from onnxtrain.ortmodule.capture.graph._data_setting import copy_set_data
 from onnxtrain.ortmodule.capture.graph._no_grad import correct_requires_grad
@@ -136,7 +141,7 @@ class _Captured:
         replayed = self.unchecked
         if len(signature.outputs) > signature.returned:
             # Views were removed from the outputs, and their bases were appended, which a replay must return, too.
-            replayed = _copied(graph_module)
+            replayed = _shallow_copy(graph_module)
             _forget_arguments(replayed)
         return signature, flow, replayed
 
@@ -177,7 +182,7 @@ class _GraphCompiler:
             SymbolicBatchRefused: the graph must be captured again, with a fixed batch size.
             ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
         """
-        if has_symbolic_batch(graph_module) and ends_for_a_symbol(graph_module):
+        if has_symbolic_batch(graph_module) and may_depend_on_symbols(graph_module):
             raise SymbolicBatchRefused
         warn_of_many_captures(self._captures)
         with unseen_by_hooks():
@@ -187,7 +192,7 @@ class _GraphCompiler:
             mark_assertions(graph_module)
             copy_set_data(graph_module)
             # Copied before checkpoints are inlined: derivatives that PyTorch computes run this copy, with its regions.
-            plain = _copied(graph_module)
+            plain = _shallow_copy(graph_module)
             if inline_checkpoints(graph_module):
                 preserve_random_state(plain)
             symbols = batch_symbols(graph_module, example_inputs)
@@ -215,17 +220,17 @@ class _GraphCompiler:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
         """
         start = time.perf_counter()
-        plain = plain or _copied(graph_module)
+        plain = plain or _shallow_copy(graph_module)
         reason = break_reason(graph_module)
-        checks = take_assertions(graph_module)
-        unchecked = _copied(graph_module) if checks else plain
+        checks = assertions_to_outputs(graph_module)
+        unchecked = _shallow_copy(graph_module) if checks else plain
         _forget_arguments(plain, unchecked)
         name = self._next_name()
         announce = Derivatives(name, plain, self._report, self._policy).announce
         captured = _Captured(graph_module, plain, unchecked, checks, reason, announce)
         batch = batch_of(graph_module, symbols)
         if batch is None:
-            return self._compiled(captured, name, start, settled(graph_module))
+            return self._compiled(captured, name, start, specialized_values(graph_module))
         values = with_batch_size(graph_module, batch, None)
 
         def compile_for(args: Sequence[Any]) -> Callable[..., Any]:
@@ -236,7 +241,9 @@ class _GraphCompiler:
 
         def compile_for_all() -> tuple[Callable[..., Any], Callable[[Size], bool]]:
             with recorded_guards(graph_module, batch) as holds:
-                run = self._compiled(captured, self._next_name(), time.perf_counter(), settled(graph_module))
+                run = self._compiled(
+                    captured, self._next_name(), time.perf_counter(), specialized_values(graph_module)
+                )
                 return run, holds
 
         compiled = self._compiled(captured, name, start, values)
@@ -278,7 +285,7 @@ class _GraphCompiler:
             )
             return FirstCall(restoring_modes(plain), self._report, record, start, self._log)
         record = dataclasses.replace(compiled.body.record(name), break_reason=captured.break_reason)
-        self._keep(compiled.body, record, time.perf_counter() - start)
+        self._register(compiled.body, record, time.perf_counter() - start)
         return FirstCall(compiled, self._report, record, start, self._log)
 
     def _in_onnxruntime(self, captured: _Captured, values: Sequence[Any]) -> CompiledGraph:
@@ -307,7 +314,7 @@ class _GraphCompiler:
                 raise
         return CompiledGraph(body, signature, captured.plain, captured.checks, announce)
 
-    def _keep(self, body: OnnxPart | Steps, record: GraphRecord, seconds: float) -> None:
+    def _register(self, body: OnnxPart | Steps, record: GraphRecord, seconds: float) -> None:
         """Registers a compiled graph for `export_training_graph`, saves it if `save_onnx` is set, and logs it.
 
         Args:
@@ -347,7 +354,7 @@ def _capturing() -> Iterator[None]:
         ) from error
 
 
-def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
+def _shallow_copy(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Returns a copy of a graph that shares its attributes, e.g. constant tensors."""
     # A deep copy would copy the constant tensors.
     result = copy.copy(graph_module)

@@ -85,14 +85,14 @@ class ORTModule(torch.nn.Module):
     @property
     def module(self) -> torch.nn.Module:
         """The wrapped module or, if that is a DistributedDataParallel, the module inside it."""
-        module = _of(self).module
+        module = _wrapped_of(self).module
         # If `model` is an instance of DistributedDataParallel, torch.distributed.checkpoint (PyTorch 2.13) expects the
         # inner module from `model.module`.
         return module.module if isinstance(module, DistributedDataParallel) else module
 
     def report(self) -> Report:
         """Returns the report of the captured graphs, which tells where each of them runs."""
-        return _of(self).report
+        return _wrapped_of(self).report
 
     def export_training_graph(self, path: str | os.PathLike[str]) -> list[Path]:
         """Writes the graphs that have been compiled for ONNX Runtime so far as ONNX files.
@@ -115,19 +115,19 @@ class ORTModule(torch.nn.Module):
         Raises:
             ORTModuleONNXModelException: nothing has run in ONNX Runtime yet.
         """
-        return _of(self).graphs.save(path)
+        return _wrapped_of(self).graphs.save(path)
 
     # If an ORTModule is a child of a compiled module, it is called, and not captured with the parent.
     # torch.compiler.disable would do the same, but its wrapper takes microseconds per call.
     @_torch.skip
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the wrapped module, hooks included, in ONNX Runtime."""
-        return _of(self).call(*args, **kwargs)
+        return _wrapped_of(self).call(*args, **kwargs)
 
     @property
     def forward(self) -> Callable[..., Any]:  # type: ignore[override]
         """The wrapped module's `forward`, run in ONNX Runtime. The module's own hooks don't run."""
-        return BoundForward(_of(self))
+        return BoundForward(_wrapped_of(self))
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> NoReturn:
         """Raises an exception, as in onnxruntime-training, because callers rely on it.
@@ -142,7 +142,7 @@ class ORTModule(torch.nn.Module):
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
         """Returns the wrapped module, for `torch.jit.script` to compile."""
-        return _of(self).module
+        return _wrapped_of(self).module
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise ORTModuleTorchModelException(_DATA_PARALLEL)
@@ -155,15 +155,15 @@ class ORTModule(torch.nn.Module):
     def __getattribute__(self, name: str) -> Any:
         if name in type(self)._ort_own:
             return object.__getattribute__(self, name)
-        wrapped = _of(self)
+        wrapped = _wrapped_of(self)
         value = getattr(wrapped.module, name)
         if type(value) is MethodType and value.__self__ is wrapped.module:
-            return _bound(self, wrapped, name, value)
+            return _bound_method(self, wrapped, name, value)
         return value
 
     # Python calls this method if __getattribute__ has raised AttributeError.
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"'{type(_of(self).module).__name__}' object has no attribute '{name}'")
+        raise AttributeError(f"'{type(_wrapped_of(self).module).__name__}' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN_NAMES:
@@ -175,7 +175,7 @@ class ORTModule(torch.nn.Module):
                 f"giving an ORTModule the class {value.__name__}, as fully_shard does: "
                 "wrap the module that has it, ORTModule(fully_shard(module))"
             )
-        module = _of(self).module
+        module = _wrapped_of(self).module
         # `model.forward = decorate(model.forward)`: the function stored in the module must not call the ORTModule.
         if isinstance(value, BoundForward):
             value = value.__wrapped__
@@ -184,32 +184,32 @@ class ORTModule(torch.nn.Module):
         setattr(module, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(_of(self).module, name)
+        delattr(_wrapped_of(self).module, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*dir(_of(self).module), *_OWN_NAMES})
+        return sorted({*dir(_wrapped_of(self).module), *_OWN_NAMES})
 
     def __repr__(self) -> str:
-        return f"ORTModule({_of(self).module!r})"
+        return f"ORTModule({_wrapped_of(self).module!r})"
 
     def __copy__(self) -> ORTModule:
         clone = _blank(user_class(type(self)))
-        _adopt(clone, (copy.copy(_of(self).module), _of(self).options))
+        _adopt(clone, (copy.copy(_wrapped_of(self).module), _wrapped_of(self).options))
         return clone
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ORTModule:
         clone = _blank(user_class(type(self)))
         # Set before the module is copied, because the module may refer to this object.
         memo[id(self)] = clone
-        _adopt(clone, copy.deepcopy((_of(self).module, _of(self).options), memo))
+        _adopt(clone, copy.deepcopy((_wrapped_of(self).module, _wrapped_of(self).options), memo))
         return clone
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        state = (_of(self).module, _of(self).options)
+        state = (_wrapped_of(self).module, _wrapped_of(self).options)
         return _blank, (user_class(type(self)),), state, None, None, _adopt
 
 
-_of: Callable[[ORTModule], Wrapped] = ORTModule.__dict__["_ort"].__get__
+_wrapped_of: Callable[[ORTModule], Wrapped] = ORTModule.__dict__["_ort"].__get__
 """Returns the `Wrapped` of an ORTModule. Reads the slot directly, because `__getattribute__` reads the module."""
 
 _DATA_PARALLEL = (
@@ -233,7 +233,7 @@ _NOT_OWN = frozenset({"__annotations__", "__doc__", "__init__", "__module__", "_
 ORTModule._ort_own = frozenset(vars(ORTModule)) - _NOT_OWN
 
 
-def _bound(self: ORTModule, wrapped: Wrapped, name: str, method: MethodType) -> Any:
+def _bound_method(self: ORTModule, wrapped: Wrapped, name: str, method: MethodType) -> Any:
     """Returns the method of an ORTModule for a method of the wrapped module.
 
     Args:
@@ -246,13 +246,13 @@ def _bound(self: ORTModule, wrapped: Wrapped, name: str, method: MethodType) -> 
     # methods stay bound to the module, because they read e.g. `_parameters`.
     of_torch = hasattr(torch.nn.Module, name) or method.__module__.startswith("torch.")
     if not of_torch:
-        return MethodType(method.__func__, self) if wrapped.binds_methods else _returning(self, method)
+        return MethodType(method.__func__, self) if wrapped.binds_methods else _return_ortmodule(self, method)
     if name in _RETURN_SELF or not hasattr(torch.nn.Module, name):
-        return _returning(self, method)
+        return _return_ortmodule(self, method)
     return method
 
 
-def _returning(self: ORTModule, method: MethodType) -> Callable[..., Any]:
+def _return_ortmodule(self: ORTModule, method: MethodType) -> Callable[..., Any]:
     """Wraps a method of the wrapped module to return the ORTModule instead of the wrapped module."""
 
     @functools.wraps(method)
@@ -306,7 +306,7 @@ def _unwrap(module: object) -> torch.nn.Module:
     """
     # `isinstance` would read `__class__`, which is forwarded to the wrapped module.
     if type(module).__mro__.count(ORTModule):
-        return _of(cast(ORTModule, module)).module
+        return _wrapped_of(cast(ORTModule, module)).module
     if not isinstance(module, torch.nn.Module):
         kind = module.__name__ if isinstance(module, type) else type(module).__name__
         wanted = "an instance of it" if isinstance(module, type) else "a torch.nn.Module"

@@ -34,14 +34,14 @@ from onnxtrain.ortmodule._torch import (
 )
 from onnxtrain.ortmodule.capture.dynamo import _calling
 
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-_LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
-_DYNAMO = f"{_TORCH}_dynamo{os.sep}"
+_TORCH_DIRECTORY = f"{Path(torch.__file__).parent}{os.sep}"
+_LAYERS = f"{_TORCH_DIRECTORY}nn{os.sep}modules{os.sep}"
+_DYNAMO = f"{_TORCH_DIRECTORY}_dynamo{os.sep}"
 _DYNAMO_CALLS = (f"{_DYNAMO}eval_frame.py", f"{_DYNAMO}external_utils.py")
 """Files of Dynamo that are on the stack when generated code runs. Its other files are on the stack during a capture."""
-_WORKERS = (f"{_TORCH}distributed{os.sep}", f"{_TORCH}nn{os.sep}parallel{os.sep}")
-_DTENSOR = f"{_TORCH}distributed{os.sep}tensor{os.sep}"
-_OWN = f"{Path(__file__).parents[1]}{os.sep}"
+_WORKERS = (f"{_TORCH_DIRECTORY}distributed{os.sep}", f"{_TORCH_DIRECTORY}nn{os.sep}parallel{os.sep}")
+_DTENSOR = f"{_TORCH_DIRECTORY}distributed{os.sep}tensor{os.sep}"
+_ORTMODULE_DIRECTORY = f"{Path(__file__).parents[1]}{os.sep}"
 _CALLERS = (__file__, _calling.__file__)
 """Files of ORTModule that call the user's code. Operators called from its other files are ORTModule's own."""
 # Functions beneath `with mode:`, which has an overhead that a compiled call doesn't need.
@@ -164,28 +164,31 @@ class _Watched:
         """Makes Dynamo capture the functions that an exception has passed through again."""
         # Dynamo (PyTorch 2.13) doesn't capture a call that raises, and runs that function in PyTorch from then on: one
         # batch of a wrong shape would move it out of ONNX Runtime. But if every call raises, e.g. in a hook that stops
-        # the model early, all captures would be in vain. After `_TRIES` captures, there are none until a call returns.
-        codes = _codes(error.__traceback__)
+        # the model early, all captures would be in vain. After `_MAX_RETRIES` captures, there are none until a call
+        # returns.
+        codes = _capturable_codes(error.__traceback__)
         # Code is identified by id: generated code may have a dict among its constants, and is not hashable then.
         place = (type(error), id(codes[-1]) if codes else None)
         self._raised[place] += 1
-        if self._raised[place] <= _TRIES:
+        if self._raised[place] <= _MAX_RETRIES:
             for code in codes:
                 c_eval_frame.reset_code(code)
         else:
             self._left.update({id(code): code for code in codes})
 
 
-_TRIES = 2
+_MAX_RETRIES = 2
 """Number of additional captures after exceptions of one type raised in one function."""
 
 
-def _codes(trace: TracebackType | None) -> list[CodeType]:
+def _capturable_codes(trace: TracebackType | None) -> list[CodeType]:
     """Returns the code objects of the functions in a traceback that Dynamo may capture."""
     codes = []
     for frame, _ in traceback.walk_tb(trace):
         name = frame.f_code.co_filename
-        if name.startswith(_LAYERS) or not name.startswith((_TORCH, _OWN, "<eval_with_key>")):
+        if name.startswith(_LAYERS) or not name.startswith(
+            (_TORCH_DIRECTORY, _ORTMODULE_DIRECTORY, "<eval_with_key>")
+        ):
             codes.append(frame.f_code)
     return codes
 
@@ -224,7 +227,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A nested ORTModule has its own watch, which has recorded the operator.
         nested = getattr(_inside, "handler", False)
         if not nested and _computes(func, args) and _torch.current_graph_task_id() == -1:
-            place = _place(sys._getframe(1))
+            place = _source_location(sys._getframe(1))
             if place is not None:
                 self.found[place, str(getattr(func, "overloadpacket", func))] = None
         _inside.handler = True
@@ -282,7 +285,7 @@ def _leaves(args: tuple[Any, ...]) -> list[Any]:
     return [leaf for arg in args for leaf in (arg if isinstance(arg, list | tuple) else (arg,))]
 
 
-def _place(frame: FrameType | None) -> str | None:
+def _source_location(frame: FrameType | None) -> str | None:
     """Returns the place that calls an operator: the user's function or, if there is none, PyTorch's layer.
 
     Args:
@@ -297,7 +300,7 @@ def _place(frame: FrameType | None) -> str | None:
         name = frame.f_code.co_filename
         if name in _CALLERS:
             break
-        if name.startswith(_OWN) or (name.startswith(_DYNAMO) and name not in _DYNAMO_CALLS):
+        if name.startswith(_ORTMODULE_DIRECTORY) or (name.startswith(_DYNAMO) and name not in _DYNAMO_CALLS):
             return None
         # Operators with which DistributedDataParallel and FSDP communicate are not computations of the model, but
         # operators on DTensors are.
@@ -305,7 +308,7 @@ def _place(frame: FrameType | None) -> str | None:
             return None
         if name.startswith(_LAYERS) and layer is None and frame.f_code.co_name != "_call_impl":
             layer = frame
-        if not name.startswith((_TORCH, "<eval_with_key>")):
+        if not name.startswith((_TORCH_DIRECTORY, "<eval_with_key>")):
             return _described(frame)
         frame = frame.f_back
     return _described(layer) if layer is not None else "PyTorch's own code"

@@ -16,10 +16,10 @@ from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fa
 from onnxtrain.ortmodule.capture.dynamo.speedups import without_older_objects
 from onnxtrain.ortmodule.capture.graph._batch import Batch
 
-_OWN = 2
+_SEPARATE_SIZES = 2
 """Number of batch sizes that are compiled separately: the size of most batches, and that of the smaller last batch."""
 
-_MOST = 16
+_MAX_GRAPHS = 16
 """Maximum number of graphs for one size that are kept, if the guards of the graph for all sizes reject many sizes."""
 
 
@@ -54,7 +54,7 @@ class BySize:
         self._size_of = batch.value
         self._compile_for = compile_for
         self._for_all = functools.cache(compile_for_all)
-        self._own = [size]
+        self._separate_sizes = [size]
         self._sees_many = False
 
     def __call__(self, *args: Any) -> Any:
@@ -77,18 +77,18 @@ class BySize:
             size: the new batch size.
             args: arguments of a call with this batch size.
         """
-        if self._sees_many or len(self._own) >= _OWN:
+        if self._sees_many or len(self._separate_sizes) >= _SEPARATE_SIZES:
             self._sees_many = True
             run, holds = self._for_all()
             if holds(size):
                 # Each graph takes memory: graphs for one size are dropped, except the first, which runs most batches.
-                for other in [other for other in self._own[1:] if holds(other)]:
-                    self._own.remove(other)
+                for other in [other for other in self._separate_sizes[1:] if holds(other)]:
+                    self._separate_sizes.remove(other)
                     self._by_size[other] = run
                 return run
-        if len(self._own) >= _MOST:
-            del self._by_size[self._own.pop(1)]
-        self._own.append(size)
+        if len(self._separate_sizes) >= _MAX_GRAPHS:
+            del self._by_size[self._separate_sizes.pop(1)]
+        self._separate_sizes.append(size)
         return self._compile_for(args)
 
 

@@ -45,7 +45,7 @@ class _Call(NamedTuple):
     recorded: tuple[int, ...] | None
 
 
-class _Kept(NamedTuple):
+class _CallState(NamedTuple):
     """State of a call that backward needs in addition to the saved tensors.
 
     Attributes:
@@ -120,7 +120,7 @@ def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool
 def _versions(
     step: TrainingStep, tensors: Sequence[torch.Tensor]
 ) -> tuple[list[int], list[tuple[torch.Tensor, int, frozenset[int]]]]:
-    """Reads the version counters of a program's inputs; returns the fields `versions` and `checked` of `_Kept`."""
+    """Reads the version counters of a program's inputs; returns the fields `versions` and `checked` of `_CallState`."""
     checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
     return [tensors[i]._version for i in step.reads], checked
 
@@ -171,7 +171,7 @@ class _Step(torch.autograd.Function):
         for place in step.unchecked:
             with _torch.DisableTorchDispatch():
                 saved[place] = saved[place].data
-        kept = _Kept(tensors, versions, saved_results, checked, residuals)
+        kept = _CallState(tensors, versions, saved_results, checked, residuals)
         # `kept` is stored as an attribute of a saved tensor: PyTorch frees saved tensors after backward, while `ctx`
         # lives on. Its inputs are not saved tensors, because the caller may write to an input that the gradients don't
         # depend on.
@@ -212,7 +212,7 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
         count = len(needs if recorded is None else recorded)
         return (None, None, *_keep_from_hooks(ctx, [None] * count))
     saved: list[Any] = list(ctx.saved_tensors)
-    kept: _Kept = ctx.kept or saved[-1].kept
+    kept: _CallState = ctx.kept or saved[-1].kept
     if kept.residuals:
         saved[-1:] = kept.residuals
     present = [ct for ct in cotangents if ct is not None]
@@ -321,7 +321,7 @@ def _check_versions(
     """Raises if an input that eager PyTorch saves for the gradient of a used output has been modified in place.
 
     Args:
-        checked: see `_Kept.checked`.
+        checked: see `_CallState.checked`.
         received: indices of the outputs that received a cotangent.
 
     Raises:
@@ -337,7 +337,7 @@ def _check_versions(
             )
 
 
-def _unchanged_inputs(kept: _Kept, reads: Sequence[int]) -> Sequence[torch.Tensor]:
+def _unchanged_inputs(kept: _CallState, reads: Sequence[int]) -> Sequence[torch.Tensor]:
     """Returns the inputs of a call, after a check that they have not been modified.
 
     Args:

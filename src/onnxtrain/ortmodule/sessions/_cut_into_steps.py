@@ -19,8 +19,8 @@ from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModu
 from onnxtrain.ortmodule.capture._signature import GraphInput, GraphOutput, GraphSignature
 from onnxtrain.ortmodule.lowering._graph_lowering import lower_graph
 from onnxtrain.ortmodule.lowering._partition import Part, mutations, partition
-from onnxtrain.ortmodule.lowering._refused_nodes import refused_nodes
 from onnxtrain.ortmodule.lowering._table import memory_order
+from onnxtrain.ortmodule.lowering._unsupported_nodes import unsupported_nodes
 from onnxtrain.ortmodule.sessions._in_pytorch import differentiable_nodes, runnable
 from onnxtrain.ortmodule.sessions._mixed_graph import Step, Steps
 from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, building
@@ -51,17 +51,17 @@ def compile_in_steps(
             session is left for ONNX Runtime, or PyTorch cannot differentiate an operator assigned to it.
     """
     with building():
-        refused = _with_memory(refused_nodes(graph_module))
+        in_pytorch = _with_views(unsupported_nodes(graph_module))
     reason = error
     for _ in range(_MAX_CUTS):
-        count = len(refused)
-        refused = {**_with_memory(_named(graph_module.graph, reason)), **refused}
+        count = len(in_pytorch)
+        in_pytorch = {**_with_views(_nodes_named_in(graph_module.graph, reason)), **in_pytorch}
         # The error names no new node: another attempt would fail in the same way.
-        if len(refused) == count and reason is not error:
+        if len(in_pytorch) == count and reason is not error:
             break
         try:
             with building():
-                steps = _steps(graph_module, dict(refused), signature, announce, severity)
+                steps = _compiled_steps(graph_module, dict(in_pytorch), signature, announce, severity)
         except ORTModuleONNXModelException as next_reason:
             reason = next_reason
             continue
@@ -74,11 +74,11 @@ def compile_in_steps(
     raise error
 
 
-def _with_memory(refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
-    """Returns `refused`, and the views that a refused `as_strided` is based on, with the same reason."""
+def _with_views(in_pytorch: dict[fx.Node, str]) -> dict[fx.Node, str]:
+    """Returns `in_pytorch`, and the views that an `as_strided` in it is based on, with the same reason."""
     # A view computed by ONNX Runtime has separate memory, without the other elements that `as_strided` addresses.
-    with_views = dict(refused)
-    for node, reason in refused.items():
+    with_views = dict(in_pytorch)
+    for node, reason in in_pytorch.items():
         source = node.args[0] if "as_strided" in str(node.target) else None
         # Views may be elements of a list, e.g. of the result of `chunk`.
         while isinstance(source, fx.Node) and (
@@ -89,7 +89,7 @@ def _with_memory(refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
     return with_views
 
 
-def _named(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node, str]:
+def _nodes_named_in(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node, str]:
     """Returns the ATen nodes that an error names, with the first line of the error message as reason.
 
     The message contains the name of an ONNX node, e.g. "grad/convolution_1/Conv/ConvTranspose". The first component
@@ -100,21 +100,23 @@ def _named(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node,
         node = by_name.get(next(name for name in path.split("/") if name != "grad"))
         if node is not None:
             # If one node lacks a kernel or gradient rule, so do all nodes with the same operator and dtypes.
-            alike = "no kernel" in str(error) or "no VJP rule" in str(error)
-            nodes = [other for other in by_name.values() if _kind(other) == _kind(node)] if alike else [node]
+            nodes = [node]
+            if "no kernel" in str(error) or "no VJP rule" in str(error):
+                kind = _operator_and_dtypes(node)
+                nodes = [other for other in by_name.values() if _operator_and_dtypes(other) == kind]
             return dict.fromkeys(nodes, str(error).splitlines()[0])
     return {}
 
 
-def _kind(node: fx.Node) -> tuple[Any, ...]:
+def _operator_and_dtypes(node: fx.Node) -> tuple[Any, ...]:
     """Returns the operator of a node and the dtypes of its arguments."""
     values = [source.meta.get("val") for source in node.all_input_nodes]
     return node.target, *(getattr(value, "dtype", None) for value in values)
 
 
-def _steps(
+def _compiled_steps(
     graph_module: fx.GraphModule,
-    refused: dict[fx.Node, str],
+    in_pytorch: dict[fx.Node, str],
     signature: GraphSignature,
     announce: Announce,
     severity: int,
@@ -123,7 +125,7 @@ def _steps(
 
     Args:
         graph_module: a functional ATen graph.
-        refused: the nodes that PyTorch must run, with the reasons. Nodes not worth a session are added.
+        in_pytorch: the nodes that PyTorch must run, with the reasons. Nodes not worth a session are added.
         signature: see `compile_in_steps`.
         announce: see `compile_in_steps`.
         severity: see `compile_in_steps`.
@@ -131,23 +133,25 @@ def _steps(
     Returns:
         The steps, or None if nothing worth a session is left for ONNX Runtime.
     """
-    parts = partition(graph_module, refused)
+    parts = partition(graph_module, in_pytorch)
     if not parts:
         return None
     graph = graph_module.graph
     placeholders = graph.find_nodes(op="placeholder")
-    places = {node: place for place, node in enumerate([*placeholders, *(n for p in parts for n in p.gives)])}
+    value_numbers = {
+        node: number for number, node in enumerate([*placeholders, *(n for p in parts for n in p.outputs)])
+    }
     kept = set(mutations(graph).values())
     output = graph.find_nodes(op="output")[0]
     kept.update(output.all_input_nodes)
-    last_use = {node: number for number, part in enumerate(parts) for node in (*part.gives, *part.takes)}
-    signature_of = _part_signatures(graph_module, signature, places, refused)
+    last_use = {node: number for number, part in enumerate(parts) for node in (*part.outputs, *part.inputs)}
+    signature_of = _part_signatures(graph_module, signature, value_numbers, in_pytorch)
     steps = []
     for number, part in enumerate(parts):
         if part.in_pytorch:
-            contiguous = {node for other in parts if not other.in_pytorch for node in other.gives}
-            orders = [memory_order(_fake(node)) if node in contiguous else [] for node in part.takes]
-            onnx, run = None, _in_order(runnable(part.graph_module), orders)
+            contiguous = {node for other in parts if not other.in_pytorch for node in other.outputs}
+            orders = [memory_order(_fake(node)) if node in contiguous else [] for node in part.inputs]
+            onnx, run = None, _with_layouts(runnable(part.graph_module), orders)
         else:
             # Lowering consumes the graph. A deep copy of the whole module would also copy its constant tensors.
             plain = copy.copy(part.graph_module)
@@ -157,46 +161,50 @@ def _steps(
             run = onnx.run
         step = Step(
             run,
-            tuple(places[node] for node in part.takes),
-            tuple(places[node] for node in part.gives),
-            tuple(places[node] for node, end in last_use.items() if end == number and node not in kept),
+            tuple(value_numbers[node] for node in part.inputs),
+            tuple(value_numbers[node] for node in part.outputs),
+            tuple(
+                value_numbers[node] for node, end in last_use.items() if end == number and node not in kept
+            ),
             onnx,
         )
         steps.append(step)
-    return Steps(graph_module, places, steps, signature, refused)
+    return Steps(graph_module, value_numbers, steps, signature, in_pytorch)
 
 
 def _part_signatures(
     graph_module: fx.GraphModule,
     whole: GraphSignature,
-    places: Mapping[fx.Node, int],
-    refused: dict[fx.Node, str],
+    value_numbers: Mapping[fx.Node, int],
+    in_pytorch: dict[fx.Node, str],
 ) -> Callable[[Part], GraphSignature]:
     """Returns a function that describes a part of a graph.
 
     Args:
         graph_module: the whole graph.
         whole: signature of the whole graph.
-        places: per node, the number of its value; see `Step`.
-        refused: the nodes that PyTorch runs, with the reasons.
+        value_numbers: per node, the number of its value; see `Step`.
+        in_pytorch: the nodes that PyTorch runs, with the reasons.
     """
-    differentiable = _with_gradients(graph_module, whole, refused)
-    inputs = dict(zip((n for n in places if n.op == "placeholder"), whole.inputs, strict=True))
+    differentiable = _with_gradients(graph_module, whole, in_pytorch)
+    inputs = dict(zip((n for n in value_numbers if n.op == "placeholder"), whole.inputs, strict=True))
     written = {node for node in mutations(graph_module.graph) if inputs[node].written_with_grad}
     returned = graph_module.graph.find_nodes(op="output")[0].args[0]
     layouts = {node: output.layout for node, output in zip(returned, whole.outputs, strict=True)}
 
     def signature_of(part: Part) -> GraphSignature:
-        takes = [
+        part_inputs = [
             GraphInput(
-                inputs[node].name if node in inputs else f"value{places[node]}", node in differentiable
+                inputs[node].name if node in inputs else f"value{value_numbers[node]}", node in differentiable
             )
-            for node in part.takes
+            for node in part.inputs
         ]
         # As in eager PyTorch: an input with a `grad_fn` that the graph overwrites gets a zero gradient, not None.
-        zero_grads = frozenset(index for index, node in enumerate(part.takes) if node in written)
-        gives = [GraphOutput(node in differentiable, layouts.get(node), zero_grads) for node in part.gives]
-        return GraphSignature(tuple(takes), tuple(gives), len(gives), whole.device)
+        zero_grads = frozenset(index for index, node in enumerate(part.inputs) if node in written)
+        part_outputs = [
+            GraphOutput(node in differentiable, layouts.get(node), zero_grads) for node in part.outputs
+        ]
+        return GraphSignature(tuple(part_inputs), tuple(part_outputs), len(part_outputs), whole.device)
 
     return signature_of
 
@@ -207,7 +215,7 @@ def _fake(node: fx.Node) -> torch.Tensor:
     return fake if isinstance(fake, torch.Tensor) else torch.empty(0)
 
 
-def _in_order(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Callable[..., Any]:
+def _with_layouts(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Callable[..., Any]:
     """Wraps `run` to convert its arguments to the memory layout of eager PyTorch.
 
     Args:
@@ -217,24 +225,24 @@ def _in_order(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Calla
     """
     # Whether a view is possible, and the order in which a random operator fills a tensor, depend on the layout.
     changed = [
-        (place, tuple(order), tuple(sorted(range(len(order)), key=order.__getitem__)))
-        for place, order in enumerate(orders)
+        (index, tuple(order), tuple(sorted(range(len(order)), key=order.__getitem__)))
+        for index, order in enumerate(orders)
         if list(order) != sorted(order)
     ]
     if not changed:
         return run
 
-    def run_in_order(*args: Any) -> Any:
+    def run_with_layouts(*args: Any) -> Any:
         laid_out = list(args)
-        for place, order, back in changed:
-            laid_out[place] = laid_out[place].permute(order).contiguous().permute(back)
+        for index, order, back in changed:
+            laid_out[index] = laid_out[index].permute(order).contiguous().permute(back)
         return run(*laid_out)
 
-    return run_in_order
+    return run_with_layouts
 
 
 def _with_gradients(
-    graph_module: fx.GraphModule, signature: GraphSignature, refused: dict[fx.Node, str]
+    graph_module: fx.GraphModule, signature: GraphSignature, in_pytorch: dict[fx.Node, str]
 ) -> set[fx.Node]:
     """Returns the nodes that a gradient reaches.
 
@@ -244,10 +252,12 @@ def _with_gradients(
     Args:
         graph_module: the whole graph.
         signature: signature of the whole graph.
-        refused: the nodes that PyTorch runs, with the reasons.
+        in_pytorch: the nodes that PyTorch runs, with the reasons.
     """
     graph = graph_module.graph
-    differentiable = differentiable_nodes(graph_module, [i.requires_grad for i in signature.inputs], refused)
+    differentiable = differentiable_nodes(
+        graph_module, [i.requires_grad for i in signature.inputs], in_pytorch
+    )
     output = graph.find_nodes(op="output")[0]
     stack = [node for node, out in zip(output.args[0], signature.outputs, strict=True) if out.requires_grad]
     placeholders = graph.find_nodes(op="placeholder")

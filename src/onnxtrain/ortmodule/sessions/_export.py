@@ -16,7 +16,7 @@ from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.passes import infer_shapes, save_model
 
 
-class _Body(Protocol):
+class _GraphBody(Protocol):
     """A compiled graph: `OnnxPart`, or `Steps` if PyTorch runs some of its operators.
 
     A protocol, because the modules of these classes import this module.
@@ -46,9 +46,9 @@ class CompiledGraphs:
 
     def __init__(self) -> None:
         # Weak references: a graph that Dynamo has replaced must not be kept alive, nor written.
-        self._graphs: list[weakref.ref[_Body]] = []
+        self._graphs: list[weakref.ref[_GraphBody]] = []
 
-    def add(self, body: _Body) -> None:
+    def add(self, body: _GraphBody) -> None:
         """Registers a compiled graph, by a weak reference."""
         self._graphs.append(weakref.ref(body))
 

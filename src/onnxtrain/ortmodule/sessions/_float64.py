@@ -63,12 +63,12 @@ def expand_float64(model: ir.Model) -> ir.Model:
             )
     # Function bodies may contain such ops, e.g. the gradient of GELU contains Erf.
     expanded = infer_shapes(inline_functions(model.clone())) if model.functions else model.clone()
-    if not any(_lacking(expanded)):
+    if not any(_nodes_without_kernel(expanded)):
         return model
     model = expanded
     graph = model.graph
     op = Emitter(graph, functions=model.functions)
-    for node in list(_lacking(model)):
+    for node in list(_nodes_without_kernel(model)):
         (x,), (y,) = node.inputs, node.outputs
         assert x is not None
         op.scope = f"{node.name or node.op_type}/"
@@ -82,7 +82,7 @@ def expand_float64(model: ir.Model) -> ir.Model:
     return model
 
 
-def _lacking(model: ir.Model) -> Iterator[ir.Node]:
+def _nodes_without_kernel(model: ir.Model) -> Iterator[ir.Node]:
     """Yields the float64 nodes that a formula must replace."""
     return (
         node

@@ -148,7 +148,7 @@ def _boundary(
         elif (
             node is not None
             and (node in forward or _is_copy(node, writable))
-            and (not writable.isdisjoint(reads(node)) or not _is_repeated(value, node, forward))
+            and (not writable.isdisjoint(reads(node)) or not _is_recomputed(value, node, forward))
         ):
             residuals[value] = None
         elif node is not None:
@@ -180,7 +180,7 @@ def _is_copy(node: ir.Node, writable: set[ir.Value]) -> bool:
     return _COPY in node.metadata_props and node.inputs[0] in writable
 
 
-def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
+def _is_recomputed(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
     """True if backward recomputes a forward value, because it is cheap or inside a checkpointed region."""
     if _is_cheap(node):
         return True

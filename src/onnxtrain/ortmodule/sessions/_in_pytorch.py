@@ -16,7 +16,7 @@ from torch import fx
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import DisableAutocast, pytree
 from onnxtrain.ortmodule.capture._nodes import ignoring_new_symbols
-from onnxtrain.ortmodule.lowering.aten.random import keep_at_random
+from onnxtrain.ortmodule.lowering.aten.random import fill_keep_mask
 
 aten = torch.ops.aten
 
@@ -51,7 +51,7 @@ def _recurrent_layer(
 
 def _bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
     """Implements `onnxtrain.bernoulli_like`: draws ones with probability `p`, else zeros, in the layout of `x`."""
-    return keep_at_random(torch.empty_like(x), p)
+    return fill_keep_mask(torch.empty_like(x), p)
 
 
 def _rrelu_with_noise(

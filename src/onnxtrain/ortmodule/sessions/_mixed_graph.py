@@ -14,7 +14,7 @@ from torch import fx
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import GraphRecord, PyTorchOp
 from onnxtrain.ortmodule.capture._signature import GraphSignature
-from onnxtrain.ortmodule.lowering._partition import calls, draws, mutations
+from onnxtrain.ortmodule.lowering._partition import calls, is_random, mutations
 from onnxtrain.ortmodule.lowering._table import DRAWN_BETWEEN_PARTS
 from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart
 
@@ -24,17 +24,17 @@ class Step:
     """One part of a graph. Values are numbered: first the arguments of the graph, then the results of the parts.
 
     Attributes:
-        run: runs the part on the values `takes`, and returns the values `gives`.
-        takes: numbers of the values that the part takes, e.g. (0, 3).
-        gives: numbers of the values that the part returns, e.g. (4,).
-        drops: numbers of the values that can be freed after this step, e.g. (3,).
+        run: runs the part on the values `inputs`, and returns the values `outputs`.
+        inputs: numbers of the values that the part takes, e.g. (0, 3).
+        outputs: numbers of the values that the part returns, e.g. (4,).
+        frees: numbers of the values that can be freed after this step, e.g. (3,).
         onnx: the part in ONNX Runtime, or None if PyTorch runs the part.
     """
 
     run: Callable[..., Sequence[Any]]
-    takes: tuple[int, ...]
-    gives: tuple[int, ...]
-    drops: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    frees: tuple[int, ...]
     onnx: OnnxPart | None = None
 
 
@@ -43,10 +43,10 @@ class Steps:
 
     Args:
         graph_module: the whole graph, a functional ATen graph.
-        places: per node, the number of its value; see `Step`.
+        value_numbers: per node, the number of its value; see `Step`.
         steps: the parts, in order of execution.
         signature: describes inputs and outputs of the graph.
-        refused: the nodes that PyTorch runs, with the reasons.
+        reasons: the nodes that PyTorch runs, with the reasons.
 
     Attributes:
         inputs: indices of the arguments that are tensors, e.g. [0, 1].
@@ -61,22 +61,22 @@ class Steps:
     def __init__(
         self,
         graph_module: fx.GraphModule,
-        places: dict[fx.Node, int],
+        value_numbers: dict[fx.Node, int],
         steps: Sequence[Step],
         signature: GraphSignature,
-        refused: dict[fx.Node, str],
+        reasons: dict[fx.Node, str],
     ) -> None:
-        self.draws = any(map(draws, graph_module.graph.nodes)) or any(
+        self.draws = any(map(is_random, graph_module.graph.nodes)) or any(
             s.onnx is not None and s.onnx.draws for s in steps
         )
         graph = graph_module.graph
         placeholders = graph.find_nodes(op="placeholder")
-        self._places, self._steps, self._device = len(places), steps, signature.device
+        self._value_count, self._steps, self._device = len(value_numbers), steps, signature.device
         self._calls = len(calls(graph.nodes))
         # PyTorch draws all random numbers, either before the graph runs or, if their shape is data-dependent, between
         # two parts. In both cases ONNX Runtime runs the rest of e.g. a dropout, so this is not a fallback.
-        in_pytorch = [node for node in calls(refused) if not refused[node].endswith(DRAWN_BETWEEN_PARTS)]
-        self.in_pytorch = _counted(in_pytorch, refused)
+        in_pytorch = [node for node in calls(reasons) if not reasons[node].endswith(DRAWN_BETWEEN_PARTS)]
+        self.in_pytorch = _count_by_reason(in_pytorch, reasons)
         self.inputs = [i for i, n in enumerate(placeholders) if isinstance(n.meta["val"], torch.Tensor)]
         # It is unknown which inputs the operators in PyTorch save, so all inputs count.
         self.reads = range(len(self.inputs)) if any(value.requires_grad for value in signature.inputs) else ()
@@ -92,25 +92,25 @@ class Steps:
                 self.outputs.append(("placeholder", placeholders.index(item)))
             else:
                 self.outputs.append(
-                    ("tensor", self._result(places[written.get(item, item)], returned.requires_grad))
+                    ("tensor", self._result(value_numbers[written.get(item, item)], returned.requires_grad))
                 )
         for node, value in written.items():
-            place = placeholders.index(node)
+            index = placeholders.index(node)
             self.mutated.append(
-                (place, self._result(places[value], signature.inputs[place].written_with_grad))
+                (index, self._result(value_numbers[value], signature.inputs[index].written_with_grad))
             )
 
-    def _result(self, place: int, differentiable: bool) -> int:
+    def _result(self, number: int, differentiable: bool) -> int:
         """Adds a value to the results.
 
         Args:
-            place: number of the value.
+            number: number of the value.
             differentiable: True if the result requires a gradient.
 
         Returns:
             The index of the result.
         """
-        self._results.append((place, differentiable))
+        self._results.append((number, differentiable))
         return len(self._results) - 1
 
     def results(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[Any]:
@@ -120,17 +120,17 @@ class Steps:
             args: the arguments of the graph.
             tensors: the arguments with indices `inputs`; they replace those in `args`.
         """
-        values: list[Any] = [*args, *[None] * (self._places - len(args))]
+        values: list[Any] = [*args, *[None] * (self._value_count - len(args))]
         for index, tensor in zip(self.inputs, tensors, strict=True):
             values[index] = tensor
         for step in self._steps:
-            results = step.run(*[values[place] for place in step.takes])
-            for place, value in zip(step.gives, results, strict=True):
-                values[place] = value
+            results = step.run(*[values[number] for number in step.inputs])
+            for number, value in zip(step.outputs, results, strict=True):
+                values[number] = value
             # Otherwise a large value of the first step would stay in memory until the end of the call.
-            for place in step.drops:
-                values[place] = None
-        return [_with_grad_flag(values[place], differentiable) for place, differentiable in self._results]
+            for number in step.frees:
+                values[number] = None
+        return [_with_grad_flag(values[number], differentiable) for number, differentiable in self._results]
 
     def record(self, name: str) -> GraphRecord:
         """Returns the graph's record for the report, without `first_call_seconds`."""
@@ -172,10 +172,10 @@ def _with_grad_flag(value: Any, differentiable: bool) -> Any:
     if not differentiable:
         return value.detach()
     # In eager PyTorch, a product with a view created under `no_grad` requires a gradient, which reaches no input.
-    return _Ended.apply(value, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+    return _WithoutGradient.apply(value, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
 
 
-class _Ended(torch.autograd.Function):
+class _WithoutGradient(torch.autograd.Function):
     """Makes a tensor require a gradient, but propagates none."""
 
     @staticmethod
@@ -187,7 +187,7 @@ class _Ended(torch.autograd.Function):
         return None, None
 
 
-def _counted(nodes: Sequence[fx.Node], reasons: dict[fx.Node, str]) -> tuple[PyTorchOp, ...]:
+def _count_by_reason(nodes: Sequence[fx.Node], reasons: dict[fx.Node, str]) -> tuple[PyTorchOp, ...]:
     """Counts nodes by operator and by the reason why PyTorch runs them."""
     counts = Counter((str(node.target), reasons[node]) for node in nodes)
     return tuple(PyTorchOp(op, count, reason) for (op, reason), count in counts.items())

@@ -38,7 +38,7 @@ def output_of(kind: str, value: Any, args: Sequence[Any], results: Sequence[Any]
         return value
     if kind == "placeholder":
         return args[value]
-    return results[value].item() if kind == "integer" else results[value]
+    return results[value].item() if kind == "number" else results[value]
 
 
 class OnnxPart:

@@ -155,7 +155,7 @@ class Program:
         """The session of the forward graph without residuals."""
         return self._session(self.model.clone(), self._layouts)
 
-    def _joint(
+    def _joint_graph(
         self, needs: tuple[bool, ...], received: tuple[int, ...]
     ) -> tuple[ir.Model, list[ir.Value], list[ir.Value | None]]:
         """Appends the gradients to a copy of the graph.
@@ -177,7 +177,7 @@ class Program:
             seeds[target] = ir.Value(name=op.unique_name(f"{name}_ct"), shape=target.shape, type=target.type)
         model.graph.inputs.extend(seeds.values())
         leaves = [by_name[name] for name in index_of]
-        linked = _linked(seeds)
+        linked = _float_dependencies(seeds)
         zero_grads = frozenset[int]().union(*(self._outputs[index].zero_grads for index in received))
         gradients: list[ir.Value | None] = []
         for leaf, gradient in zip(leaves, pull_back(op, seeds, leaves), strict=True):
@@ -203,12 +203,12 @@ class Program:
             unsaved: indices of inputs that backward must not read; the result of `_find_unsaved` by default.
         """
         return Halves(
-            *self._joint(needs, received), needs, self._unsaved(needs) if unsaved is None else unsaved
+            *self._joint_graph(needs, received), needs, self._unsaved(needs) if unsaved is None else unsaved
         )
 
     def joint_model(self, needs: tuple[bool, ...]) -> ir.Model:
         """Returns the joint graph, i.e. the graph with its gradients, before it is cut into forward and backward."""
-        model, _, gradients = self._joint(needs, self.seeds)
+        model, _, gradients = self._joint_graph(needs, self.seeds)
         model.graph.outputs.extend(gradient for gradient in gradients if gradient is not None)
         return model
 
@@ -340,7 +340,7 @@ class Program:
             The program, whose inputs are those of this program, then the cotangents of the outputs `received`; and per
             input of this program, the index of its gradient in the new program's outputs, or None.
         """
-        joint, _, gradients = self._joint(needs, received)
+        joint, _, gradients = self._joint_graph(needs, received)
         present = [gradient for gradient in gradients if gradient is not None]
         # The functions in gradient graphs have no gradient rules, but the ops in their bodies do. These rules need
         # ranks, and the values of constants.
@@ -371,7 +371,9 @@ class Program:
             vjp, slots = self.vjp(needs, received)
             graph = vjp.model.graph
             leaves = {value for value, flag in zip(graph.inputs, wanted, strict=True) if flag}
-            dependent = tuple(not leaves.isdisjoint(_linked([output])) for output in graph.outputs)
+            dependent = tuple(
+                not leaves.isdisjoint(_float_dependencies([output])) for output in graph.outputs
+            )
             # The sessions are not created lazily: a missing rule or kernel must be found before a gradient is returned
             # as differentiable.
             if any(dependent):
@@ -387,7 +389,7 @@ class Program:
         return vjp, slots, dependent
 
 
-def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:
+def _float_dependencies(targets: Iterable[ir.Value]) -> set[ir.Value]:
     """Returns the targets and the floating-point values that they depend on, up to stop-gradient nodes.
 
     A gradient need not reach such a value: e.g. Floor has no gradient.

@@ -147,7 +147,8 @@ class Replay:
 @contextlib.contextmanager
 def _outside_transforms() -> Iterator[None]:
     """Suspends `torch.func` transforms, and the legacy vmap of `is_grads_batched`, within the context."""
-    # Transforms reject random operators, which the graph calls. (`_Drawn` makes them return earlier random numbers.)
+    # Transforms reject random operators, which the graph calls. (`_ReplayRandomOps` makes them return earlier random
+    # numbers.)
     levels = enter_vmap()
     for _ in range(levels):
         leave_vmap()
@@ -222,7 +223,7 @@ class ReplayedGraph:
         # Set after the tensors: a symbolic size is a tensor for the ONNX graph, but a number for the captured graph.
         for place, number in zip(self.numbers, numbers, strict=True):
             args[place] = number
-        with self._settings(tensors[len(lowered.inputs) :]):
+        with self._captured_settings(tensors[len(lowered.inputs) :]):
             returned = self._run(*args)
         results: dict[int, torch.Tensor] = {}
         for (kind, index), value in zip(lowered.outputs, returned, strict=True):
@@ -230,7 +231,7 @@ class ReplayedGraph:
                 results[index] = value
             elif kind == "complex":
                 results[index] = torch.view_as_real(value.resolve_conj())
-            elif kind == "integer":
+            elif kind == "number":
                 # On fake tensors `item()` returns a symbol. Its value doesn't matter: a number has no gradient.
                 results[index] = torch.tensor(0 if isinstance(value, _SYMBOLS) else value)
         for place, index in lowered.mutated:
@@ -241,13 +242,13 @@ class ReplayedGraph:
         return [results[index] for index in range(len(results))]
 
     @contextlib.contextmanager
-    def _settings(self, drawn: Sequence[torch.Tensor]) -> Iterator[None]:
+    def _captured_settings(self, drawn: Sequence[torch.Tensor]) -> Iterator[None]:
         """Restores the settings of the capture within the context; random operators return the numbers `drawn`."""
         kind, dtype, enabled = self._autocast
         # PyTorch's fused attention kernels (2.13) have no second derivative.
         with torch.autocast(kind, dtype, enabled), sdpa_kernel(SDPBackend.MATH):
             if drawn:
-                with _Drawn(drawn):
+                with _ReplayRandomOps(drawn):
                     yield
             else:
                 yield
@@ -257,13 +258,13 @@ class ReplayedGraph:
 _IN_PLACE = frozenset({
     "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_",
 })  # fmt: skip
-_NEW = frozenset({
+_FUNCTIONAL_DRAWS = frozenset({
     "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "normal_functional", "rand",
     "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "uniform",
 })  # fmt: skip
 
 
-class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ReplayRandomOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes random operators return given random numbers instead of drawing new ones.
 
     Args:
@@ -280,21 +281,21 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__
         if name in _IN_PLACE:
             return args[0].copy_(next(self._values))
-        if name in _NEW:
+        if name in _FUNCTIONAL_DRAWS:
             return next(self._values).clone()
         # PyTorch draws no random numbers for dropout in inference, or with probability 0 or 1.
         if name == "native_dropout" and args[2] is not False and 0 < args[1] < 1:
             kept = next(self._values)
             return args[0] * (kept / (1 - args[1])), kept.bool()
         if name == "multinomial":
-            return _chosen(*args, noise=next(self._values))
+            return _multinomial(*args, noise=next(self._values))
         # With new random numbers the gradients would be silently wrong.
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError(f"computing a graph again: the random numbers of {func} are not known")
         return func(*args, **(kwargs or {}))
 
 
-def _chosen(
+def _multinomial(
     weights: torch.Tensor, count: int, replacement: bool = False, *, noise: torch.Tensor
 ) -> torch.Tensor:
     """Computes `torch.multinomial` from given random numbers; returns indices.

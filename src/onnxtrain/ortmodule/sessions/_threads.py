@@ -68,10 +68,10 @@ def threads_for(model: ir.Model) -> int:
     """Returns the number of threads for a session: 1 for a graph with little work, else PyTorch's number of threads."""
     # PyTorch decides per op. ONNX Runtime uses several threads as soon as there is work for two, and its threads sleep
     # between runs, so that waking them takes longer than a small run.
-    return 1 if sum(map(_work, model.graph)) < _LITTLE_WORK else torch.get_num_threads()
+    return 1 if sum(map(_estimated_work, model.graph)) < _LITTLE_WORK else torch.get_num_threads()
 
 
-def _work(node: ir.Node) -> float:
+def _estimated_work(node: ir.Node) -> float:
     """Estimates the work of a node.
 
     Returns:

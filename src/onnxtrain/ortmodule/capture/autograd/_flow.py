@@ -43,7 +43,7 @@ class GradientFlow:
     kept: frozenset[int] = frozenset()
 
 
-def stops(value: Any, arguments: Sequence[torch.Tensor], enabled: bool) -> frozenset[int]:
+def results_without_gradient(value: Any, arguments: Sequence[torch.Tensor], enabled: bool) -> frozenset[int]:
     """Returns the indices of the floating-point tensors in a node's result that don't require a gradient.
 
     Args:

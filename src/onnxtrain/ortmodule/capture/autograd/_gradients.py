@@ -14,16 +14,16 @@ from torch.nn import functional
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule.capture._nodes import (
     arguments_of,
-    changes,
-    functions_behind,
+    backward_functions,
     is_plain,
     is_transformed,
     memory_of,
     name_of,
     plain_tensors_in,
     tensors_in,
+    writes_in_place,
 )
-from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow, stops
+from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow, results_without_gradient
 from onnxtrain.ortmodule.capture.autograd._rehearsal import rehearsed
 
 
@@ -115,7 +115,7 @@ def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
     for node in output.all_input_nodes:
         if any(
             function.name().endswith("::NotImplemented")
-            for function in functions_behind(node.meta.get("example_value"))
+            for function in backward_functions(node.meta.get("example_value"))
         ):
             raise NotImplementedError(
                 "PyTorch has no derivative of an operator of the graph, whose result needs one"
@@ -159,7 +159,7 @@ def _writes_to_factors(graph_module: fx.GraphModule) -> bool:
     factors: set[int] = set()
     for node in graph_module.graph.nodes:
         arguments = [t for t in arguments_of(node) if is_plain(t)]
-        if changes(node) and arguments and memory_of(arguments[0]) in factors:
+        if writes_in_place(node) and arguments and memory_of(arguments[0]) in factors:
             return True
         if any(t.requires_grad for t in tensors_in(node.meta.get("example_value"))):
             factors.update(memory_of(t) for t in arguments if not t.requires_grad)
@@ -217,5 +217,5 @@ def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozense
         else:
             arguments = arguments_of(node)
             if any(tensor.requires_grad for tensor in arguments):
-                stopped[node] = stops(value, arguments, enabled)
+                stopped[node] = results_without_gradient(value, arguments, enabled)
     return {node: places for node, places in stopped.items() if places}

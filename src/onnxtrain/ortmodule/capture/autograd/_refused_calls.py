@@ -29,21 +29,21 @@ _MODULES = ("torch", "_operator", "builtins")
 """Modules whose functions are called on zeros to see whether PyTorch raises."""
 
 # Kernel sizes and numbers of groups or axes are rarely larger. If they changed, they would no longer fit the tensors.
-_SMALL = 16
+_MAX_KEPT_SIZE = 16
 """The largest size that :meth:`_Call.smaller` keeps."""
 
 # oneDNN's backward pass of an LSTM crashes the process for some dtypes (PyTorch 2.13). `aten/recurrent.py` checks the
 # dtypes of the forward pass with PyTorch.
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
-_ROWS = 3
+_ASSUMED_COUNT = 3
 """Value assumed for a data-dependent number, e.g. the number of elements that a mask selects."""
 
-_LARGEST = 1 << 20
+_MAX_ALLOCATED_ELEMENTS = 1 << 20
 """Number of elements up to which a tensor is allocated. Larger tensors are expanded from one element."""
 
 
-_verdicts: dict[Any, str | None] = {}
+_error_cache: dict[Any, str | None] = {}
 """Cache of `_mixed_dtypes`, by operator, dtypes, ranks and autocast mode: PyTorch's error message, or None."""
 
 
@@ -71,7 +71,7 @@ def refuse_call(node: fx.Node) -> None:
     message = None
     if has_mixed_dtypes:
         message = _mixed_dtypes(node, call, tensors)
-    elif any(size == 0 for size in map(_hint, tensors[0].shape)):
+    elif any(size == 0 for size in map(_assumed_size, tensors[0].shape)):
         with disable_current_modes():
             message = call.error(dtypes)
     if message is not None:
@@ -89,9 +89,9 @@ def _mixed_dtypes(node: fx.Node, call: _Call, tensors: Sequence[torch.Tensor]) -
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
     ranks = tuple((tensor.dim(), tensor.requires_grad) for tensor in tensors)
     key = (node.target, dtypes, ranks, call.trained, autocast)
-    if key not in _verdicts:
-        _verdicts[key] = _refusal(call, dtypes)
-    return _verdicts[key]
+    if key not in _error_cache:
+        _error_cache[key] = _eager_error(call, dtypes)
+    return _error_cache[key]
 
 
 def _is_plain(node: fx.Node, tensors: list[torch.Tensor]) -> bool:
@@ -106,7 +106,7 @@ def _is_plain(node: fx.Node, tensors: list[torch.Tensor]) -> bool:
     return all(
         tensor.layout == torch.strided
         and not is_functorch_wrapped_tensor(tensor)
-        and all(_is_known(size) for size in tensor.shape)
+        and all(_has_assumed_size(size) for size in tensor.shape)
         for tensor in tensors
     )
 
@@ -119,7 +119,7 @@ def _callable(node: fx.Node) -> Callable[..., Any]:
     return node.target
 
 
-def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
+def _eager_error(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
     """Returns the error message of eager PyTorch if it rejects the dtypes of a call, else None; not cached."""
     with disable_current_modes(), torch.random.fork_rng(), warnings.catch_warnings():
         # PyTorch warns when the module itself runs.
@@ -130,12 +130,12 @@ def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
             message = sized.error(dtypes)
             if message is None:
                 return None
-            if any(sized.error(others) is None for others in _alternatives(dtypes)):
+            if any(sized.error(others) is None for others in _other_dtypes(dtypes)):
                 return message
         return None
 
 
-def _alternatives(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
+def _other_dtypes(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
     """Yields other dtypes for the same tensors, which eager PyTorch may accept.
 
     First the default dtype of each tensor's kind, e.g. float32 for float64; then with one tensor of another kind; at
@@ -174,10 +174,12 @@ class _Call:
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     def smaller(self) -> _Call:
-        """Returns the call with sizes above `_SMALL` reduced. Equal sizes stay equal, and different sizes different."""
+        """Returns the call with sizes above `_MAX_KEPT_SIZE` reduced. Different sizes stay different."""
         tensors = (v for v in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(v, torch.Tensor))
-        large = sorted({size for tensor in tensors for size in map(_hint, tensor.shape) if size > _SMALL})
-        return replace(self, sizes={size: _SMALL + place for place, size in enumerate(large, 1)})
+        large = sorted(
+            {size for tensor in tensors for size in map(_assumed_size, tensor.shape) if size > _MAX_KEPT_SIZE}
+        )
+        return replace(self, sizes={size: _MAX_KEPT_SIZE + place for place, size in enumerate(large, 1)})
 
     def error(self, dtypes: Sequence[torch.dtype]) -> str | None:
         """Returns the error message of the call, forward and backward, with zeros of these dtypes; None on success."""
@@ -185,10 +187,10 @@ class _Call:
 
         def real(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                shape = [self.sizes.get(size, size) for size in map(_hint, value.shape)]
+                shape = [self.sizes.get(size, size) for size in map(_assumed_size, value.shape)]
                 return _zeros(value, shape, next(following))
             if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
-                return self.sizes.get(_hint(value), _hint(value))
+                return self.sizes.get(_assumed_size(value), _assumed_size(value))
             return value
 
         try:
@@ -218,22 +220,26 @@ def _zeros(fake: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torc
 def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Returns a scalar tensor expanded to a shape, and copied to memory of that size unless it is large."""
     tensor = one.expand(shape)
-    return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() <= _LARGEST else tensor
+    return (
+        tensor.clone(memory_format=torch.contiguous_format)
+        if tensor.numel() <= _MAX_ALLOCATED_ELEMENTS
+        else tensor
+    )
 
 
-def _is_known(size: int | torch.SymInt) -> bool:
-    """True if :func:`_hint` can evaluate a size, i.e. the size doesn't depend on both data and input shapes."""
+def _has_assumed_size(size: int | torch.SymInt) -> bool:
+    """True if :func:`_assumed_size` can evaluate a size, i.e. the size doesn't depend on both data and input shapes."""
     if isinstance(size, int):
         return True
     unbacked = free_unbacked_symbols(size)
     return not unbacked or size.node.expr.free_symbols == unbacked
 
 
-def _hint(size: int | torch.SymInt) -> int:
-    """Returns the value of a size in the captured call. Data-dependent numbers are assumed to be `_ROWS`."""
+def _assumed_size(size: int | torch.SymInt) -> int:
+    """Returns the value of a size in the captured call. Data-dependent numbers are assumed to be `_ASSUMED_COUNT`."""
     if isinstance(size, int):
         return size
     if unbacked := free_unbacked_symbols(size):
-        return int(size.node.expr.subs(dict.fromkeys(unbacked, _ROWS)))
+        return int(size.node.expr.subs(dict.fromkeys(unbacked, _ASSUMED_COUNT)))
     # `int(size)` would add a guard, and each size would be captured separately.
     return int(size.node.hint)

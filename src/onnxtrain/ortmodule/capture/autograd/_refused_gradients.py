@@ -11,7 +11,7 @@ from torch import fx
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import pytree
 
-_SUSPECTS = re.compile(r"(Unique\w*|SpecialZeta|Igammac?|Geqrf|StandardGammaGrad)Backward\d")
+_MAY_LACK_DERIVATIVE = re.compile(r"(Unique\w*|SpecialZeta|Igammac?|Geqrf|StandardGammaGrad)Backward\d")
 """Backward functions that raise NotImplementedError for some arguments (`derivatives.yaml` of PyTorch 2.13)."""
 
 
@@ -34,7 +34,7 @@ def refuse_missing_gradients(graph_module: fx.GraphModule) -> None:
                 )
             continue
         trained = [v for v in pytree.tree_leaves(node.meta.get("example_value")) if _is_trained(v)]
-        missing = next(filter(None, map(_missing, trained)), message if trained else None)
+        missing = next(filter(None, map(_missing_derivative, trained)), message if trained else None)
         if missing is not None:
             dependent[node] = missing
 
@@ -43,14 +43,14 @@ def _is_trained(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _missing(value: Any) -> str | None:
+def _missing_derivative(value: Any) -> str | None:
     """Returns PyTorch's error message if a tensor's `grad_fn` is not implemented for its arguments, else None."""
     try:
         step = value.grad_fn
     # PyTorch (2.13) raises for a view that was created under `no_grad` and whose base has been written to.
     except RuntimeError:
         return None
-    if step is None or not _SUSPECTS.fullmatch(step.name()):
+    if step is None or not _MAY_LACK_DERIVATIVE.fullmatch(step.name()):
         return None
     try:
         # Whether the function raises depends on the operator's arguments, so it is called with a fake gradient.

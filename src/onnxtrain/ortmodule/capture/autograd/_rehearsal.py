@@ -13,18 +13,18 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onnxtrain.ortmodule._torch import enable_python_dispatcher
 from onnxtrain.ortmodule.capture._nodes import (
+    backward_functions,
     depends_on_data,
     fake_mode_of,
-    functions_behind,
     has_symbolic_integer,
     hint_of,
     ignoring_new_symbols,
     memory_of,
-    saved_by,
+    saved_tensors_of,
     tensors_in,
     without_tracebacks,
 )
-from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow, stops
+from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow, results_without_gradient
 
 _REQUIRED_GRAD = "onnxtrain_required_grad"
 """Key of a placeholder's metadata: `(requires_grad, is_leaf)` of the input before the graph runs."""
@@ -94,16 +94,16 @@ class _Rehearsal(fx.Interpreter):
         mode = self.fake_mode or contextlib.nullcontext()
         with mode, ignoring_new_symbols(self.fake_mode), torch.set_grad_enabled(torch.is_grad_enabled()):
             leaves, inputs = self._inputs()
-            functions = [_function(value) for value in inputs]
+            functions = [_grad_fn_of(value) for value in inputs]
             returned = self.run(*inputs)
-            kept = [index for index, value in enumerate(inputs) if _function(value) is functions[index]]
+            kept = [index for index, value in enumerate(inputs) if _grad_fn_of(value) is functions[index]]
             # Keyed by id, because the same tensor may be returned twice, or be an input and an output.
             results = {id(t): t for t in tensors_in([*returned, *inputs]) if t.requires_grad}
             _check_backward(list(results.values()), [leaf for leaf in leaves.values() if leaf.requires_grad])
             indices = {id(leaf): index for index, leaf in leaves.items()}
             links, written_links = (
                 {
-                    index: frozenset(_reached(value, indices))
+                    index: frozenset(_reached_leaves(value, indices))
                     for index, value in enumerate(values)
                     if id(value) in results
                 }
@@ -131,7 +131,7 @@ class _Rehearsal(fx.Interpreter):
         values = [node.meta["example_value"] for node in self.placeholders]
         # Hints instead of symbolic sizes: a run with symbols takes several times as long. If the result depends on a
         # size, e.g. whether a reshape is a view, Dynamo's own run of the graph has added a guard.
-        number = _as_it_is if any(map(depends_on_data, values)) else hint_of
+        number = _unchanged if any(map(depends_on_data, values)) else hint_of
         for index, (node, value) in enumerate(zip(self.placeholders, values, strict=True)):
             if isinstance(value, torch.SymInt):
                 value = number(value)
@@ -161,34 +161,34 @@ class _Rehearsal(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         if n.op in ("placeholder", "get_attr"):
             result = super().run_node(n)
-            self._meet(n, result)
+            self._record_allocation(n, result)
             return result
         arguments = [t for source in n.all_input_nodes for t in tensors_in(self.env[source])]
-        before = [(tensor, _State.of(tensor, self._first(tensor))) for tensor in arguments]
+        before = [(tensor, _AutogradState.of(tensor, self._base_of(tensor))) for tensor in arguments]
         carrying = any(tensor.requires_grad for tensor in arguments)
         enabled = torch.is_grad_enabled()
         result = super().run_node(n)
         if n.op != "output":
             for tensor, state in before:
-                self._compare(n, tensor, state, enabled, carrying)
+                self._record_changes(n, tensor, state, enabled, carrying)
             if carrying and not any(result is tensor for tensor in arguments):
-                self.stopped[n] = stops(result, arguments, enabled)
+                self.stopped[n] = results_without_gradient(result, arguments, enabled)
                 if not any(memory_of(tensor) in self.first for tensor in tensors_in(result)):
                     self.fresh.add(n)
-            self._meet(n, result)
+            self._record_allocation(n, result)
         return result
 
-    def _meet(self, node: fx.Node, value: Any) -> None:
+    def _record_allocation(self, node: fx.Node, value: Any) -> None:
         """Records the node as the one that allocated the memory of its result, unless an earlier node did."""
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             self.first.setdefault(memory_of(value), (node, value))
 
-    def _first(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _base_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the first tensor that has the same memory."""
         return self.first.get(memory_of(tensor), (None, tensor))[1]
 
-    def _compare(
-        self, node: fx.Node, tensor: torch.Tensor, state: _State, enabled: bool, carrying: bool
+    def _record_changes(
+        self, node: fx.Node, tensor: torch.Tensor, state: _AutogradState, enabled: bool, carrying: bool
     ) -> None:
         """Records in `hidden` and `ended` how a node has changed one of its arguments.
 
@@ -218,9 +218,9 @@ class _Rehearsal(fx.Interpreter):
             # PyTorch's check of saved tensors misses a write that doesn't increment the version counter: backward uses
             # the new value. ONNX Runtime would use the old value, so the graph falls back to PyTorch.
             unnoticed = base._version == state.base_version
-            after = _State.of(tensor, base)
+            after = _AutogradState.of(tensor, base)
             made = {after.function, after.base_function} - {state.function, state.base_function}
-            if (unnoticed or self.reads_data) and self._is_kept(base, made):
+            if (unnoticed or self.reads_data) and self._is_saved(base, made):
                 raise NotImplementedError(
                     "the graph writes, through `.data` or past it, to a tensor that PyTorch saves for backward: write "
                     "to a clone"
@@ -230,7 +230,7 @@ class _Rehearsal(fx.Interpreter):
             elif carrying and not base.requires_grad:
                 self.ended[node] = (*self.ended.get(node, ()), source)
 
-    def _is_kept(self, base: torch.Tensor, made: set[Any]) -> bool:
+    def _is_saved(self, base: torch.Tensor, made: set[Any]) -> bool:
         """True if a backward function has saved a tensor with the memory of `base`, e.g. `exp` saves its result.
 
         Args:
@@ -238,13 +238,13 @@ class _Rehearsal(fx.Interpreter):
             made: backward functions that the write itself has added. They are ignored, as they save the new value.
         """
         tensors = [tensor for value in self.env.values() for tensor in tensors_in(value)]
-        functions: set[Any] = set().union(*map(functions_behind, tensors)) - made
-        kept = [value for function in functions for value in saved_by(function)]
+        functions: set[Any] = set().union(*map(backward_functions, tensors)) - made
+        kept = [value for function in functions for value in saved_tensors_of(function)]
         return any(memory_of(tensor) == memory_of(base) for tensor in kept)
 
 
 @dataclass(frozen=True)
-class _State:
+class _AutogradState:
     """The autograd state of a tensor and of its base, the first tensor with the same memory.
 
     Attributes:
@@ -262,11 +262,11 @@ class _State:
     base_function: Any
 
     @staticmethod
-    def of(tensor: torch.Tensor, base: torch.Tensor) -> _State:
+    def of(tensor: torch.Tensor, base: torch.Tensor) -> _AutogradState:
         # PyTorch (2.13) raises on access to the `grad_fn` of a view that was created under `no_grad` and whose base has
         # been written to since.
         function = tensor.grad_fn if torch.is_grad_enabled() and tensor.requires_grad else None
-        return _State(tensor._version, base._version, function, base.requires_grad, base.grad_fn)
+        return _AutogradState(tensor._version, base._version, function, base.requires_grad, base.grad_fn)
 
 
 def _check_backward(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
@@ -287,23 +287,23 @@ def _check_backward(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tens
             raise NotImplementedError(f"the graph's backward raises in PyTorch: {error}") from error
 
 
-def _reached(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:
+def _reached_leaves(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:
     """Yields the indices of the leaves that backward of a result reaches.
 
     Args:
         result: the tensor that backward starts from.
         leaves: index of each leaf, by the leaf's id.
     """
-    for function in functions_behind(result):
+    for function in backward_functions(result):
         index = leaves.get(id(getattr(function, "variable", None)))
         if index is not None:
             yield index
 
 
-def _function(value: Any) -> Any:
+def _grad_fn_of(value: Any) -> Any:
     """Returns the `grad_fn` of a tensor, or None for another value."""
     return value.grad_fn if isinstance(value, torch.Tensor) else None
 
 
-def _as_it_is(size: int | torch.SymInt) -> int | torch.SymInt:
+def _unchanged(size: int | torch.SymInt) -> int | torch.SymInt:
     return size

@@ -10,11 +10,11 @@ from torch import fx
 
 from onnxtrain.ortmodule.capture._nodes import (
     CHECKPOINT_REGION,
+    backward_functions,
     example_values,
-    functions_behind,
     is_transformed,
     memory_of,
-    saved_by,
+    saved_tensors_of,
 )
 
 
@@ -61,9 +61,9 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
 
     def saved_behind(value: Any) -> frozenset[int]:
         found: set[int] = set()
-        for function in functions_behind(value):
+        for function in backward_functions(value):
             if function not in by_function:
-                saved = [memory_of(tensor) for tensor in saved_by(function) if _is_dense(tensor)]
+                saved = [memory_of(tensor) for tensor in saved_tensors_of(function) if _is_dense(tensor)]
                 by_function[function] = set().union(*(places.get(memory, ()) for memory in saved))
             found |= by_function[function]
         return constants.union(found)

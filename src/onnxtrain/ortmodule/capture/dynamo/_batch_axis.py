@@ -16,13 +16,13 @@ from onnxtrain.ortmodule._torch import DYNAMIC_AXES, MARKED_AXES, pytree
 from onnxtrain.ortmodule.capture._nodes import example_values, is_plain, is_symbolic
 
 
-class _Marked(threading.local):
+class _MarkedTensors(threading.local):
     """The ids of the tensors whose batch axis this thread has marked as dynamic."""
 
     ids: frozenset[int] = frozenset()
 
 
-_marked = _Marked()
+_marked_tensors = _MarkedTensors()
 
 
 @contextlib.contextmanager
@@ -44,12 +44,12 @@ def symbolic_batch(arguments: Mapping[str, Any]) -> Iterator[None]:
     ]
     for tensor in marked:
         setattr(tensor, DYNAMIC_AXES, {0})
-    before = _marked.ids
-    _marked.ids = frozenset(map(id, marked))
+    before = _marked_tensors.ids
+    _marked_tensors.ids = frozenset(map(id, marked))
     try:
         yield
     finally:
-        _marked.ids = before
+        _marked_tensors.ids = before
         for tensor in marked:
             vars(tensor).pop(DYNAMIC_AXES, None)
 
@@ -79,7 +79,7 @@ def _may_have_batch(value: Any) -> bool:
 
 def has_symbolic_batch(graph_module: fx.GraphModule) -> bool:
     """True if a graph that is being captured has symbolic sizes because of :func:`symbolic_batch`."""
-    return bool(_marked.ids) and any(map(is_symbolic, example_values(graph_module)))
+    return bool(_marked_tensors.ids) and any(map(is_symbolic, example_values(graph_module)))
 
 
 def batch_symbols(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[Any]:
@@ -89,7 +89,7 @@ def batch_symbols(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> frozen
         graph_module: a Dynamo graph that is being captured.
         inputs: the inputs that Dynamo passes to its backend.
     """
-    marked = _marked.ids
+    marked = _marked_tensors.ids
     symbols: set[Any] = set()
     numbers: set[Any] = set()
     for value, given in zip(example_values(graph_module), inputs, strict=False):

@@ -24,7 +24,7 @@ from onnxtrain.ortmodule._torch import (
     set_eval_frame,
     set_isolated_recompiles,
 )
-from onnxtrain.ortmodule.capture.dynamo._in_vain import CapturesInVain
+from onnxtrain.ortmodule.capture.dynamo._repeated_captures import RepeatedCaptures
 
 _tracing = TracingContext.try_get
 _includes = _torch.dispatch_keys_included
@@ -64,7 +64,7 @@ class _Captured:
         self._compiled: Callable[..., Any] = compiled
         self._function: Callable[..., Any] = compiled._torchdynamo_orig_callable
         self._callback = context.callback
-        self._in_vain: CapturesInVain = context.callback.in_vain
+        self._repeated_captures: RepeatedCaptures = context.callback.repeated_captures
         self._recompiles = context._isolate_recompiles_id
         self._isolate = isolate
         install_generation_tagging_init()
@@ -79,7 +79,7 @@ class _Captured:
             or _tracing() is not None
         ):
             return self._compiled(*args, **kwargs)
-        self._in_vain.calls += 1
+        self._repeated_captures.calls += 1
         prior = set_eval_frame(None)
         depth = _transforms()
         recompiles = self._isolate(self._recompiles)

@@ -30,7 +30,7 @@ from onnxtrain.ortmodule.capture.dynamo._batch_axis import symbolic_batch
 from onnxtrain.ortmodule.capture.dynamo._calling import captured_call
 from onnxtrain.ortmodule.capture.dynamo._captures import Captures
 from onnxtrain.ortmodule.capture.dynamo._fast_path import without_fast_path
-from onnxtrain.ortmodule.capture.dynamo._in_vain import CapturesInVain
+from onnxtrain.ortmodule.capture.dynamo._repeated_captures import RepeatedCaptures
 from onnxtrain.ortmodule.capture.dynamo.patches import patched
 from onnxtrain.ortmodule.capture.dynamo.patches._asserted_numbers import AssertedNumber, asserted_numbers
 from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fakes
@@ -113,25 +113,26 @@ class _Callback:
         captures: records the captured code objects.
 
     Attributes:
-        in_vain: decides which functions are no longer captured. The caller of the compiled function counts the calls.
+        repeated_captures: decides which functions are no longer captured. The caller of the compiled function counts
+            the calls.
     """
 
     def __init__(self, callback: Any, settings: dict[str, Any], captures: Captures) -> None:
         self._callback = callback
         self._settings = settings
         self._captures = captures
-        self.in_vain = CapturesInVain()
+        self.repeated_captures = RepeatedCaptures()
         self._call = _Call(0)
         # Dynamo reads this attribute of its callbacks.
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.in_vain.are_over(frame.f_code, frame.f_locals):
+        if self.repeated_captures.record(frame.f_code, frame.f_locals):
             return ConvertFrameReturn(apply_to_code=False)
         self._captures.add(frame.f_code)
         # The state recorded by captures of another call may be invalid for the arguments of this call.
-        if self._call.number != self.in_vain.calls:
-            self._call = _Call(self.in_vain.calls)
+        if self._call.number != self.repeated_captures.calls:
+            self._call = _Call(self.repeated_captures.calls)
         with dynamo_config.patch(self._settings), patched():
             try:
                 return self._call.speedups.run(self._captured_with_any_batch, frame, *args, **kwargs)

@@ -10,17 +10,23 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import set_grad_enabled
-from onnxtrain.ortmodule.capture._nodes import changes, memory_of, name_of, node_memory, plain_tensors_in
+from onnxtrain.ortmodule.capture._nodes import (
+    memory_of,
+    name_of,
+    node_memory,
+    plain_tensors_in,
+    writes_in_place,
+)
 
 # Methods that change the shape or strides of a tensor in place. Replacing the tensor with a view has another effect.
-_RESHAPING = frozenset({
+_RESHAPING_OPS = frozenset({
     "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
     "unsqueeze_",
 })  # fmt: skip
 
 
 # Functions that read only the metadata (shape, strides, offset) of an argument that their result does not alias.
-_OF_SHAPES = frozenset({
+_METADATA_READS = frozenset({
     "dim", "expand_as", "getattr", "numel", "reshape_as", "size", "storage_offset", "stride", "sym_size", "view_as",
 })  # fmt: skip
 
@@ -69,10 +75,10 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
     view_indices: list[int] = []
     for memory, indices in places.items():
         if memory not in inputs:
-            roots = {_root(results[index]) for index in indices}
+            roots = {_allocating_node(results[index]) for index in indices}
             # A single output with this memory needs no base. An exception is a view that was created under `no_grad`:
             # it requires a gradient but propagates none, which only PyTorch's own view reproduces.
-            if len(roots) > 1 or (len(indices) == 1 and not maker.is_ungraded(results[indices[0]])):
+            if len(roots) > 1 or (len(indices) == 1 and not maker.is_no_grad_view(results[indices[0]])):
                 continue
             root = roots.pop()
             place = results.index(root) if root in results else len(results)
@@ -80,7 +86,7 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
             bases.append(place)
             is_base = maker.add_base(root)
             indices = [index for index in indices if index != place or not is_base]
-        view_indices += [index for index in indices if _root(results[index]) in maker.made]
+        view_indices += [index for index in indices if _allocating_node(results[index]) in maker.made]
     if not view_indices:
         return None
     nodes = [results[index] for index in view_indices]
@@ -108,7 +114,7 @@ def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
         if node.op == "placeholder" and node_memory(node) is not None
     }
     for node in graph_module.graph.nodes:
-        if name_of(node) in _RESHAPING and id(node.meta.get("example_value")) in inputs:
+        if name_of(node) in _RESHAPING_OPS and id(node.meta.get("example_value")) in inputs:
             raise NotImplementedError(
                 f"the graph gives another shape, in place, to an input ({name_of(node)}): change the shape of a copy"
             )
@@ -137,7 +143,7 @@ class _ViewsGraph:
         self._reshaped = {
             id(node.meta["example_value"])
             for node in graph_module.graph.nodes
-            if name_of(node) in _RESHAPING and node_memory(node) is not None
+            if name_of(node) in _RESHAPING_OPS and node_memory(node) is not None
         }
 
     def add_base(self, node: fx.Node) -> bool:
@@ -176,9 +182,13 @@ class _ViewsGraph:
                 "the graph gives another shape, in place, to a tensor that has views: change the shape of a copy"
             )
 
-    def is_ungraded(self, node: fx.Node) -> bool:
+    def is_no_grad_view(self, node: fx.Node) -> bool:
         """True if a node is a view that was created under `no_grad` and requires a gradient."""
-        return node in self._ungraded and node.meta["example_value"].requires_grad and _root(node) is not node
+        return (
+            node in self._ungraded
+            and node.meta["example_value"].requires_grad
+            and _allocating_node(node) is not node
+        )
 
     def finish(self, nodes: Sequence[fx.Node]) -> fx.GraphModule:
         """Adds the views to the graph, makes them its outputs, and returns the graph.
@@ -194,17 +204,17 @@ class _ViewsGraph:
         if node not in self.made:
             self._refuse_other_shape(node)
             # The captured graph has already performed the write. An in-place node returns the tensor it writes to.
-            if node_memory(node) is not None and changes(node):
-                base = _base(node)
+            if node_memory(node) is not None and writes_in_place(node):
+                base = _aliased_argument(node)
                 assert base is not None
                 self.made[node] = self._copied(base)
             # A computed tensor whose shape a view uses, e.g. `x.view_as(dropout)`. Recomputing it would draw new random
             # numbers.
-            elif node_memory(node) is not None and _base(node) is None:
+            elif node_memory(node) is not None and _aliased_argument(node) is None:
                 self.made[node] = self._value(node)
             else:
                 sources = {
-                    source: self._value(_frozen(source, node))
+                    source: self._value(_snapshot(source, node))
                     if _reads_data(node, source)
                     else self._copied(source)
                     for source in node.all_input_nodes
@@ -226,12 +236,12 @@ class _ViewsGraph:
 def _reads_data(node: fx.Node, source: fx.Node) -> bool:
     """True if `node` reads the elements of `source`, e.g. `source.item()`, and its result does not alias `source`."""
     memory = node_memory(source)
-    if memory is None or name_of(node) in _OF_SHAPES:
+    if memory is None or name_of(node) in _METADATA_READS:
         return False
     return all(memory_of(tensor) != memory for tensor in plain_tensors_in(node.meta.get("example_value")))
 
 
-def _frozen(source: fx.Node, reader: fx.Node) -> fx.Node:
+def _snapshot(source: fx.Node, reader: fx.Node) -> fx.Node:
     """Inserts a copy of `source` before `reader` in the captured graph, because the graph may write to `source` later.
 
     Returns:
@@ -258,14 +268,14 @@ def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
     return frozenset(ungraded)
 
 
-def _root(node: fx.Node) -> fx.Node:
+def _allocating_node(node: fx.Node) -> fx.Node:
     """Returns the node that allocated the memory of a node, found by following views and in-place writes backward."""
-    while node.op != "placeholder" and (base := _base(node)) is not None:
+    while node.op != "placeholder" and (base := _aliased_argument(node)) is not None:
         node = base
     return node
 
 
-def _base(node: fx.Node) -> fx.Node | None:
+def _aliased_argument(node: fx.Node) -> fx.Node | None:
     """Returns the argument that the node's result aliases, or None."""
     # With one group, eager PyTorch (2.13) returns a copy, but the fake tensor aliases the argument.
     if name_of(node) == "channel_shuffle":

@@ -31,10 +31,10 @@ def mark_assertions(graph_module: fx.GraphModule) -> None:
         nodes = [node for node in part.graph.nodes if node.target in (assert_async, assert_scalar)]
         for node in nodes:
             if node.target is assert_scalar and not _is_check(node):
-                _erase(node)
+                _erase_with_unused_inputs(node)
                 continue
             condition, *rest = node.args
-            message = rest[0] if rest and not str(rest[0]).startswith(_MADE_UP) else ""
+            message = rest[0] if rest and not str(rest[0]).startswith(_GENERATED_MESSAGES) else ""
             # `torch._assert_async` would raise RuntimeError, and on a GPU asynchronously.
             node.target = _assert if node.target is assert_async else _check
             node.args = (condition, message)
@@ -43,7 +43,7 @@ def mark_assertions(graph_module: fx.GraphModule) -> None:
 
 
 # Dynamo (PyTorch 2.13) inserts these messages if the user gave none.
-_MADE_UP = ("assertion error", "Runtime assertion failed for expression")
+_GENERATED_MESSAGES = ("assertion error", "Runtime assertion failed for expression")
 
 
 def _is_check(node: fx.Node) -> bool:
@@ -53,7 +53,7 @@ def _is_check(node: fx.Node) -> bool:
     return bool(node.meta.get("_fx_runtime_assert_preserve"))
 
 
-def _erase(node: fx.Node) -> None:
+def _erase_with_unused_inputs(node: fx.Node) -> None:
     """Removes a node, and the symbolic numbers and conditions that only this node used."""
     inputs = node.all_input_nodes
     node.graph.erase_node(node)
@@ -61,10 +61,10 @@ def _erase(node: fx.Node) -> None:
         value = source.meta.get("example_value")
         is_number = isinstance(value, torch.SymBool | torch.SymInt | torch.SymFloat)
         if source.op == "call_function" and is_number and not source.users:
-            _erase(source)
+            _erase_with_unused_inputs(source)
 
 
-def take_assertions(graph_module: fx.GraphModule) -> list[Check]:
+def assertions_to_outputs(graph_module: fx.GraphModule) -> list[Check]:
     """Replaces the assertions of a graph, in place, with additional outputs: their conditions.
 
     Args:

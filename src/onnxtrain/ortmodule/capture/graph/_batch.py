@@ -105,13 +105,13 @@ def with_batch_size(graph_module: fx.GraphModule, batch: Batch, args: Sequence[A
         batch: its batch size.
         args: the arguments of the call, or None for the captured call.
     """
-    values, fake_mode = settled(graph_module), fake_mode_of(graph_module)
+    values, fake_mode = specialized_values(graph_module), fake_mode_of(graph_module)
     for place in batch.symbolic:
         values[place] = _specialized(values[place], None if args is None else args[place], fake_mode)
     return values
 
 
-def settled(graph_module: fx.GraphModule) -> list[Any]:
+def specialized_values(graph_module: fx.GraphModule) -> list[Any]:
     """Returns the example values of a graph's inputs, with the constant in place of each specialized symbol."""
     # If Dynamo (PyTorch 2.13) specializes a size, the fake tensor keeps a symbol that equals a constant. Kernels treat
     # it as symbolic and reject it.

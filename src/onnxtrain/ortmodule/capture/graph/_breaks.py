@@ -27,7 +27,7 @@ def break_reason(graph_module: fx.GraphModule) -> str | None:
 
 # Reasons for graph breaks that don't depend on symbolic sizes. Dynamo's message (PyTorch 2.13) begins with one of
 # these, or contains it if the graph break is in an inlined function.
-_WHATEVER_THE_SIZE = (
+_INDEPENDENT_OF_SIZES = (
     "Data-dependent branching",
     "Unsupported Tensor.item() call",
     "Call to `torch._dynamo.graph_break()`",
@@ -38,12 +38,12 @@ _WHATEVER_THE_SIZE = (
 )
 
 
-def ends_for_a_symbol(graph_module: fx.GraphModule) -> bool:
+def may_depend_on_symbols(graph_module: fx.GraphModule) -> bool:
     """True if a graph break may be due to a symbolic size, so that a capture with fixed sizes may avoid it."""
     reason: Any = getattr(graph_module, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return False
-    return not any(text in reason.reason for text in _WHATEVER_THE_SIZE)
+    return not any(text in reason.reason for text in _INDEPENDENT_OF_SIZES)
 
 
 def _last_frame(reason: Any) -> Any:

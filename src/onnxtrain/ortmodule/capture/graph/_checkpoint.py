@@ -86,7 +86,7 @@ def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
                 made[node] = graph.node_copy(node, made.__getitem__)
             made[node].meta[CHECKPOINT_REGION] = region
             if node.op == "get_attr":
-                made[node].target = _adopted(graph_module, part, str(node.target))
+                made[node].target = _copied_attribute(graph_module, part, str(node.target))
     output = part.graph.find_nodes(op="output")[0]
     results = fx.node.map_arg(output.args[0], made.__getitem__)
     for user in list(call.users):
@@ -97,7 +97,7 @@ def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
         graph.erase_node(body)
 
 
-def _adopted(graph_module: fx.GraphModule, part: fx.GraphModule, name: str) -> str:
+def _copied_attribute(graph_module: fx.GraphModule, part: fx.GraphModule, name: str) -> str:
     """Copies an attribute of an inlined region to the outer graph; returns its new name."""
     value = part
     for step in name.split("."):

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import get_data
-from onnxtrain.ortmodule.capture._nodes import changes, memory_of, name_of, node_memory
+from onnxtrain.ortmodule.capture._nodes import memory_of, name_of, node_memory, writes_in_place
 
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
@@ -15,8 +15,8 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
     Replaces all assignments or none: after one that stays, a copy would write to the memory of another tensor.
     """
     graph = graph_module.graph
-    nodes = [node for node in graph.nodes if _sets(node)]
-    if not nodes or not all(_is_like_a_write(graph, node) for node in nodes):
+    nodes = [node for node in graph.nodes if _assigns_data(node)]
+    if not nodes or not all(_is_equivalent_to_copy(graph, node) for node in nodes):
         return
     for node in nodes:
         target, value = node.args
@@ -35,13 +35,13 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
 
 def refuse_set_data(graph_module: fx.GraphModule) -> None:
     """Raises NotImplementedError if a graph assigns to `.data`."""
-    if any(_sets(node) for node in graph_module.graph.nodes):
+    if any(_assigns_data(node) for node in graph_module.graph.nodes):
         raise NotImplementedError(
             "the graph gives a tensor the memory of another one (tensor.data = ..., tensor.set_): use copy_"
         )
 
 
-def _sets(node: fx.Node) -> bool:
+def _assigns_data(node: fx.Node) -> bool:
     return node.op != "placeholder" and name_of(node) == "set_"
 
 
@@ -60,7 +60,7 @@ def _is_alias_of_input(node: fx.Node) -> bool:
     return True
 
 
-def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
+def _is_equivalent_to_copy(graph: fx.Graph, node: fx.Node) -> bool:
     """True if an assignment to `.data` has the same effect as a copy.
 
     After `t.data = v`, `t` and `v` share memory. An alias of either that is used later would reveal a copy.
@@ -107,7 +107,7 @@ def refuse_written_attributes(graph_module: fx.GraphModule) -> None:
         if node.op == "get_attr":
             attributes.add(node)
             memories.add(node_memory(node))
-        if not node.op.startswith("call") or not node.args or not changes(node):
+        if not node.op.startswith("call") or not node.args or not writes_in_place(node):
             continue
         written: list[fx.Node] = []
         fx.node.map_arg(node.args[0], written.append)

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import pytree, set_grad_enabled
-from onnxtrain.ortmodule.capture._nodes import changes, memory_of, plain_tensors_in
+from onnxtrain.ortmodule.capture._nodes import memory_of, plain_tensors_in, writes_in_place
 
 
 def correct_requires_grad(graph_module: fx.GraphModule) -> None:
@@ -21,7 +21,7 @@ def correct_requires_grad(graph_module: fx.GraphModule) -> None:
     # do: `torch.nn.functional.pad` is decomposed, and its `prims.copy_to` sets the flag. The graph would have a
     # gradient where eager PyTorch has none.
     enabled = torch.is_grad_enabled()
-    written = _written(graph_module)
+    written = _written_memory(graph_module)
     # Memory of corrected results. Values computed from these alone don't require a gradient either.
     wrong: set[int] = set()
     for node in graph_module.graph.nodes:
@@ -47,7 +47,7 @@ def correct_requires_grad(graph_module: fx.GraphModule) -> None:
         node.meta["example_value"] = _without_gradient(node.meta["example_value"], values)
 
 
-def _written(graph_module: fx.GraphModule) -> set[int]:
+def _written_memory(graph_module: fx.GraphModule) -> set[int]:
     """Returns the memory that a graph writes to in place.
 
     Such a write may make a tensor require a gradient.
@@ -55,7 +55,7 @@ def _written(graph_module: fx.GraphModule) -> set[int]:
     return {
         memory_of(tensor)
         for node in graph_module.graph.nodes
-        if changes(node) and node.all_input_nodes
+        if writes_in_place(node) and node.all_input_nodes
         for tensor in plain_tensors_in(node.all_input_nodes[0].meta.get("example_value"))
     }
 

@@ -43,7 +43,7 @@ class Overlaps:
             raise NotImplementedError(
                 "the graph writes to an input that shares its memory with another one: clone one of the two"
             )
-        if any(_repeats(values[place]) for place in self._written):
+        if any(_overlaps_itself(values[place]) for place in self._written):
             raise NotImplementedError(
                 "the graph writes to an input of which several elements are one in memory, e.g. after expand: clone it"
             )
@@ -54,7 +54,7 @@ class Overlaps:
     def found(self, args: Sequence[Any]) -> bool:
         """True if an argument of this call overlaps an input that the graph writes to."""
         # A cheap test first: only tensors in overlapping storages are compared element by element.
-        ranges = [(place, *_range(args[place])) for place in self._arguments]
+        ranges = [(place, *_memory_range(args[place])) for place in self._arguments]
         for place in self._written:
             address = args[place].data_ptr()
             for argument, start, end in ranges:
@@ -82,7 +82,7 @@ class Overlaps:
         return False
 
 
-def _repeats(tensor: torch.Tensor) -> bool:
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
     """True if several elements of a tensor share one memory location, e.g. after `x.expand(3, -1)`."""
     return any(
         isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
@@ -94,7 +94,7 @@ def _address_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
+def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()
     start = storage.data_ptr()
     return start, start + storage.nbytes()

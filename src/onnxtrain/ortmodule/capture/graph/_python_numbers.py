@@ -58,7 +58,7 @@ def check_numbers(graph: fx.Graph) -> bool:
     Returns:
         True if the graph was changed.
     """
-    found = [(node, *checked) for node in graph.nodes if (checked := _checked(node)) is not None]
+    found = [(node, *checked) for node in graph.nodes if (checked := _checked_number(node)) is not None]
     for node, number, function in found:
         with graph.inserting_before(node):
             graph.call_function(evaluate, (number, function))
@@ -70,13 +70,13 @@ def evaluate(number: Any, function: str) -> None:
     _FUNCTIONS[function](number)
 
 
-def _checked(node: fx.Node) -> tuple[fx.Node, str] | None:
+def _checked_number(node: fx.Node) -> tuple[fx.Node, str] | None:
     """Returns the number for which a node may raise in Python, and its key in `_FUNCTIONS`; None if it cannot raise."""
     if node.op != "call_function":
         return None
     if node.target in _DIVISIONS:
         dividend, number = node.args
-        function = f"{_kind(dividend)} {_DIVISIONS[node.target]}"
+        function = f"{_number_type(dividend)} {_DIVISIONS[node.target]}"
     elif node.target in (operator.pow, operator.ipow):
         number, exponent = node.args
         function = "pow"
@@ -97,16 +97,16 @@ def _checked(node: fx.Node) -> tuple[fx.Node, str] | None:
         return None
     is_whole = isinstance(value, torch.SymInt)
     never_raises = is_whole if _FUNCTIONS[function] is int else statically_known_true(value > 0)
-    return None if never_raises and function not in _BOUNDED else (number, function)
+    return None if never_raises and function not in _RAISE_FOR_POSITIVE_NUMBERS else (number, function)
 
 
-_BOUNDED = (
+_RAISE_FOR_POSITIVE_NUMBERS = (
     "_sym_sin", "_sym_cos", "_sym_tan", "_sym_asin", "_sym_acos", "_sym_sinh", "_sym_cosh"
 )  # fmt: skip
 """Functions that raise for some positive numbers, too, e.g. `math.asin(2)` and `math.cosh(1000)`."""
 
 
-def _kind(number: Any) -> str:
+def _number_type(number: Any) -> str:
     """Returns the type of a number: "int" or "float", or "" for a tensor."""
     value = number.meta.get("example_value") if isinstance(number, fx.Node) else number
     if isinstance(value, float | torch.SymFloat):

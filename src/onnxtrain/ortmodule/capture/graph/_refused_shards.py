@@ -9,7 +9,7 @@ from torch import fx
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule.capture._nodes import argument_name, tensors_in
 
-_NAMED = 3
+_MAX_NAMED = 3
 """Maximum number of DTensors that an error message names."""
 
 
@@ -37,9 +37,9 @@ def refuse_shards(graph_module: fx.GraphModule) -> None:
     ]
     if not names:
         return
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     raise ORTModuleTorchModelException(
-        f"capturing DTensors: {', '.join(names[:_NAMED])}{more} are DTensors, whose operators "
+        f"capturing DTensors: {', '.join(names[:_MAX_NAMED])}{more} are DTensors, whose operators "
         "exchange data between workers, which no ONNX graph does. To train shards of layers in ONNX Runtime, hold them "
         "in plain parameters and exchange their results in a torch.autograd.Function: "
         "docs/many-machines.md#tensor-parallel-layers"

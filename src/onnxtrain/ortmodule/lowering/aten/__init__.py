@@ -29,7 +29,7 @@ from onnxtrain.ortmodule.lowering.aten import (  # noqa: F401
     symbolic,
     view_writes,
 )
-from onnxtrain.ortmodule.lowering.aten.complex import lower_linear_functions
+from onnxtrain.ortmodule.lowering.aten.complex import register_linear_functions
 
-# Behind all imports: it lowers for complex numbers what the other modules have lowered for real ones.
-lower_linear_functions()
+# After all imports: derives lowerings for complex tensors from those for real tensors.
+register_linear_functions()

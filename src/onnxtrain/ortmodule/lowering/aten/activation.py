@@ -1,4 +1,4 @@
-"""Lowers activation functions. Gradients at the kinks are PyTorch's."""
+"""Lowers activation functions. At kinks, gradients are the same as PyTorch's."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def relu(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.hardtanh.default")
 def hardtanh(low: Lowering, x: ir.Value, min_val: Any = -1.0, max_val: Any = 1.0) -> ir.Value:
-    # Not Clip: on the bounds PyTorch's gradient of hardtanh, and so of relu6, is 0, and that of torch.clamp passes.
-    least, most = low.tensor(min_val, low.dtype), low.tensor(max_val, low.dtype)
+    # Not Clip: at the bounds, PyTorch's gradient is 0 for hardtanh (and relu6), and 1 for clamp.
+    lowest, highest = low.tensor(min_val, low.dtype), low.tensor(max_val, low.dtype)
     if low.dtype == ir.DataType.FLOAT:
-        return low.op.call(functions.hardtanh, x, least, most)
+        return low.op.call(functions.hardtanh, x, lowest, highest)
     op = low.op
-    x = op.Where(op.LessOrEqual(x, least), least, x)
-    return op.Where(op.GreaterOrEqual(x, most), most, x)
+    x = op.Where(op.LessOrEqual(x, lowest), lowest, x)
+    return op.Where(op.GreaterOrEqual(x, highest), highest, x)
 
 
 @lower("aten.leaky_relu.default")
@@ -41,12 +41,12 @@ def leaky_relu(low: Lowering, x: ir.Value, negative_slope: float = 0.01) -> ir.V
     low.refuse_overflow(negative_slope)
     # ONNX Runtime's LeakyRelu kernel is float32 only, and ONNX keeps alpha in float32.
     if low.is_double:
-        return _sloped(low, x, negative_slope)
+        return _leaky(low, x, negative_slope)
     return low.op.LeakyRelu(x, alpha=float(negative_slope))
 
 
-def _sloped(low: Lowering, x: ir.Value, slope: Any) -> ir.Value:
-    """Returns x where it is positive and slope * x elsewhere."""
+def _leaky(low: Lowering, x: ir.Value, slope: Any) -> ir.Value:
+    """Returns `x` where it is positive, and `slope * x` elsewhere."""
     op = low.op
     return op.Where(op.Greater(x, 0.0), x, op.Mul(x, slope))
 
@@ -61,7 +61,7 @@ def rrelu(
     training: bool = False,
     generator: Any = None,
 ) -> tuple[ir.Value, ir.Value]:
-    # In training PyTorch draws the slopes inside of the op.
+    # In training, the op draws the slopes.
     if training:
         raise low.unsupported("random slopes, as in training")
     return leaky_relu(low, x, (lower + upper) / 2), noise
@@ -74,7 +74,7 @@ def elu(low: Lowering, x: ir.Value, alpha: float = 1, scale: float = 1, input_sc
         raise low.unsupported(f"input_scale={input_scale}")
     if low.is_double:
         # Elu and Selu have float32 kernels only.
-        return _exponential(low, x, float(alpha), float(scale), 1.0)
+        return _scaled_elu(low, x, float(alpha), float(scale), 1.0)
     if scale != 1:
         return low.op.Selu(x, alpha=float(alpha), gamma=float(scale))
     return low.op.Elu(x, alpha=float(alpha))
@@ -86,37 +86,37 @@ def celu(low: Lowering, x: ir.Value, alpha: float = 1.0) -> ir.Value:
         raise low.unsupported("alpha=0")
     if low.is_double:
         # Celu has a float32 kernel only.
-        return _exponential(low, x, float(alpha), 1.0, float(alpha))
+        return _scaled_elu(low, x, float(alpha), 1.0, float(alpha))
     return low.op.Celu(x, alpha=float(alpha))
 
 
-def _exponential(low: Lowering, x: ir.Value, alpha: float, scale: float, width: float) -> ir.Value:
-    """Returns scale * x where x is positive and scale * alpha * (exp(x / width) - 1) elsewhere."""
+def _scaled_elu(low: Lowering, x: ir.Value, alpha: float, scale: float, width: float) -> ir.Value:
+    """Returns `scale * x` where `x` is positive, and `scale * alpha * (exp(x / width) - 1)` elsewhere."""
     op = low.op
     positive = op.Greater(x, 0.0)
-    # expm1 of a large positive x is infinite. Its gradient, infinity times 0 behind the Where below, would be NaN.
-    left = _formulas.expm1(op, op.Div(op.Where(positive, 0.0, x), width))
-    return op.Where(positive, op.Mul(x, scale), op.Mul(left, scale * alpha))
+    # Where prevents the overflow of expm1 for large x, which would make the gradient NaN (infinity times 0).
+    negative_part = _formulas.expm1(op, op.Div(op.Where(positive, 0.0, x), width))
+    return op.Where(positive, op.Mul(x, scale), op.Mul(negative_part, scale * alpha))
 
 
 @lower("aten.gelu.default")
 def gelu(low: Lowering, x: ir.Value, *, approximate: str = "none") -> ir.Value:
     op = low.op
     if low.is_double:
-        # ONNX Runtime expands a float64 Gelu into the function body of ONNX, whose Erf has no float64 kernel: the Erf
-        # and Tanh here are replaced by formulas of float64 after differentiation (sessions/_float64.py).
+        # Gelu has no float64 kernel. Neither has Erf; sessions/_float64.py replaces Erf and Tanh by formulas after
+        # differentiation.
         if approximate == "none":
-            part = op.Erf(op.Mul(x, math.sqrt(0.5)))
+            inner = op.Erf(op.Mul(x, math.sqrt(0.5)))
         else:
             cubic = op.Mul(op.Add(op.Mul(op.Mul(x, x), 0.044715), 1.0), x)
-            part = op.Tanh(op.Mul(cubic, math.sqrt(2 / math.pi)))
-        return op.Mul(op.Mul(x, 0.5), op.Add(part, 1.0))
+            inner = op.Tanh(op.Mul(cubic, math.sqrt(2 / math.pi)))
+        return op.Mul(op.Mul(x, 0.5), op.Add(inner, 1.0))
     return low.op.Gelu(x, approximate=approximate)
 
 
 @lower("aten.silu.default")
 def silu(low: Lowering, x: ir.Value) -> ir.Value:
-    # ONNX has Swish from opset 24 on. `fuse_forward` makes one composite op of the two nodes in float32.
+    # ONNX has Swish since opset 24. In float32, `fuse_forward` fuses the two nodes into one function.
     return low.op.Mul(x, low.op.Sigmoid(x))
 
 
@@ -133,7 +133,7 @@ def softplus(low: Lowering, x: ir.Value, beta: float = 1, threshold: float = 20)
     op = low.op
     scaled = x if beta == 1 else op.Mul(x, float(beta))
     result = op.Softplus(scaled) if beta == 1 else op.Div(op.Softplus(scaled), float(beta))
-    # PyTorch returns x from the threshold on. Above 20, softplus(x) rounds to x in every dtype but float64.
+    # PyTorch returns x above the threshold. For x > 20, softplus(x) rounds to x in all dtypes but float64.
     if threshold >= 20 and low.dtype != ir.DataType.DOUBLE:
         return result
     return op.Where(op.Greater(scaled, float(threshold)), x, result)
@@ -141,7 +141,7 @@ def softplus(low: Lowering, x: ir.Value, beta: float = 1, threshold: float = 20)
 
 @lower("aten.log_sigmoid_forward.default")
 def log_sigmoid(low: Lowering, x: ir.Value) -> tuple[ir.Value, None]:
-    # The second result is PyTorch's residual for its own backward, which nothing reads here.
+    # The second result is a buffer for PyTorch's backward, which is not used here.
     return low.op.Neg(low.op.Softplus(low.op.Neg(x))), None
 
 
@@ -149,7 +149,7 @@ def log_sigmoid(low: Lowering, x: ir.Value) -> tuple[ir.Value, None]:
 def hardswish(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     if low.is_double:
-        # HardSigmoid, by which ONNX Runtime computes HardSwish, has a float32 kernel only. x * 0 keeps NaN.
+        # HardSigmoid, which HardSwish is decomposed into, has a float32 kernel only. x * 0 keeps NaN.
         middle = op.Where(op.Greater(x, -3.0), op.Mul(x, op.Div(op.Add(x, 3.0), 6.0)), op.Mul(x, 0.0))
         return op.Where(op.Less(x, 3.0), middle, x)
     return op.HardSwish(x)
@@ -165,7 +165,7 @@ def hardsigmoid(low: Lowering, x: ir.Value) -> ir.Value:
 @lower("aten.hardshrink.default")
 def hardshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
     op = low.op
-    # Not Shrink, which makes 0 of NaN.
+    # Not Shrink, which returns 0 for NaN.
     inside = op.And(op.GreaterOrEqual(x, -float(lambd)), op.LessOrEqual(x, float(lambd)))
     return op.Where(inside, 0.0, x)
 
@@ -173,16 +173,16 @@ def hardshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
 @lower("aten.softshrink.default")
 def softshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
     op, bound = low.op, float(lambd)
-    # Not Shrink, which makes 0 of NaN. x * 0 keeps NaN.
-    left = op.Where(op.Less(x, -bound), op.Add(x, bound), op.Mul(x, 0.0))
-    return op.Where(op.Greater(x, bound), op.Sub(x, bound), left)
+    # Not Shrink, which returns 0 for NaN. x * 0 keeps NaN.
+    otherwise = op.Where(op.Less(x, -bound), op.Add(x, bound), op.Mul(x, 0.0))
+    return op.Where(op.Greater(x, bound), op.Sub(x, bound), otherwise)
 
 
 @lower("aten._prelu_kernel.default")
 def prelu(low: Lowering, x: ir.Value, weight: ir.Value) -> ir.Value:
     if low.is_double:
         # PRelu has a float32 kernel only.
-        return _sloped(low, x, weight)
+        return _leaky(low, x, weight)
     return low.op.PRelu(x, weight)
 
 

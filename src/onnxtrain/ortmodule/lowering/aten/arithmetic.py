@@ -1,4 +1,4 @@
-"""Lowers elementwise arithmetic: sums, products, quotients, remainders and powers."""
+"""Lowers elementwise arithmetic: add, mul, div, remainder, pow and their relatives."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onnxtrain.passes import known_array
 
 
 def _operands(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
-    """Returns the operands in the dtype of the result, booleans as int32: ONNX cannot add and multiply them."""
+    """Returns the operands in the dtype of the result, but bool as int32, because ONNX's Add and Mul lack bool."""
     dtype = ir.DataType.INT32 if low.dtype == ir.DataType.BOOL else low.dtype
     return tuple(low.tensor(value, dtype) for value in values)
 
 
 def _factors(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ...]:
-    """Returns the operands of a product or quotient."""
-    # PyTorch does not round a Python number to the dtype of a narrow tensor; it rounds the product.
+    """Returns the operands of a product or quotient, in float32 for a half-precision tensor and a Python float."""
+    # PyTorch rounds only the result to the narrow dtype, not the Python number.
     has_number = any(isinstance(low.fake(index), float | torch.SymFloat) for index in range(2))
     if has_number and low.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         return low.tensor(a, ir.DataType.FLOAT), low.tensor(b, ir.DataType.FLOAT)
@@ -121,21 +121,21 @@ def floor_divide(low: Lowering, a: Any, b: Any) -> ir.Value:
     if not is_float(a):
         return floored_quotient(op, a, b)
     # As PyTorch does, from the exact remainder: a / b may round up to the next integer.
-    rest, corrected = _signed_rest(low, a, b)
+    rest, corrected = _fmod_and_correction(low, a, b)
     quotient = op.Div(op.Sub(a, rest), b)
     floor = op.Round(op.Sub(quotient, op.Cast(corrected, to=a.dtype)))
     if b.const_value is not None and np.all(b.const_value.numpy()):
         return floor
-    # The remainder of a division by zero is NaN, PyTorch's quotient infinite.
+    # Division by zero: the remainder is NaN, but PyTorch's quotient is infinite.
     return op.Where(op.Equal(b, 0.0), op.Div(low.op.stop_gradient(a), low.op.stop_gradient(b)), floor)
 
 
-def _signed_rest(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Returns the remainder with the sign of `a`, and where `b` must be added for the sign of `b`."""
+def _fmod_and_correction(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Returns fmod(a, b), and a mask of where `b` must be added to get Python's `a % b`, which has the sign of `b`."""
     op = low.op
-    rest = op.Mod(a, b, fmod=1)
-    signs_differ = op.Xor(op.Less(rest, 0.0), op.Less(b, 0.0))
-    return rest, op.And(op.Not(op.Equal(rest, 0.0)), signs_differ)
+    remainder = op.Mod(a, b, fmod=1)
+    signs_differ = op.Xor(op.Less(remainder, 0.0), op.Less(b, 0.0))
+    return remainder, op.And(op.Not(op.Equal(remainder, 0.0)), signs_differ)
 
 
 @lower("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor")
@@ -143,8 +143,8 @@ def remainder(low: Lowering, a: Any, b: Any) -> ir.Value:
     a, b = low.tensors(a, b)
     if not is_float(a):
         return low.op.Mod(a, b)
-    rest, short = _signed_rest(low, a, b)
-    return low.op.Add(rest, low.op.Where(short, b, 0.0))
+    result, corrected = _fmod_and_correction(low, a, b)
+    return low.op.Add(result, low.op.Where(corrected, b, 0.0))
 
 
 @lower("aten.fmod.Tensor", "aten.fmod.Scalar")
@@ -159,7 +159,8 @@ def pow_scalar(low: Lowering, x: ir.Value, exponent: Any) -> ir.Value:
         if exponent == 0.5:
             return low.op.Sqrt(x)
         return low.op.Pow(x, low.tensor(exponent, low.dtype))
-    # Products of integers are exact modulo 2^bits, as in PyTorch. ONNX Runtime computes powers of integers in float64.
+    # Integer powers are computed by multiplication, which wraps around as in PyTorch. ONNX Runtime's Pow computes them
+    # in float64.
     if not isinstance(exponent, int) or exponent < 0:
         raise low.unsupported(f"integers to the power {exponent!r}")
     result, square = None, x
@@ -175,8 +176,7 @@ def pow_scalar(low: Lowering, x: ir.Value, exponent: Any) -> ir.Value:
 def pow_tensor(low: Lowering, x: Any, exponent: ir.Value) -> ir.Value:
     x, exponent = low.tensors(x, exponent)
     if not is_float(x):
-        # An exponent that is a tensor has no known number of products.
-        raise low.unsupported("powers of integers, which ONNX Runtime rounds to float64")
+        raise low.unsupported("powers of integers, which ONNX Runtime computes in float64")
     return low.op.Pow(x, exponent)
 
 

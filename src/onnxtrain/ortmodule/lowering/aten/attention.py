@@ -1,8 +1,7 @@
-"""Lowers attention and embeddings.
+"""Lowers scaled dot-product attention, embeddings and embedding bags.
 
-PyTorch's own tracing decomposes scaled dot-product attention into products, masks and a softmax, and would keep their
-results for the gradient. `ATTENTION` replaces the function before tracing by `onnxtrain::attention`, which tracing
-keeps whole.
+PyTorch's tracing decomposes attention into matmuls, masking and softmax, whose activations would be kept for the
+backward pass. `ATTENTION` traces it as the custom op `onnxtrain::attention` instead.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from torch.nn import functional
 from onnxtrain import functions
 from onnxtrain.ortmodule.capture.autograd._gradients import straight_through
 from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower
-from onnxtrain.ortmodule.lowering.aten.counting import segment_of_each
-from onnxtrain.ortmodule.lowering.aten.indexing import counted
+from onnxtrain.ortmodule.lowering.aten.counting import segment_numbers
+from onnxtrain.ortmodule.lowering.aten.indexing import checked_indices
 
 _LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
@@ -51,10 +50,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Computes `scaled_dot_product_attention` by `onnxtrain::attention` where that op supports the arguments."""
-    # The composite op has no dropout, no shared heads, and a mask or causality, not both.
-    plain = not dropout_p and not enable_gqa and not (is_causal and attn_mask is not None)
-    if not plain or not _is_supported(query, key, value, attn_mask):
+    """Replaces `scaled_dot_product_attention` by `onnxtrain::attention` if that op supports the arguments."""
+    # The op supports a mask or causal attention, but not both, and neither dropout nor grouped-query attention.
+    is_basic = not dropout_p and not enable_gqa and not (is_causal and attn_mask is not None)
+    if not is_basic or not _is_supported(query, key, value, attn_mask):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -63,25 +62,27 @@ def _attention(
 
 
 def _is_supported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Tells whether `functions.attention` computes this: [batch, heads, length, size] in float32 on the CPU."""
+    """True if `functions.attention` supports the tensors: float32 on the CPU, [batch, heads, length, head size]."""
     if any(x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu" for x in (q, k, v)):
         return False
-    # Autocast computes attention in bfloat16. A size of the heads that is symbolic or 0 has no scale.
+    # Autocast computes attention in bfloat16. The default scale needs a fixed head size other than 0.
     if torch.is_autocast_enabled("cpu") or not isinstance(q.shape[3], int) or not q.shape[3]:
         return False
     if mask is not None:
         if mask.dtype not in (torch.bool, torch.float32) or mask.dim() > 4:
             return False
         sizes = zip(reversed(mask.shape), (k.shape[2], q.shape[2], q.shape[1], q.shape[0]), strict=False)
-        # The op broadcasts sizes of 1 alone. Comparing symbols without `statically_known_true` would set guards.
+        # Mask sizes must be equal or 1. Comparing symbols without `statically_known_true` would add guards.
         if not all(dim == 1 or statically_known_true(dim == size) for dim, size in sizes):
             return False
-    alike = [*zip(q.shape[:2], k.shape[:2], strict=True), *zip(q.shape[:2], v.shape[:2], strict=True)]
-    return statically_known_true(k.shape[2] > 0) and all(statically_known_true(a == b) for a, b in alike)
+    equal_pairs = [*zip(q.shape[:2], k.shape[:2], strict=True), *zip(q.shape[:2], v.shape[:2], strict=True)]
+    return statically_known_true(k.shape[2] > 0) and all(
+        statically_known_true(a == b) for a, b in equal_pairs
+    )
 
 
 ATTENTION: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: _attention}
-"""Replacements by the function in a Dynamo graph, which is traced as its replacement instead."""
+"""Functions in a Dynamo graph that are traced as another function."""
 
 
 @lower("onnxtrain.attention.default")
@@ -94,38 +95,38 @@ def attention(
     is_causal: bool,
     scale: float,
 ) -> ir.Value:
-    """Lowers to one composite op. Queries without any key get zeros, with zero gradients, as in PyTorch."""
+    """Lowers to an attention function. As in PyTorch, queries with all keys masked get zeros, and zero gradients."""
     op = low.op
     if mask is None:
         kind = functions.causal_attention if is_causal else functions.attention
         y, log_sum = op.call(kind, q, k, v, scale=scale, _outputs=2)
     else:
         if mask.dtype == ir.DataType.BOOL:
-            # The composite op adds its mask to the scores.
+            # The function takes an additive mask.
             mask = op.Where(mask, op.const(0.0, low.dtype), op.const(-math.inf, low.dtype))
         y, log_sum = op.call(functions.safe_masked_attention, q, k, v, mask, scale=scale, _outputs=2)
-    # Shape inference does not know the composite op; the gradient needs the shape of its residual.
+    # The gradient rule needs this shape, which shape inference does not know.
     log_sum.shape = ir.Shape(low.shape(low.result)[:3])
     return y
 
 
 @lower("aten._safe_softmax.default")
 def safe_softmax(low: Lowering, x: ir.Value, dim: int, dtype: Any = None) -> ir.Value:
-    """Lowers the softmax that is zero, with zero gradients, in rows of -inf alone."""
+    """Lowers a softmax that returns zeros, with zero gradients, for rows in which all elements are -inf."""
     op = low.op
     x = low.tensor(x, low.dtype)
-    # Only a mask makes rows of -inf. Scores without a mask need no check, but for a row that overflows as a whole.
-    if _is_product(low.node.args[0]):
+    # A matrix product without a mask has no rows of -inf, except if a whole row overflows.
+    if _is_matmul(low.node.args[0]):
         return op.Softmax(x, axis=dim)
     if low.dtype == ir.DataType.FLOAT and low.fake(0).dim() > 0:
         return op.call(functions.safe_softmax, x, axis=dim)
-    masked = op.Equal(op.ReduceMax(x, [dim], keepdims=1), op.const(float("-inf"), low.dtype))
-    y = op.Softmax(op.Where(masked, op.const(0.0, low.dtype), x), axis=dim)
-    return op.Where(masked, op.const(0.0, low.dtype), y)
+    is_masked = op.Equal(op.ReduceMax(x, [dim], keepdims=1), op.const(float("-inf"), low.dtype))
+    y = op.Softmax(op.Where(is_masked, op.const(0.0, low.dtype), x), axis=dim)
+    return op.Where(is_masked, op.const(0.0, low.dtype), y)
 
 
-def _is_product(node: Any) -> bool:
-    """Tells whether a tensor is a batch of matrix products, perhaps reshaped."""
+def _is_matmul(node: Any) -> bool:
+    """True if the node is a batched matrix product, or a view of one."""
     views = ("aten._unsafe_view.default", "aten.view.default", "aten.view_copy.default")
     while isinstance(node, fx.Node) and str(node.target) in views:
         node = node.args[0]
@@ -141,9 +142,9 @@ def _embedding(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    # PyTorch's own op writes to its weight, unseen by autograd: here the write is part of the traced graph.
+    """Replaces `embedding`: with `max_norm`, the update of the weight is traced, which PyTorch's op does internally."""
     if max_norm is not None:
-        _bound_rows(weight, indices, max_norm, norm_type)
+        _renormalize_rows(weight, indices, max_norm, norm_type)
     return functional.embedding(indices, weight, padding_idx, None, norm_type, *args, **kwargs)
 
 
@@ -156,17 +157,18 @@ def _embedding_bag(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
+    """Replaces `embedding_bag`, as `_embedding` does."""
     if max_norm is not None:
-        _bound_rows(weight, indices, max_norm, norm_type)
+        _renormalize_rows(weight, indices, max_norm, norm_type)
     return functional.embedding_bag(indices, weight, offsets, None, norm_type, *args, **kwargs)
 
 
-def _bound_rows(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> None:
-    """Scales down the rows that `indices` read, so that no norm exceeds `max_norm`, as `torch.embedding_renorm_`."""
+def _renormalize_rows(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> None:
+    """Traceable `torch.embedding_renorm_`: scales the rows at `indices` in place to norms of at most `max_norm`."""
     norms = torch.linalg.vector_norm(weight, norm_type, dim=1, keepdim=True)
-    read = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.reshape(-1), True)
-    scale = torch.where(read & (norms > max_norm), max_norm / (norms + 1e-7), 1.0)
-    # Autograd does not see PyTorch's write, so the gradient must pass it unchanged.
+    is_read = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.reshape(-1), True)
+    scale = torch.where(is_read & (norms > max_norm), max_norm / (norms + 1e-7), 1.0)
+    # Autograd does not see PyTorch's write, so the gradient passes straight through.
     weight.copy_(straight_through(weight.clone(), weight * scale))
 
 
@@ -174,7 +176,7 @@ EMBEDDINGS: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
 }
-"""Replacements by the function in a Dynamo graph, whose writes to the weight are visible to tracing."""
+"""Functions in a Dynamo graph that are traced as another function."""
 
 
 @lower("aten.embedding.default")
@@ -189,10 +191,10 @@ def embedding(
     if scale_grad_by_freq or sparse:
         raise low.unsupported("sparse gradients, or gradients scaled by frequency")
     op = low.op
-    rows = op.Gather(weight, counted(low, 1, indices), axis=0)
+    rows = op.Gather(weight, checked_indices(low, 1, indices), axis=0)
     if isinstance(padding_idx, int) and padding_idx < 0:
         return rows
-    # PyTorch reads the row `padding_idx` like any other, but gives it no gradient.
+    # The row `padding_idx` is read like any other, but gets no gradient.
     rows.shape = low.shape(low.result)
     is_padding = op.Unsqueeze(op.Equal(indices, low.tensor(padding_idx, DTYPES[low.fake(1).dtype])), [-1])
     return op.Where(is_padding, low.op.stop_gradient(rows), rows)
@@ -214,10 +216,10 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[ir.Value | None, ...]:
-    """Lowers the sum, mean or maximum of the rows of each bag. A bag without rows is zero."""
+    """Lowers to a Gather of rows and a ScatterElements that reduces each bag. Empty bags are zero."""
     if scale_grad_by_freq or sparse or any(low.uses_result(i) for i in (1, 2, 3)):
         raise low.unsupported(
-            "sparse gradients, gradients scaled by frequency, or readers of more than the bags"
+            "sparse gradients, gradients scaled by frequency, or uses of more than the first result"
         )
     op = low.op
     indices, offsets = low.tensor(indices, ir.DataType.INT64), low.tensor(offsets, ir.DataType.INT64)
@@ -228,16 +230,16 @@ def embedding_bag(
     if include_last_offset:
         bags = op.Sub(bags, [1])
         offsets = op.Slice(offsets, [0], bags, [0])
-    bag = op.Sub(segment_of_each(low, offsets, count), [1])
-    rows = op.Gather(weight, counted(low, 1, indices), axis=0)
+    bag = op.Sub(segment_numbers(low, offsets, count), [1])
+    rows = op.Gather(weight, checked_indices(low, 1, indices), axis=0)
     width = op.Shape(weight, start=1, end=2)
-    # Indices equal to padding_idx count in no bag.
-    real = op.Not(op.Equal(indices, op.const(padding_idx)))
+    # Indices equal to padding_idx belong to no bag.
+    is_real = op.Not(op.Equal(indices, op.const(padding_idx)))
     if per_sample_weights is not None:
         rows = op.Mul(rows, op.Unsqueeze(per_sample_weights, [1]))
-    rows = op.Where(op.Unsqueeze(real, [1]), rows, op.const(-math.inf if mode == _MAX else 0.0, low.dtype))
+    rows = op.Where(op.Unsqueeze(is_real, [1]), rows, op.const(-math.inf if mode == _MAX else 0.0, low.dtype))
     sizes = op.ScatterElements(
-        op.Expand(op.const(0), bags), bag, op.Cast(real, to=ir.DataType.INT64), axis=0, reduction="add"
+        op.Expand(op.const(0), bags), bag, op.Cast(is_real, to=ir.DataType.INT64), axis=0, reduction="add"
     )
     sizes = op.Unsqueeze(sizes, [1])
     start = op.Expand(op.const(-math.inf if mode == _MAX else 0.0, low.dtype), op.Concat(bags, width, axis=0))

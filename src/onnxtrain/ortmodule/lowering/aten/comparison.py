@@ -1,4 +1,4 @@
-"""Lowers comparisons, logic and operations on bits."""
+"""Lowers comparisons, and logical and bitwise ops."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ BOOL = ir.DataType.BOOL
 
 
 def as_bool(low: Lowering, x: Any) -> ir.Value:
-    """Returns a tensor or number as bool: true where it is not zero."""
+    """Converts a tensor or Python number to bool: true where it is nonzero."""
     return low.tensor(x, BOOL) if isinstance(x, ir.Value) else low.op.const(bool(x), BOOL)
 
 
-def compared(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value]:
-    """Returns both operands of a comparison in PyTorch's common dtype for them."""
-    fakes = [_stand_in(low.fake(index)) for index in (0, 1)]
-    dtype = torch.result_type(*fakes)
+def _promoted(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value]:
+    """Returns the operands of a comparison in the dtype to which PyTorch promotes them."""
+    dtype = torch.result_type(*(_promotion_example(low.fake(index)) for index in (0, 1)))
     if dtype not in DTYPES:
         raise low.unsupported(f"a comparison of {dtype}")
     return low.tensor(a, DTYPES[dtype]), low.tensor(b, DTYPES[dtype])
 
 
-def _stand_in(fake: Any) -> Any:
-    """Returns a value with the type promotion of a fake one: a Python number in place of a symbolic one."""
+def _promotion_example(fake: Any) -> Any:
+    """Returns a value that promotes like `fake`: 1 for a SymInt, 1.0 for a SymFloat, any other `fake` unchanged."""
     if isinstance(fake, torch.SymInt):
         return 1
     return 1.0 if isinstance(fake, torch.SymFloat) else fake
@@ -39,9 +38,9 @@ def _comparison(name: str) -> Callable[..., ir.Value]:
     onnx_ops = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
 
     def compare(low: Lowering, a: Any, b: Any) -> ir.Value:
-        left, right = compared(low, a, b)
+        left, right = _promoted(low, a, b)
         if left.dtype == BOOL and name not in ("eq", "ne"):
-            # ONNX defines the order of numbers only, not of bool.
+            # ONNX's Less and Greater do not support bool.
             left, right = low.tensor(left, ir.DataType.INT32), low.tensor(right, ir.DataType.INT32)
         if name == "ne":
             return low.op.Not(low.op.Equal(left, right))
@@ -85,9 +84,9 @@ def bitwise_not(low: Lowering, x: ir.Value) -> ir.Value:
 
 
 @lower("aten.isnan.default", "aten.isinf.default")
-def is_special(low: Lowering, x: ir.Value) -> ir.Value:
+def isnan_or_isinf(low: Lowering, x: ir.Value) -> ir.Value:
     if not is_float(x):
-        # ONNX's IsNaN and IsInf take floating-point tensors only.
+        # ONNX's IsNaN and IsInf support floating-point tensors only.
         return low.op.Expand(low.op.const(False), low.op.shape_of(x))
     return low.op.IsNaN(x) if "isnan" in str(low.node.target) else low.op.IsInf(x)
 
@@ -97,10 +96,10 @@ def isin(
     low: Lowering, x: ir.Value, among: ir.Value, *, assume_unique: bool = False, invert: bool = False
 ) -> ir.Value:
     op = low.op
-    left, right = compared(low, x, among)
-    # Compares each element with each: [*shape of x, size of among].
+    left, right = _promoted(low, x, among)
+    # Compares each pair: [*x.shape, among.numel()].
     equal = op.Equal(op.Unsqueeze(left, [-1]), op.Reshape(right, [-1]))
-    # A sum, because an empty `among` has no maximum.
+    # ReduceSum, because ReduceMax of an empty `among` is undefined.
     is_in = op.Greater(op.ReduceSum(op.Cast(equal, to=ir.DataType.FLOAT), [-1], keepdims=0), 0.0)
     return op.Not(is_in) if invert else is_in
 
@@ -108,7 +107,7 @@ def isin(
 @lower("aten.__lshift__.Scalar", "aten.__lshift__.Tensor")
 @lower(*(f"aten.bitwise_left_shift.{kind}" for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))
 def left_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
-    """Lowers a * 2^b, of which the lowest bits are kept; 0 where b is negative or at least the number of bits."""
+    """Lowers to a * 2^b modulo 2^64. The result is 0 where b is negative or at least 64."""
     # Not BitShift, which ONNX defines for unsigned integers only.
     x, factor, inside = _shift_operands(low, a, b)
     return low.op.Where(inside, low.op.Mul(x, factor), 0)
@@ -117,18 +116,19 @@ def left_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
 @lower("aten.__rshift__.Scalar", "aten.__rshift__.Tensor")
 @lower(*(f"aten.bitwise_right_shift.{kind}" for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))
 def right_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
-    """Lowers floor(a / 2^b); only the sign is left where b is negative or at least the number of bits."""
+    """Lowers to floor(a / 2^b). The result is 0 or -1, the sign, where b is negative or at least 64."""
     op = low.op
     x, factor, inside = _shift_operands(low, a, b)
-    below = op.Less(x, 0)
-    # ONNX's division of integers rounds towards zero. -1 - x is the complement of x, so that the division rounds down.
-    size = op.Where(below, op.Sub(-1, x), x)
-    shifted = op.Where(op.And(inside, op.Greater(factor, 0)), op.Div(size, factor), 0)
-    return op.Where(below, op.Sub(-1, shifted), shifted)
+    is_negative = op.Less(x, 0)
+    # Integer Div truncates. For negative x, it is applied to the bitwise complement -1 - x, and the result is
+    # complemented.
+    non_negative = op.Where(is_negative, op.Sub(-1, x), x)
+    shifted = op.Where(op.And(inside, op.Greater(factor, 0)), op.Div(non_negative, factor), 0)
+    return op.Where(is_negative, op.Sub(-1, shifted), shifted)
 
 
 def _shift_operands(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Returns a in int64, 2^b, and where b is between 0 and 63. 2^63 wraps around to the least integer."""
+    """Returns `a` as int64, 2^b, and a mask of where 0 <= b < 64. 2^63 wraps around to the lowest integer."""
     op = low.op
     if low.dtype.is_floating_point():
         raise low.unsupported("floating-point numbers")

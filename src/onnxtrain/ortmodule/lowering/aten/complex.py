@@ -1,4 +1,4 @@
-"""Lowers ops on complex numbers, as pairs of real tensors of the same shape."""
+"""Lowers ops on complex tensors, which are represented as pairs of real tensors of the same shape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxtrain.ortmodule.lowering.aten.pointwise import atan2, hypot
 
 
 def as_complex(low: Lowering, value: Any) -> Complex:
-    """Returns a real or complex tensor or number as a pair in the dtype of the result's real part."""
+    """Converts a real or complex tensor or number to `Complex`, with the dtype of the result's real part."""
     if isinstance(value, Complex):
         return Complex(low.tensor(value.re, low.dtype), low.tensor(value.im, low.dtype))
     if isinstance(value, complex):
@@ -35,7 +35,13 @@ def as_complex(low: Lowering, value: Any) -> Complex:
 
 
 def _part(low: Lowering, argument: Any, name: str) -> Any:
-    """Returns the real or imaginary part (`name` "re" or "im") of an argument. Sizes, axes, masks and indices stay."""
+    """Returns the real or imaginary part of an argument. Sizes, axes, masks and indices are returned unchanged.
+
+    Args:
+        low: the lowering.
+        argument: an argument of the op, perhaps a list.
+        name: "re" or "im".
+    """
     if isinstance(argument, list | tuple):
         return [_part(low, item, name) for item in argument]
     if isinstance(argument, Complex):
@@ -47,20 +53,20 @@ def _part(low: Lowering, argument: Any, name: str) -> Any:
     return argument
 
 
-_NUMBERS = {
+_FILL_VALUES = {
     "constant_pad_nd": (2,), "fill": (1,), "full": (1,), "full_like": (1,), "masked_fill": (2,), "new_full": (2,),
     "scalar_tensor": (0,), "scatter": (3,), "where": (1, 2),
 }  # fmt: skip
-"""Per op, the positions of numbers that fill a tensor. Other numbers are sizes and axes."""
+"""Per op, the positions of the arguments that are fill values. Other numbers among the arguments are sizes or axes."""
 
 
 def _by_parts(function: Callable[..., Any]) -> Callable[..., Complex]:
-    """Returns a lowering that applies a lowering of a real linear function to the real and the imaginary part."""
+    """Returns a complex lowering that applies a real one to the real parts and to the imaginary parts."""
 
     def lowered(low: Lowering, *args: Any, **kwargs: Any) -> Any:
-        filling = _NUMBERS.get(str(low.node.target).split(".")[1].replace("_copy", ""), ())
-        # An int is a size or an axis for `_part`; a float has an imaginary part of 0.
-        args = tuple(float(a) if i in filling and isinstance(a, int) else a for i, a in enumerate(args))
+        fill_values = _FILL_VALUES.get(str(low.node.target).split(".")[1].replace("_copy", ""), ())
+        # `_part` returns ints unchanged, as sizes or axes, but takes the imaginary part of a float, which is 0.
+        args = tuple(float(a) if i in fill_values and isinstance(a, int) else a for i, a in enumerate(args))
         parts = [
             function(low, *_part(low, args, name), **{key: _part(low, v, name) for key, v in kwargs.items()})
             for name in ("re", "im")
@@ -72,8 +78,7 @@ def _by_parts(function: Callable[..., Any]) -> Callable[..., Complex]:
     return lowered
 
 
-# Linear functions with real coefficients, and functions that fill or move.
-_BY_PARTS = (
+_LINEAR = (
     "view", "reshape", "_unsafe_view", "_reshape_alias", "t", "permute", "transpose", "squeeze", "unsqueeze",
     "expand", "repeat", "cat", "stack", "split", "split_with_sizes", "unbind", "slice", "select", "flip",
     "roll", "diagonal", "tril", "triu", "unfold", "as_strided", "constant_pad_nd", "index", "index_put",
@@ -83,27 +88,28 @@ _BY_PARTS = (
     "empty_strided", "new_empty_strided", "full", "fill", "full_like", "new_full", "zero", "masked_select",
     "_unsafe_index", "_unsafe_index_put", "scalar_tensor",
 )  # fmt: skip
+"""Ops that act on the real and the imaginary part separately: linear with real coefficients, or moving elements."""
 
 
-def lower_linear_functions() -> None:
-    """Registers complex versions of the lowerings of linear functions, which must have been registered before."""
+def register_linear_functions() -> None:
+    """Registers complex lowerings of the ops in `_LINEAR`. Their real lowerings must be registered before."""
     for name, function in list(LOWERINGS.items()):
-        if name.startswith("aten.") and name.split(".")[1] in _BY_PARTS:
+        if name.startswith("aten.") and name.split(".")[1] in _LINEAR:
             lower_complex(name)(_by_parts(function))
 
 
 @lower_complex("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
 def ones(low: Lowering, *args: Any, **kwargs: Any) -> Complex:
-    # Not by parts: the imaginary part is 0.
+    # Not in `_LINEAR`, because the imaginary part is 0.
     real = LOWERINGS[str(low.node.target)](low, *_part(low, args, "re"), **kwargs)
     return Complex(real, low.op.zeros_like(real))
 
 
 @lower_complex("aten._to.default", "prims.convert_element_type.default")
-def converted(low: Lowering, x: Any, *_: Any, **__: Any) -> Complex | ir.Value:
-    # Made real, a complex tensor loses its imaginary part.
+def convert_dtype(low: Lowering, x: Any, *_: Any, **__: Any) -> Complex | ir.Value:
     if low.result.dtype in COMPONENTS:
         return as_complex(low, x)
+    # PyTorch discards the imaginary part.
     real: ir.Value = x.re
     return real
 
@@ -112,14 +118,14 @@ def converted(low: Lowering, x: Any, *_: Any, **__: Any) -> Complex | ir.Value:
 def from_parts(low: Lowering, re: ir.Value, im: ir.Value) -> Complex:
     if same_sizes(low.fake(0), low.fake(1)):
         return Complex(re, im)
-    # A pair has two tensors of one shape, so that moves of elements can treat the parts alike.
+    # The parts of a `Complex` must have the same shape.
     shape = low.op.Shape(low.op.Add(re, im))
     return Complex(low.op.Expand(re, shape), low.op.Expand(im, shape))
 
 
 @lower_complex("aten.polar.default")
-def polar(low: Lowering, length: ir.Value, angle: ir.Value) -> Complex:
-    return Complex(low.op.Mul(length, low.op.Cos(angle)), low.op.Mul(length, low.op.Sin(angle)))
+def polar(low: Lowering, magnitude: ir.Value, angle: ir.Value) -> Complex:
+    return Complex(low.op.Mul(magnitude, low.op.Cos(angle)), low.op.Mul(magnitude, low.op.Sin(angle)))
 
 
 @lower_complex("aten.view_as_complex.default")
@@ -155,7 +161,7 @@ def conjugate(low: Lowering, z: Complex) -> Complex:
 
 
 @lower_complex("aten.resolve_conj.default", "aten.resolve_neg.default")
-def resolved(low: Lowering, z: Complex) -> Complex:
+def resolve(low: Lowering, z: Complex) -> Complex:
     return z
 
 
@@ -173,7 +179,7 @@ def add(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> Complex:
     if name == "rsub":
         a, b = b, a
     if alpha != 1:
-        b = _product(low, b, as_complex(low, alpha))
+        b = _complex_product(low, b, as_complex(low, alpha))
     combine = low.op.Add if name == "add" else low.op.Sub
     return Complex(combine(a.re, b.re), combine(a.im, b.im))
 
@@ -183,7 +189,8 @@ def neg(low: Lowering, z: Complex) -> Complex:
     return Complex(low.op.Neg(z.re), low.op.Neg(z.im))
 
 
-def _product(low: Lowering, a: Complex, b: Complex) -> Complex:
+def _complex_product(low: Lowering, a: Complex, b: Complex) -> Complex:
+    """Returns the elementwise product a * b."""
     op = low.op
     return Complex(
         op.Sub(op.Mul(a.re, b.re), op.Mul(a.im, b.im)), op.Add(op.Mul(a.re, b.im), op.Mul(a.im, b.re))
@@ -191,6 +198,7 @@ def _product(low: Lowering, a: Complex, b: Complex) -> Complex:
 
 
 def _scaled(low: Lowering, z: Complex, factor: Any) -> Complex:
+    """Returns z times a real factor."""
     factor = low.tensor(factor, low.dtype)
     return Complex(low.op.Mul(z.re, factor), low.op.Mul(z.im, factor))
 
@@ -204,17 +212,17 @@ def mul(low: Lowering, a: Any, b: Any) -> Complex:
     if _is_real(a) or _is_real(b):
         number, z = (a, b) if _is_real(a) else (b, a)
         return _scaled(low, as_complex(low, z), number)
-    return _product(low, as_complex(low, a), as_complex(low, b))
+    return _complex_product(low, as_complex(low, a), as_complex(low, b))
 
 
 def _reciprocal(low: Lowering, z: Complex) -> Complex:
-    """Returns conj(z) / |z|²."""
+    """Returns 1 / z as conj(z) / |z|²."""
     op = low.op
-    # Dividing both parts by the larger one first keeps squares from overflowing. The quotient does not depend on the
-    # divisor, which therefore needs no gradient.
-    size = low.op.stop_gradient(op.Max(op.Abs(z.re), op.Abs(z.im)))
-    re, im = op.Div(z.re, size), op.Div(z.im, size)
-    square = op.Mul(op.Add(op.Mul(re, re), op.Mul(im, im)), size)
+    # Scaling by the larger part keeps the squares from overflowing. The result does not depend on the scale, so the
+    # scale needs no gradient.
+    scale = low.op.stop_gradient(op.Max(op.Abs(z.re), op.Abs(z.im)))
+    re, im = op.Div(z.re, scale), op.Div(z.im, scale)
+    square = op.Mul(op.Add(op.Mul(re, re), op.Mul(im, im)), scale)
     return Complex(op.Div(re, square), op.Div(op.Neg(im), square))
 
 
@@ -229,37 +237,37 @@ def div(low: Lowering, a: Any, b: Any) -> Complex:
     if _is_real(b):
         divisor = low.tensor(b, low.dtype)
         return Complex(low.op.Div(a.re, divisor), low.op.Div(a.im, divisor))
-    return _product(low, a, _reciprocal(low, as_complex(low, b)))
+    return _complex_product(low, a, _reciprocal(low, as_complex(low, b)))
 
 
 @lower_complex("aten.exp.default")
 def exp(low: Lowering, z: Complex) -> Complex:
-    size = low.op.Exp(z.re)
-    return Complex(low.op.Mul(size, low.op.Cos(z.im)), low.op.Mul(size, low.op.Sin(z.im)))
+    magnitude = low.op.Exp(z.re)
+    return Complex(low.op.Mul(magnitude, low.op.Cos(z.im)), low.op.Mul(magnitude, low.op.Sin(z.im)))
 
 
 @lower_complex("aten.log.default")
 def log(low: Lowering, z: Complex) -> Complex:
-    return Complex(low.op.Log(length(low, z)), atan2(low, z.im, z.re))
+    return Complex(low.op.Log(absolute(low, z)), atan2(low, z.im, z.re))
 
 
 @lower_complex("aten.abs.default")
-def length(low: Lowering, z: Complex) -> ir.Value:
-    # PyTorch's gradient at 0 is 0 here, while that of hypot is NaN.
+def absolute(low: Lowering, z: Complex) -> ir.Value:
+    # PyTorch's gradient of abs at 0 is 0. The gradient of hypot at 0 is NaN.
     op = low.op
-    zero = op.And(op.Equal(z.re, 0.0), op.Equal(z.im, 0.0))
-    return op.Where(zero, 0.0, hypot(low, op.Where(zero, 1.0, z.re), z.im))
+    is_zero = op.And(op.Equal(z.re, 0.0), op.Equal(z.im, 0.0))
+    return op.Where(is_zero, 0.0, hypot(low, op.Where(is_zero, 1.0, z.re), z.im))
 
 
 @lower_complex("aten.angle.default")
 def angle(low: Lowering, z: Complex) -> ir.Value:
-    # PyTorch's gradient at 0 is 0, as that of this lowering of atan2 is.
+    # The gradient of our atan2 at 0 is 0, as PyTorch's gradient of angle.
     return atan2(low, z.im, z.re)
 
 
 @lower("aten._neg_view.default")
-def negative_view(low: Lowering, x: ir.Value) -> ir.Value:
-    # PyTorch returns the imaginary part of a conjugate as a view with a negative bit.
+def neg_view(low: Lowering, x: ir.Value) -> ir.Value:
+    # `z.conj().imag` is a view with the negative bit set.
     return low.op.Neg(x)
 
 
@@ -267,35 +275,35 @@ def negative_view(low: Lowering, x: ir.Value) -> ir.Value:
 def angle_of_real(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     x = low.tensor(x, low.dtype)
-    # 0 or pi; NaN stays NaN.
+    # The angle is 0 or pi, or NaN for NaN.
     return op.Where(op.IsNaN(x), x, op.Where(op.Less(x, 0.0), op.const(torch.pi, like=x), 0.0))
 
 
 @lower_complex("aten.sgn.default")
 def sgn(low: Lowering, z: Complex) -> Complex:
-    size = length(low, z)
-    # sgn(0) is 0, and 0 / 0 would be NaN.
-    size = low.op.Where(low.op.Equal(size, 0.0), 1.0, size)
-    return Complex(low.op.Div(z.re, size), low.op.Div(z.im, size))
+    magnitude = absolute(low, z)
+    # sgn(0) is 0.
+    magnitude = low.op.Where(low.op.Equal(magnitude, 0.0), 1.0, magnitude)
+    return Complex(low.op.Div(z.re, magnitude), low.op.Div(z.im, magnitude))
 
 
 @lower_complex("aten.pow.Tensor_Scalar")
 def power(low: Lowering, z: Complex, exponent: Any) -> Complex:
-    # By products. Other exponents would need a logarithm, whose branch cut has no ONNX op.
+    # Repeated multiplication, for small integer exponents only.
     if not isinstance(exponent, int | float) or exponent not in range(-8, 9):
         raise low.unsupported(f"complex numbers to the power {exponent}")
     if exponent == 0:
         return Complex(low.op.ones_like(z.re), low.op.zeros_like(z.re))
     result = z
     for _ in range(abs(int(exponent)) - 1):
-        result = _product(low, result, z)
+        result = _complex_product(low, result, z)
     return result if exponent > 0 else _reciprocal(low, result)
 
 
 @lower_complex(
     "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.matmul.default", "aten.dot.default"
 )
-def product(low: Lowering, a: Any, b: Any) -> Complex:
+def complex_matmul(low: Lowering, a: Any, b: Any) -> Complex:
     a, b = as_complex(low, a), as_complex(low, b)
     op = low.op
     return Complex(

@@ -27,6 +27,5 @@ def convolution(
     inputs = (x, weight) if bias is None else (x, weight, bias)
     if not transposed:
         return low.op.Conv(*inputs, **attributes)
-    # PyTorch's padding is symmetric; output_padding adds to the end of the result, as in ONNX.
     extra = per_axis(output_padding, rank)
     return low.op.ConvTranspose(*inputs, **attributes, output_padding=extra if any(extra) else None)

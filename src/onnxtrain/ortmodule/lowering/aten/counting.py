@@ -1,4 +1,4 @@
-"""Lowers counts of elements, and repetition by counts: the sizes of the results depend on the data."""
+"""Lowers bincount and repeat_interleave, whose result sizes depend on the data."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from onnxtrain.ortmodule.lowering._table import Lowering, lower
 INT64 = ir.DataType.INT64
 
 
-def segment_of_each(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Value:
-    """Returns for each of 0, 1, ... count - 1 how many of the `starts` are no greater.
+def segment_numbers(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Value:
+    """Returns the 1-based segment number of each of the positions 0, 1, ..., count - 1.
 
-    With the starts 0 and 2 and a count of 3, that is [1, 1, 2].
+    The segment number of a position is the number of `starts` that are not greater. E.g. starts of [0, 2] and a count
+    of 3 give [1, 1, 2].
 
     Args:
         low: the lowering.
-        starts: int64 [n], none greater than `count`.
-        count: int64 [1].
+        starts: the first position of each segment, int64 [n], not greater than `count`.
+        count: the number of positions, int64 [1].
     """
     op = low.op
-    # One place more, for segments that start at the end and are empty.
-    longer = op.Expand(op.const(0), op.Add(count, [1]))
-    marks = op.ScatterElements(
-        longer, starts, op.Expand(op.const(1), op.Shape(starts)), axis=0, reduction="add"
+    # One more element, because empty segments may start at `count`.
+    zeros = op.Expand(op.const(0), op.Add(count, [1]))
+    starts_at = op.ScatterElements(
+        zeros, starts, op.Expand(op.const(1), op.Shape(starts)), axis=0, reduction="add"
     )
-    return op.Slice(op.CumSum(marks, op.const(0)), [0], count, [0])
+    return op.Slice(op.CumSum(starts_at, op.const(0)), [0], count, [0])
 
 
 @lower("aten.repeat_interleave.Tensor")
 def repeat_interleave(low: Lowering, repeats: ir.Value, *, output_size: Any = None) -> ir.Value:
-    """Lowers to indices: 0 as often as the first number says, then 1 as often as the second one says, ..."""
+    """Lowers to the indices [0] * repeats[0] + [1] * repeats[1] + ..."""
     op = low.op
     low.check(op.GreaterOrEqual(low.tensor(repeats, INT64), 0), "repeats can not be negative")
     ends = op.CumSum(low.tensor(repeats, INT64), op.const(0))
     total = op.ReduceSum(low.tensor(repeats, INT64), [0], keepdims=1)
     if output_size is not None:
         low.check(op.Equal(total, low.ints(output_size)), "allocated size does not match required size")
-    return segment_of_each(low, ends, total)
+    return segment_numbers(low, ends, total)
 
 
 @lower("aten.bincount.default")

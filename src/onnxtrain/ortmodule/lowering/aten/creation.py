@@ -1,4 +1,4 @@
-"""Lowers the creation of tensors: filled, counted, triangular."""
+"""Lowers the creation of tensors: full, zeros, arange, linspace, eye, window functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from onnxtrain.ortmodule.lowering._table import Lowering, lower
 
 
 def _filled(low: Lowering, value: Any, sizes: Any, like: ir.Value | None = None) -> ir.Value:
-    """Returns a value in the shape of the result. A symbolic shape comes from `sizes`, or from the tensor `like`."""
+    """Returns a tensor with the shape of the result, filled with `value`.
+
+    A symbolic shape is computed from `sizes`, or is the shape of `like` if given.
+    """
     scalar = low.tensor(value, low.dtype)
     shape = low.result.shape
     if not shape:
@@ -43,11 +46,8 @@ def fill(low: Lowering, x: ir.Value, value: Any) -> ir.Value:
     return _filled(low, value, None, x)
 
 
-def _constant(number: int) -> tuple[Callable[..., ir.Value], ...]:
-    """Returns three lowerings that fill with a number.
-
-    Their arguments are those of `zeros(size)`, `zeros_like(x)` and `new_zeros(x, size)`.
-    """
+def _constant_fills(number: int) -> tuple[Callable[..., ir.Value], ...]:
+    """Returns three lowerings that fill with `number`, with the arguments of `zeros`, `zeros_like` and `new_zeros`."""
     return (
         lambda low, size, *_, **__: _filled(low, number, size),
         lambda low, x, **__: _filled(low, number, None, x),
@@ -55,14 +55,14 @@ def _constant(number: int) -> tuple[Callable[..., ir.Value], ...]:
     )
 
 
-# Uninitialised memory is zero here. Only a program without a defined result reads it before it is written.
+# Elements of `empty` may have any value, e.g. 0.
 _EMPTY = ("aten.empty.memory_format", "aten.empty_strided.default")
 _NEW_EMPTY = ("aten.new_empty.default", "aten.new_empty_strided.default")
 for _number, _names in (
     (0, (("aten.zeros.default", *_EMPTY), ("zeros", "empty"), ("aten.new_zeros.default", *_NEW_EMPTY))),
     (1, (("aten.ones.default",), ("ones",), ("aten.new_ones.default",))),
 ):
-    _sized, _like, _new = _constant(_number)
+    _sized, _like, _new = _constant_fills(_number)
     lower(*_names[0])(_sized)
     lower(*(f"aten.{name}_like.default" for name in _names[1]))(_like)
     lower(*_names[2])(_new)
@@ -80,32 +80,32 @@ def scalar_tensor(low: Lowering, value: Any, **_: Any) -> ir.Value:
 
 @lower("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
 def arange(low: Lowering, *bounds: Any, **_: Any) -> ir.Value:
-    # arange(end), arange(start, end) and arange(start, end, step).
+    # The overloads are arange(end), arange(start, end) and arange(start, end, step).
     start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     if not any(isinstance(bound, ir.Value) for bound in (start, end, step)):
-        numbers = torch.arange(start, end, step, dtype=_computed(low.result.dtype)).numpy()
+        numbers = torch.arange(start, end, step, dtype=_numpy_compatible(low.result.dtype)).numpy()
         return low.op.const(numbers, low.dtype)
     integers = all(
         b.dtype == ir.DataType.INT64 if isinstance(b, ir.Value) else isinstance(b, int) for b in bounds
     )
     if not integers:
-        # PyTorch counts the steps of a range of floats in float64, whatever the dtype of the result is.
+        # PyTorch computes ranges of floats in float64, regardless of the dtype of the result.
         values = low.op.Range(*(low.tensor(bound, ir.DataType.DOUBLE) for bound in (start, end, step)))
         return low.tensor(values, low.dtype)
     return low.op.Range(*(low.int_scalar(bound) for bound in (start, end, step)))
 
 
-def _computed(dtype: torch.dtype) -> torch.dtype:
-    """Returns a dtype that NumPy has too: float32 for bfloat16."""
+def _numpy_compatible(dtype: torch.dtype) -> torch.dtype:
+    """Returns `dtype`, or float32 for bfloat16, which NumPy lacks."""
     return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
 @lower("aten.linspace.default", "aten.logspace.default")
 def spaced(low: Lowering, start: float, end: float, steps: int, *base: Any, **_: Any) -> ir.Value:
-    # Bounds and steps are Python numbers here, so PyTorch computes the numbers once, when the graph is lowered.
+    # All arguments are Python numbers, so the result is a constant.
     function = torch.linspace if "linspace" in str(low.node.target) else torch.logspace
     return low.op.const(
-        function(start, end, steps, *base, dtype=_computed(low.result.dtype)).numpy(), low.dtype
+        function(start, end, steps, *base, dtype=_numpy_compatible(low.result.dtype)).numpy(), low.dtype
     )
 
 
@@ -115,9 +115,9 @@ def eye(low: Lowering, rows: Any, columns: Any = None, **_: Any) -> ir.Value:
     columns = rows if columns is None else columns
     if isinstance(rows, int) and isinstance(columns, int):
         return op.const(np.eye(rows, columns), low.dtype)
-    # EyeLike takes its size from a tensor, and there is none.
-    down, across = (op.Range(0, low.int_scalar(size), 1) for size in (rows, columns))
-    return op.Cast(op.Equal(op.Unsqueeze(down, [1]), across), to=low.dtype)
+    # EyeLike takes its shape from a tensor, and there is none.
+    row_indices, column_indices = (op.Range(0, low.int_scalar(size), 1) for size in (rows, columns))
+    return op.Cast(op.Equal(op.Unsqueeze(row_indices, [1]), column_indices), to=low.dtype)
 
 
 @lower("aten.tril_indices.default", "aten.triu_indices.default")
@@ -132,4 +132,6 @@ _WINDOWS = ("bartlett", "blackman", "hamming", "hann", "kaiser")
 @lower(*(f"aten.{name}_window" for name in _WINDOWS))
 def window(low: Lowering, size: int, *arguments: Any, **_: Any) -> ir.Value:
     function = getattr(torch, str(low.node.target).split(".")[1])
-    return low.op.const(function(size, *arguments, dtype=_computed(low.result.dtype)).numpy(), low.dtype)
+    return low.op.const(
+        function(size, *arguments, dtype=_numpy_compatible(low.result.dtype)).numpy(), low.dtype
+    )

@@ -1,4 +1,4 @@
-"""Lowers the loss of connectionist temporal classification (CTC)."""
+"""Lowers the CTC loss (connectionist temporal classification)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from onnxtrain.ortmodule.lowering.aten.shape import arange
 
 INT64 = ir.DataType.INT64
 
-_NEVER = -1e30
-"""Logarithm of the probability of an impossible state.
-
-It is finite, because the difference of two infinities is NaN.
-"""
+_LOG_ZERO = -1e30
+"""Log-probability of an impossible state. It is finite, because the difference of two infinities is NaN."""
 
 
 @lower("aten._ctc_loss.default", "aten._ctc_loss.Tensor")
@@ -29,20 +26,20 @@ def ctc_loss(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[ir.Value, None]:
-    """Lowers to the forward variables of each time step (Graves et al., ICML 2006, equations 6 and 7).
+    """Lowers ctc_loss by unrolling the forward algorithm (Graves et al., ICML 2006, equations 6 and 7).
 
-    The gradient is PyTorch's, which holds for a `log_probs` that log_softmax returned.
+    As in PyTorch, the gradient is correct only if `log_probs` is the output of log_softmax.
 
-    log_probs: [time, batch, classes], with a number of time steps that is known when the graph is built.
+    log_probs: [time, batch, classes]. The number of time steps is specialized.
     """
     if low.uses_result(1):
-        raise low.unsupported("readers of the forward variables")
+        raise low.unsupported("uses of the second result, the forward variables")
     op = low.op
     time = low.fake(0).shape[0]
-    # Each time step is a piece of the graph: another number of steps captures another graph.
+    # The loop over time steps is unrolled, so their number is specialized.
     time = int(time)
     if low.fake(0).dim() != 3:
-        raise low.unsupported("an input without batch axis")
+        raise low.unsupported("an input without a batch axis")
     input_lengths, target_lengths = (_lengths(low, lengths) for lengths in (input_lengths, target_lengths))
     targets = low.tensor(targets, INT64)
     fits = op.And(op.GreaterOrEqual(input_lengths, 0), op.LessOrEqual(input_lengths, time))
@@ -54,50 +51,51 @@ def ctc_loss(
         fits = op.LessOrEqual(target_lengths, op.Shape(targets, start=1))
     low.check(fits, "Expected targets to have as many labels as target_lengths says")
     if low.fake(1).dim() == 1:
-        targets = _padded(low, targets, target_lengths)
+        targets = _pad_targets(low, targets, target_lengths)
     classes = op.dim(log_probs, 2)
-    # PyTorch does not read the padding behind a target, which may hold any number.
+    # Padding after a target may be out of range; it has no effect on the loss.
     targets = op.Min(op.Max(targets, op.const(0)), op.Sub(classes, [1]))
     scores = op.Transpose(
-        op.Max(log_probs, op.const(_NEVER, low.dtype)), perm=[1, 0, 2]
+        op.Max(log_probs, op.const(_LOG_ZERO, low.dtype)), perm=[1, 0, 2]
     )  # [batch, time, classes]
     labels = _with_blanks(low, targets, blank)  # [batch, 2 S + 1]
-    places = op.Expand(op.Unsqueeze(labels, [1]), op.Concat([1, time, 1], axis=0))
+    positions = op.Expand(op.Unsqueeze(labels, [1]), op.Concat([1, time, 1], axis=0))
     emitted = (
-        op.Split(op.GatherElements(scores, places, axis=2), axis=1, num_outputs=time, _outputs=time)
+        op.Split(op.GatherElements(scores, positions, axis=2), axis=1, num_outputs=time, _outputs=time)
         if time > 1
-        else [op.GatherElements(scores, places, axis=2)]
+        else [op.GatherElements(scores, positions, axis=2)]
     )
-    state = _last_state(
+    state = _final_state(
         low, [op.Squeeze(step, [1]) for step in emitted], labels, input_lengths, target_lengths, blank
     )
-    loss = op.Neg(_log_of_sum(low, [_ends(low, state, target_lengths, back) for back in (0, 1)]))
-    # A loss near -_NEVER means that no path gives the target: PyTorch returns infinity.
-    loss = op.Where(op.Greater(loss, op.const(-_NEVER / 10, low.dtype)), op.const(np.inf, low.dtype), loss)
-    # PyTorch's gradient of the loss is exp(log_probs) minus the posterior. The forward variables give the posterior;
-    # these terms, whose value is zero, give the rest.
-    shares = op.Exp(scores)
-    counted = op.Less(op.Unsqueeze(op.const(np.arange(time)), [1]), op.Unsqueeze(input_lengths, [1, 2]))
-    shares = op.Where(counted, shares, op.const(0.0, low.dtype))
-    shares = op.ReduceSum(op.Sub(shares, low.op.stop_gradient(shares)), [1, 2], keepdims=0)
-    return op.Add(loss, shares), None
+    loss = op.Neg(_logsumexp(low, [_final(low, state, target_lengths, offset) for offset in (0, 1)]))
+    # If no path yields the target, the loss is near -_LOG_ZERO, and PyTorch returns infinity.
+    loss = op.Where(op.Greater(loss, op.const(-_LOG_ZERO / 10, low.dtype)), op.const(np.inf, low.dtype), loss)
+    # PyTorch's gradient of the loss is exp(log_probs) minus the posterior. Differentiating the forward algorithm gives
+    # minus the posterior. The terms p - stop_gradient(p) with p = exp(log_probs) are zero and have the gradient p.
+    probs = op.Exp(scores)
+    within_input = op.Less(op.Unsqueeze(op.const(np.arange(time)), [1]), op.Unsqueeze(input_lengths, [1, 2]))
+    probs = op.Where(within_input, probs, op.const(0.0, low.dtype))
+    zeros = op.ReduceSum(op.Sub(probs, low.op.stop_gradient(probs)), [1, 2], keepdims=0)
+    return op.Add(loss, zeros), None
 
 
 def _lengths(low: Lowering, lengths: Any) -> ir.Value:
+    """Returns lengths, a tensor or a list of numbers, as int64 [batch]."""
     return low.tensor(lengths, INT64) if isinstance(lengths, ir.Value) else low.ints(list(lengths))
 
 
-def _padded(low: Lowering, joined: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Returns concatenated targets as rows [batch, sum of all lengths]; any labels follow the end of a target."""
+def _pad_targets(low: Lowering, concatenated: ir.Value, lengths: ir.Value) -> ir.Value:
+    """Returns concatenated targets, one per row, [batch, sum of lengths]. Each is padded with arbitrary labels."""
     op = low.op
     starts = op.Sub(op.CumSum(lengths, op.const(0)), lengths)
-    count = op.Shape(joined)
-    places = op.Add(op.Unsqueeze(starts, [1]), arange(low, count))
-    return op.Gather(joined, op.Min(places, op.Sub(count, [1])))
+    count = op.Shape(concatenated)
+    positions = op.Add(op.Unsqueeze(starts, [1]), arange(low, count))
+    return op.Gather(concatenated, op.Min(positions, op.Sub(count, [1])))
 
 
 def _with_blanks(low: Lowering, targets: ir.Value, blank: int) -> ir.Value:
-    """Returns the labels with a blank before each one and a blank at the end: [batch, 2 S + 1]."""
+    """Returns the targets with a blank before each label and at the end: [batch, 2 S + 1]."""
     op = low.op
     column = op.Unsqueeze(targets, [2])
     blanks = op.Expand(op.const(blank), op.Shape(column))
@@ -106,16 +104,15 @@ def _with_blanks(low: Lowering, targets: ir.Value, blank: int) -> ir.Value:
     return op.Concat(pairs, last, axis=1)
 
 
-def _log_of_sum(low: Lowering, terms: list[ir.Value]) -> ir.Value:
-    """Returns log(sum(exp(terms))) of finite terms."""
+def _logsumexp(low: Lowering, terms: list[ir.Value]) -> ir.Value:
+    """Returns the elementwise log(sum(exp(terms))) of finite terms, numerically stable."""
     op = low.op
-    # Subtracting the largest term keeps exp from overflowing. The result does not depend on what is subtracted.
     largest = low.op.stop_gradient(op.Max(*terms))
     total = op.Sum(*(op.Exp(op.Sub(term, largest)) for term in terms))
     return op.Add(op.Log(total), largest)
 
 
-def _last_state(
+def _final_state(
     low: Lowering,
     emitted: list[ir.Value],
     labels: ir.Value,
@@ -123,34 +120,47 @@ def _last_state(
     target_lengths: ir.Value,
     blank: int,
 ) -> ir.Value:
-    """Returns the forward variables [batch, 2 S + 1] after the last time step of each sample."""
+    """Returns the forward variables after the last time step of each sample.
+
+    Args:
+        low: the lowering.
+        emitted: per time step, the log-probability of each label, [batch, 2 S + 1].
+        labels: the targets with blanks, [batch, 2 S + 1].
+        input_lengths: number of time steps of each sample, [batch].
+        target_lengths: number of labels of each target, [batch].
+        blank: the label of the blank.
+
+    Returns:
+        Log-probabilities [batch, 2 S + 1]: element s sums over all paths that end in label s.
+    """
     op = low.op
-    never = op.const(_NEVER, low.dtype)
-    column = op.Expand(never, op.Concat(op.Shape(labels, start=0, end=1), [1], axis=0))
-    place = arange(low, op.dim(labels, 1))
+    impossible = op.const(_LOG_ZERO, low.dtype)
+    column = op.Expand(impossible, op.Concat(op.Shape(labels, start=0, end=1), [1], axis=0))
+    position = arange(low, op.dim(labels, 1))
     two_before = op.Concat(
         op.Mul(op.Slice(labels, [0], [2], [1]), [-1]), op.Slice(labels, [0], [-2], [1]), axis=1
     )
-    # A path may leave out the blank between two different labels.
+    # A path may skip the blank between two different labels.
     jump = op.And(op.Not(op.Equal(labels, op.const(blank))), op.Not(op.Equal(labels, two_before)))
-    jump = op.And(jump, op.Greater(place, op.const(1)))
-    begins = op.LessOrEqual(place, op.Unsqueeze(op.Min(target_lengths, [1]), [1]))
-    state = op.Where(begins, emitted[0], never)
-    for number, scores in enumerate(emitted[1:], 1):
-        one = op.Concat(column, op.Slice(state, [0], [-1], [1]), axis=1)
-        two = op.Concat(column, op.Slice(one, [0], [-1], [1]), axis=1)
-        after = op.Add(_log_of_sum(low, [state, one, op.Where(jump, two, never)]), scores)
-        # A sample whose input has ended keeps its state.
-        running = op.Unsqueeze(op.Greater(input_lengths, op.const(number)), [1])
+    jump = op.And(jump, op.Greater(position, op.const(1)))
+    can_start = op.LessOrEqual(position, op.Unsqueeze(op.Min(target_lengths, [1]), [1]))
+    state = op.Where(can_start, emitted[0], impossible)
+    for step, scores in enumerate(emitted[1:], 1):
+        from_previous = op.Concat(column, op.Slice(state, [0], [-1], [1]), axis=1)
+        from_second = op.Concat(column, op.Slice(from_previous, [0], [-1], [1]), axis=1)
+        terms = [state, from_previous, op.Where(jump, from_second, impossible)]
+        after = op.Add(_logsumexp(low, terms), scores)
+        # The state of a sample is final at the end of its input.
+        running = op.Unsqueeze(op.Greater(input_lengths, op.const(step)), [1])
         state = op.Where(running, after, state)
     return state
 
 
-def _ends(low: Lowering, state: ir.Value, target_lengths: ir.Value, back: int) -> ir.Value:
-    """Returns the forward variable of the last blank (`back` = 0) or of the last label (1) of each target."""
+def _final(low: Lowering, state: ir.Value, target_lengths: ir.Value, offset: int) -> ir.Value:
+    """Returns the forward variable of the last blank (`offset=0`) or the last label (`offset=1`) of each target."""
     op = low.op
-    place = op.Sub(op.Mul(target_lengths, [2]), [back])
-    there = op.GatherElements(state, op.Unsqueeze(op.Max(place, [0]), [1]), axis=1)
-    result = op.Squeeze(there, [1])
+    position = op.Sub(op.Mul(target_lengths, [2]), [offset])
+    column = op.GatherElements(state, op.Unsqueeze(op.Max(position, [0]), [1]), axis=1)
+    result = op.Squeeze(column, [1])
     # An empty target has no last label.
-    return op.Where(op.Less(place, op.const(0)), op.const(_NEVER, low.dtype), result)
+    return op.Where(op.Less(position, op.const(0)), op.const(_LOG_ZERO, low.dtype), result)

@@ -1,4 +1,4 @@
-"""Lowers cumulative ops: the result at each place combines the elements up to there.
+"""Lowers cumulative ops (prefix scans): cumsum, cumprod, logcumsumexp, cummax and cummin.
 
 ONNX of this opset has CumSum only. For the other ops, log2(size) steps combine each element with the element 1, 2, 4,
 ... places before; a Loop has these steps where the size is not known.
@@ -28,26 +28,26 @@ def cumsum(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Val
 @lower("aten.cumprod.default")
 def cumprod(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
     # ONNX has CumProd from opset 26 on; these graphs are of opset 21.
-    return _scanned(low, low.tensor(x, low.dtype), dim, 1, lambda op, a, b: op.Mul(a, b))
+    return _scan(low, low.tensor(x, low.dtype), dim, 1, lambda op, a, b: op.Mul(a, b))
 
 
 @lower("aten.logcumsumexp.default")
 def logcumsumexp(low: Lowering, x: ir.Value, dim: int) -> ir.Value:
     # Not Log(CumSum(Exp(x))): exp overflows from 89 on in float32.
-    return _scanned(low, x, dim, -math.inf, log_of_sum)
+    return _scan(low, x, dim, -math.inf, log_of_sum)
 
 
-def _scanned(
+def _scan(
     low: Lowering,
     x: ir.Value,
     dim: int,
     neutral: float,
     combine: Callable[[Emitter, ir.Value, ir.Value], ir.Value],
 ) -> ir.Value:
-    """Combines all elements up to each place along an axis.
+    """Returns the inclusive prefix scan along an axis.
 
     Args:
-        low: the lowering; the first argument of its node is `x`.
+        low: the lowering. `x` is the first argument of its node.
         x: any shape.
         dim: the axis.
         neutral: the number that `combine` leaves out, e.g. 1 for products.

@@ -1,4 +1,4 @@
-"""Lowers reads and writes at positions: indexing, gather, scatter, masks."""
+"""Lowers indexing, gather, scatter and masks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 
 def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """One-hot encodes by a scatter, which raises for a class that does not exist."""
+    """Replaces `one_hot` by a scatter, which raises for classes that are out of range."""
     if isinstance(num_classes, int) and num_classes <= 0:
         return _torch.one_hot(classes, num_classes)
     zeros = torch.zeros((*classes.shape, num_classes), dtype=torch.int64, device=classes.device)
@@ -31,18 +31,21 @@ INDEXING: dict[Any, Callable[..., Any]] = {
     _torch.one_hot: _one_hot,
     torch.nn.functional.one_hot: _one_hot,
 }
-"""Replacements by the function in a Dynamo graph, which is traced as its replacement instead."""
+"""Functions in a Dynamo graph that are traced as another function."""
 
 
-class _Positions:
-    """Index tensors for some axes of a tensor, which is read and written with those axes first.
+class _AdvancedIndex:
+    """Index tensors for some axes of a tensor, in the form that GatherND and ScatterND need.
+
+    These ops index the first axes of a tensor, so the indexed axes are moved to the front.
 
     Attributes:
         axes: the indexed axes, e.g. [0, 2] for `x[i, :, j]`.
-        others: the other axes, in order.
-        indices: int64 [*b, number of axes], where b is the shape to which the index tensors broadcast.
+        others: the other axes, e.g. [1].
+        indices: int64 [*b, number of indexed axes], where b is the shape to which the index tensors broadcast.
         rank: the rank of b.
-        at: position of the axes of b in the result of reading: that of the indexed axes if these are adjacent, else 0.
+        at: position of the axes of b in the result of `x[...]`: the first indexed axis if the indexed axes are
+            adjacent, else 0.
     """
 
     def __init__(self, low: Lowering, data_rank: int, indices: Sequence[ir.Value | None], fakes: Any) -> None:
@@ -53,7 +56,7 @@ class _Positions:
         values = [low.tensor(indices[axis], INT64) for axis in self.axes]
         shapes = [tuple(map(str, fakes[axis])) for axis in self.axes]
         self.rank = max(map(len, shapes))
-        # A sum has the shape to which all index tensors broadcast.
+        # The sum of the index tensors has the shape that they broadcast to.
         if len(set(shapes)) > 1:
             common = values[0]
             for value in values[1:]:
@@ -65,17 +68,17 @@ class _Positions:
         adjacent = self.axes == list(range(self.axes[0], self.axes[0] + len(self.axes)))
         self.at = self.axes[0] if adjacent else 0
 
-    def axes_first(self, low: Lowering, data: ir.Value) -> ir.Value:
+    def to_front(self, low: Lowering, data: ir.Value) -> ir.Value:
         """Returns `data` with the indexed axes first."""
         return transposed(low, data, [*self.axes, *self.others])
 
-    def axes_back(self, low: Lowering, data: ir.Value) -> ir.Value:
-        """Undoes `axes_first`."""
+    def from_front(self, low: Lowering, data: ir.Value) -> ir.Value:
+        """Returns `data` with its axes in the original order: undoes `to_front`."""
         order = [*self.axes, *self.others]
         return transposed(low, data, [order.index(axis) for axis in range(len(order))])
 
     def order(self) -> list[int]:
-        """Returns the order of the axes (b, others) in the result of reading."""
+        """Returns the permutation that maps the axes of GatherND's result, (*b, *others), to those of `x[...]`."""
         others = [self.rank + i for i in range(len(self.others))]
         return [*others[: self.at], *range(self.rank), *others[self.at :]]
 
@@ -83,7 +86,7 @@ class _Positions:
 def _without_masks(
     low: Lowering, indices: Sequence[ir.Value | None], fakes: Any
 ) -> tuple[list[ir.Value | None], list[Any]]:
-    """Returns index tensors, one per axis, and their shapes. A mask becomes the positions of its true elements."""
+    """Replaces each mask by index tensors, one per axis of the mask. Returns all index tensors and their shapes."""
     values: list[ir.Value | None] = []
     shapes: list[Any] = []
     for value, fake in zip(indices, fakes, strict=True):
@@ -94,40 +97,41 @@ def _without_masks(
         rank = len(fake.shape)
         if rank == 0:
             raise low.unsupported("a mask that is a scalar")
-        places = low.op.NonZero(low.tensor(value, ir.DataType.BOOL))  # [rank, count]
-        rows = low.op.Split(places, axis=0, num_outputs=rank, _outputs=rank) if rank > 1 else (places,)
+        nonzero = low.op.NonZero(low.tensor(value, ir.DataType.BOOL))  # [rank, count]
+        rows = low.op.Split(nonzero, axis=0, num_outputs=rank, _outputs=rank) if rank > 1 else (nonzero,)
         values += [low.op.Squeeze(row, [0]) for row in rows]
         shapes += [(f"true in {value.name}",)] * rank
     return values, shapes
 
 
 def _fakes(low: Lowering, argument: int) -> list[Any]:
+    """Returns the fake tensors of an argument that is a list of optional tensors."""
     nodes: Any = low.node.args[argument]
     return [None if node is None else node.meta["val"] for node in nodes]
 
 
-_NEVER_NEGATIVE = ("arange", "argmax", "argmin", "argsort", "max", "min", "sort", "topk")
-"""PyTorch functions whose results are indices from 0 on."""
+_NON_NEGATIVE = ("arange", "argmax", "argmin", "argsort", "max", "min", "sort", "topk")
+"""PyTorch functions that return non-negative indices."""
 
 
-def counted(low: Lowering, argument: int, index: ir.Value, ignored: int | None = None) -> ir.Value:
-    """Returns an index tensor in which negative numbers are out of range, since ONNX counts them from the end.
+def checked_indices(low: Lowering, argument: int, index: ir.Value, ignored: int | None = None) -> ir.Value:
+    """Returns an index tensor with negative indices replaced by one that is out of range, so that ONNX Runtime raises.
 
-    PyTorch raises an error for a negative index in these ops; so does ONNX Runtime then.
+    For ops in which PyTorch raises for negative indices. ONNX's ops count them from the end.
 
     Args:
-        low: the lowering of the node that reads or writes at the indices.
+        low: the lowering of the node that uses the index tensor.
         argument: position of the index tensor among the node's arguments.
-        index: its ONNX value.
-        ignored: a number that is no index, e.g. the ignore_index of a loss.
+        index: the ONNX value of the index tensor.
+        ignored: a value to leave unchanged even if it is negative, e.g. the ignore_index of a loss.
     """
     source: Any = low.node.args[argument]
-    # Where the index comes from a function that never gives negative numbers, the check is left out.
+    # No check if the indices were computed by a function that returns none below 0.
     while isinstance(source, fx.Node) and source.target in (operator.getitem, torch.ops.aten.view.default):
         source = source.args[0]
-    name = getattr(getattr(source, "target", None), "overloadpacket", None)
+    packet = getattr(getattr(source, "target", None), "overloadpacket", None)
     dtype = low.fake(argument).dtype
-    if not dtype.is_signed or getattr(name, "__name__", "") in _NEVER_NEGATIVE:
+    if not dtype.is_signed or getattr(packet, "__name__", "") in _NON_NEGATIVE:
         return index
     negative = low.op.Less(index, low.tensor(0, DTYPES[dtype]))
     if ignored is not None and ignored < 0:
@@ -141,12 +145,12 @@ def counted(low: Lowering, argument: int, index: ir.Value, ignored: int | None =
 def index(low: Lowering, x: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
     fakes = _fakes(low, 1)
     used = [axis for axis, value in enumerate(indices) if value is not None]
-    # GatherND would need the indexed axis first; Gather reads along any axis.
+    # Gather indexes any axis; GatherND would need a Transpose.
     if len(used) == 1 and fakes[used[0]].dtype not in (torch.bool, torch.uint8):
         return low.op.Gather(x, indices[used[0]], axis=used[0])
-    positions = _Positions(low, len(low.fake(0).shape), indices, fakes)
-    entries = low.op.GatherND(positions.axes_first(low, x), positions.indices)
-    return transposed(low, entries, positions.order())
+    advanced = _AdvancedIndex(low, len(low.fake(0).shape), indices, fakes)
+    entries = low.op.GatherND(advanced.to_front(low, x), advanced.indices)
+    return transposed(low, entries, advanced.order())
 
 
 @lower("aten.index_put.default", "aten._unsafe_index_put.default")
@@ -156,29 +160,29 @@ def index_put(
     op = low.op
     fakes = _fakes(low, 1)
     one_value = all(isinstance(size, int) and size == 1 for size in low.fake(2).shape)
-    # One value behind a mask needs no positions, whose number depends on the data.
+    # Where writes a single value by a mask, without index tensors of data-dependent size.
     if one_value and len(fakes) == 1 and fakes[0] is not None and fakes[0].dtype == torch.bool:
-        return _masked_put(low, x, indices[0], values, accumulate)
-    positions = _Positions(low, len(low.fake(0).shape), indices, fakes)
-    data = positions.axes_first(low, x)
+        return _put_by_mask(low, x, indices[0], values, accumulate)
+    advanced = _AdvancedIndex(low, len(low.fake(0).shape), indices, fakes)
+    data = advanced.to_front(low, x)
     values = low.tensor(values, low.dtype)
-    shape = op.Shape(op.GatherND(data, positions.indices))
-    order = positions.order()
+    shape = op.Shape(op.GatherND(data, advanced.indices))
+    order = advanced.order()
     if order == sorted(order):
         updates = op.Expand(values, shape)
     else:
         updates = op.Expand(values, op.Gather(shape, order))
         updates = transposed(low, updates, [order.index(axis) for axis in range(len(order))])
     reduction = "add" if accumulate else "none"
-    return positions.axes_back(low, op.ScatterND(data, positions.indices, updates, reduction=reduction))
+    return advanced.from_front(low, op.ScatterND(data, advanced.indices, updates, reduction=reduction))
 
 
-def _masked_put(low: Lowering, x: ir.Value, mask: Any, values: ir.Value, accumulate: bool) -> ir.Value:
-    """Writes one value wherever a mask is true."""
+def _put_by_mask(low: Lowering, x: ir.Value, mask: Any, values: ir.Value, accumulate: bool) -> ir.Value:
+    """Returns `x` with one value written, or added if `accumulate`, wherever a mask is true."""
     op = low.op
     rank = len(low.fake(0).shape)
     value = op.Reshape(low.tensor(values, low.dtype), op.const([1] * rank) if rank else [])
-    # A mask may cover the first axes only.
+    # The mask may have fewer axes than `x`.
     missing = list(range(len(_fakes(low, 1)[0].shape), rank))
     mask = op.Unsqueeze(mask, missing) if missing else mask
     written = op.Add(x, value) if accumulate else value
@@ -187,7 +191,7 @@ def _masked_put(low: Lowering, x: ir.Value, mask: Any, values: ir.Value, accumul
 
 @lower("aten.nonzero.default")
 def nonzero(low: Lowering, x: ir.Value) -> ir.Value:
-    # ONNX Runtime's NonZero gives a scalar one axis, PyTorch none.
+    # For a scalar, ONNX Runtime returns indices with one axis, PyTorch with none.
     if not low.fake(0).shape:
         raise low.unsupported("a scalar")
     return transposed(low, low.op.NonZero(low.tensor(x, ir.DataType.BOOL)), [1, 0])
@@ -202,16 +206,16 @@ def masked_select(low: Lowering, x: ir.Value, mask: ir.Value) -> ir.Value:
 @lower("aten.masked_scatter.default")
 def masked_scatter(low: Lowering, x: ir.Value, mask: ir.Value, source: ir.Value) -> ir.Value:
     x, mask = _broadcast(low, x, mask)
-    # The n-th place where the mask is true takes the n-th element of the source.
-    places = low.op.Transpose(low.op.NonZero(mask), perm=[1, 0])
-    count = low.op.Shape(places, start=0, end=1)
-    taken = low.op.Slice(low.op.Reshape(source, [-1]), [0], count, [0])
-    filled = low.op.ScatterND(x, places, taken)
+    # The n-th true element of the mask takes the n-th element of the source.
+    positions = low.op.Transpose(low.op.NonZero(mask), perm=[1, 0])
+    count = low.op.Shape(positions, start=0, end=1)
+    updates = low.op.Slice(low.op.Reshape(source, [-1]), [0], count, [0])
+    filled = low.op.ScatterND(x, positions, updates)
     return filled if low.result.shape else low.op.Reshape(filled, low.op.const(np.array([], np.int64)))
 
 
 def _broadcast(low: Lowering, x: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Broadcasts `x` and `mask` to their common shape, of at least one axis, as GatherND and ScatterND need it."""
+    """Broadcasts `x` and `mask` to a common shape. Scalars become [1], because GatherND and ScatterND need an axis."""
     first, second = low.fake(0), low.fake(1)
     if not same_sizes(first, second):
         shape = low.op.Shape(low.op.Where(mask, x, x))
@@ -225,8 +229,8 @@ def _broadcast(low: Lowering, x: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir
 def index_select(low: Lowering, x: ir.Value, dim: int, index: ir.Value) -> ir.Value:
     if not low.fake(0).shape:
         return x
-    index = counted(low, 2, index)
-    # A scalar index keeps its axis in PyTorch; Gather would drop it.
+    index = checked_indices(low, 2, index)
+    # With a scalar index, PyTorch keeps the axis; Gather would drop it.
     flat = index if len(low.fake(2).shape) == 1 else low.op.Reshape(index, [1])
     return low.op.Gather(x, flat, axis=axis_of(low, dim))
 
@@ -234,25 +238,25 @@ def index_select(low: Lowering, x: ir.Value, dim: int, index: ir.Value) -> ir.Va
 @lower("aten.gather.default")
 def gather(low: Lowering, x: ir.Value, dim: int, index: ir.Value, *, sparse_grad: bool = False) -> ir.Value:
     if not low.fake(0).shape:
-        # A scalar has no axis for GatherElements; each index is 0.
+        # GatherElements does not support scalars. All indices are 0.
         return low.op.Expand(x, low.op.Shape(index))
-    index = counted(low, 2, index)
+    index = checked_indices(low, 2, index)
     if not low.fake(2).shape:
         return low.op.Gather(low.op.Reshape(x, [-1]), index)
     return low.op.GatherElements(x, index, axis=axis_of(low, dim))
 
 
 def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any, reduction: str) -> ir.Value:
-    """Lowers to ScatterElements of one number, or of the part of the source that is as large as the index."""
+    """Returns ScatterElements of `source`, which is a number, or a tensor of at least the shape of `index`."""
     op = low.op
     if not low.fake(0).shape or not low.fake(2).shape:
         raise low.unsupported("scalars")
-    index = counted(low, 2, index)
+    index = checked_indices(low, 2, index)
     if not isinstance(source, ir.Value) or not isinstance(low.fake(3), torch.Tensor):
         source = op.Expand(low.tensor(source, low.dtype), op.shape_of(index))
     elif not same_sizes(low.fake(3), low.fake(2)):
         rank = len(low.fake(2).shape)
-        # PyTorch reads the corner of the source that the index covers; ONNX wants equal shapes.
+        # PyTorch uses `source[: index.shape[0], : index.shape[1], ...]`. ONNX requires equal shapes.
         source = op.Slice(source, [0] * rank, op.shape_of(index), list(range(rank)))
     return op.ScatterElements(x, index, source, axis=axis_of(low, dim), reduction=reduction)
 
@@ -274,8 +278,15 @@ def scatter_with(
     return _scatter(low, x, dim, index, source, {"add": "add", "multiply": "mul"}[reduce])
 
 
-_NEUTRAL: dict[str, float] = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
-"""Per reduction of `scatter_reduce`, the number that does not change its result."""
+_NEUTRAL_ELEMENTS: dict[str, float] = {
+    "sum": 0.0,
+    "mean": 0.0,
+    "prod": 1.0,
+    "amax": -math.inf,
+    "amin": math.inf,
+}
+"""Per reduction of `scatter_reduce`, its neutral element."""
+
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
@@ -291,14 +302,14 @@ def scatter_reduce(
     include_self: bool = True,
 ) -> ir.Value:
     op = low.op
-    neutral_number = _NEUTRAL[reduce]
+    neutral_number = _NEUTRAL_ELEMENTS[reduce]
     if not low.dtype.is_floating_point():
         if low.dtype not in (INT64, ir.DataType.INT32) or reduce == "mean":
             raise low.unsupported(f"{reduce} of {low.dtype}")
         bounds = np.iinfo(low.dtype.numpy())
         neutral_number = int(min(max(neutral_number, bounds.min), bounds.max))
     if not include_self:
-        # ONNX always includes the entry that is written to; the neutral element takes its place.
+        # ONNX always includes the old elements of `x`, so they are replaced by the neutral element first.
         neutral = op.Expand(low.tensor(neutral_number, low.dtype), op.shape_of(index))
         x = op.ScatterElements(x, index, neutral, axis=axis_of(low, dim))
     total = _scatter(low, x, dim, index, source, _REDUCTIONS[reduce])
@@ -306,6 +317,6 @@ def scatter_reduce(
         return total
     ones = op.Expand(op.const(1.0, low.dtype), op.shape_of(index))
     first = op.ones_like(x) if include_self else op.zeros_like(x)
-    # ONNX has no reduction to the mean: the sum is divided by the number of terms.
+    # ScatterElements has no mean: divides the sum by the number of terms.
     count = op.ScatterElements(first, index, ones, axis=axis_of(low, dim), reduction="add")
     return op.Div(total, count if include_self else op.Max(count, 1.0))

@@ -1,4 +1,4 @@
-"""Lowers products of matrices and vectors."""
+"""Lowers matrix products, trilinear products and cdist."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ def matmul(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def _product(low: Lowering, a: ir.Value, b: ir.Value, rank: int) -> ir.Value:
-    """Returns `a` times a `b` of this rank, which may be a vector."""
+    """Returns the matrix product of `a` and `b`. `rank` is the rank of `b`, which may be a vector."""
     if rank > 1:
         return low.op.MatMul(a, b)
-    # A vector becomes a column: ONNX Runtime (1.31.1) merges a transposed `a` into the product, and computes a wrong
-    # product where `b` is a vector.
+    # Multiplies by a column: ONNX Runtime (1.31.1) fuses a Transpose of `a` into the MatMul, and the fused op is wrong
+    # for vectors.
     return low.op.Squeeze(low.op.MatMul(a, low.op.Unsqueeze(b, [-1])), [-1])
 
 
 @lower("aten.addmm.default")
 def addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
-    # Gemm skips `c` for beta = 0, as PyTorch does. It also skips beta where there is nothing to multiply, which PyTorch
-    # does not, and has attributes for alpha and beta, and no kernels for integers.
+    # Gemm ignores `c` if beta = 0, as PyTorch does. It does not support integers, and ignores beta if `a` has no
+    # elements. Its attributes alpha and beta are float32 constants.
     if (
         low.has_no_elements(1)
         or not low.dtype.is_floating_point()
-        or _symbolic(alpha, beta)
-        or _rounded(low, alpha, beta)
+        or _has_symbol(alpha, beta)
+        or _loses_digits(low, alpha, beta)
     ):
-        return _plus_product(low, c, a, b, beta, alpha)
+        return _addmm(low, c, a, b, beta, alpha)
     return low.op.Gemm(a, b, c, alpha=float(alpha), beta=float(beta))
 
 
-def _rounded(low: Lowering, *numbers: float) -> bool:
-    """Tells whether numbers lose digits as attributes of a float64 node, which ONNX keeps in float32."""
+def _loses_digits(low: Lowering, *numbers: float) -> bool:
+    """True if the result is float64, and a number is rounded as an attribute, which is float32."""
     return low.is_double and any(float(np.float32(number)) != number for number in numbers)
 
 
-def _symbolic(*numbers: Any) -> bool:
+def _has_symbol(*numbers: Any) -> bool:
+    """True if one of the numbers is symbolic."""
     return any(isinstance(number, ir.Value) for number in numbers)
 
 
 @lower("aten.baddbmm.default", "aten.addmv.default")
 def baddbmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
-    return _plus_product(low, c, a, b, beta, alpha)
+    return _addmm(low, c, a, b, beta, alpha)
 
 
 @lower("aten.addbmm.default")
@@ -96,28 +97,29 @@ def trilinear(
     return contract(low.op.emit, [a, b, c], terms, result, sizes)
 
 
-def _plus_product(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any, alpha: Any) -> ir.Value:
+def _addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any, alpha: Any) -> ir.Value:
+    """Returns beta * c + alpha * a @ b, where `b`, the third argument of the node, may be a vector."""
     return _scaled_sum(low, c, _product(low, a, b, low.fake(2).dim()), beta, alpha)
 
 
 def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha: Any) -> ir.Value:
     """Returns beta * c + alpha * product."""
-    if _symbolic(alpha) or alpha != 1:
+    if _has_symbol(alpha) or alpha != 1:
         product = low.op.Mul(product, low.tensor(alpha, low.dtype))
-    # PyTorch does not read `c` then, which may be NaN.
-    if not _symbolic(beta) and beta == 0:
+    # If beta = 0, PyTorch ignores `c`, even if it is NaN.
+    if not _has_symbol(beta) and beta == 0:
         return product
-    if _symbolic(beta) or beta != 1:
+    if _has_symbol(beta) or beta != 1:
         c = low.op.Mul(c, low.tensor(beta, low.dtype))
     return low.op.Add(c, product)
 
 
 @lower("aten._cdist_forward.default")
 def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any = None) -> ir.Value:
-    """Lowers to the norms of the differences of each row of `a` and each row of `b`."""
+    """Lowers to the norms of the differences between each row of `a` and each row of `b`."""
     op = low.op
     difference = op.Sub(op.Unsqueeze(a, [-2]), op.Unsqueeze(b, [-3]))
-    # Not [-1]: ONNX Runtime (1.31) does not reduce a tensor without elements over an axis counted from the end.
+    # Not [-1], which ONNX Runtime (1.31) does not support for tensors without elements.
     axes = [low.result.dim()]
     if p in (1, 2):
         return op.emit(f"ReduceL{int(p)}", difference, axes, keepdims=0)
@@ -130,15 +132,15 @@ def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any =
 def grouped_mm(
     low: Lowering, a: ir.Value, b: ir.Value, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> ir.Value:
-    """Multiplies the rows of `a` before `offs[0]` by `b[0]`, the rows from there to `offs[1]` by `b[1]`, ...
+    """Lowers to one MatMul per group: a[: offs[0]] @ b[0], a[offs[0] : offs[1]] @ b[1], ...
 
-    Rows behind the last group become zero, where PyTorch leaves them undefined.
+    Rows after the last group are zero. In PyTorch, they are uninitialized.
 
     a: [rows, k]; b: [groups, k, n]; offs: [groups].
     """
     op = low.op
-    # Each group is a piece of the graph: another number of groups captures another graph.
-    groups = low.known(low.fake(1).shape[0])
+    # The loop over groups is unrolled, so their number is specialized.
+    groups = low.specialized(low.fake(1).shape[0])
     if offs is None or bias is not None or len(low.fake(0).shape) != 2 or len(low.fake(1).shape) != 3:
         raise low.unsupported("shapes other than [rows, k] by [groups, k, n]")
     ends = low.tensor(offs, ir.DataType.INT64)
@@ -147,13 +149,12 @@ def grouped_mm(
     (_, k), (_, n) = low.shape(low.fake(0)), low.shape(low.result)
     products = []
     for group, part in enumerate(parts[:-1]):
-        # Sizes by name let shape inference see that a gradient has the shape of its part.
+        # With a named size, shape inference finds that the gradient has the same shape as the part.
         part.shape = ir.Shape([f"rows of {part.name}", k])
         factor = op.Gather(b, group)
         factor.shape = ir.Shape([k, n])
         products.append(op.MatMul(part, factor))
         products[-1].shape = ir.Shape([part.shape[0], n])
-    rest = parts[-1]
-    behind = op.Concat(op.Shape(rest, start=0, end=1), op.dim(b, -1), axis=0)
-    nothing = op.Expand(op.const(0.0, low.dtype), behind)
-    return op.Concat(*products, nothing, axis=0)
+    rest_shape = op.Concat(op.Shape(parts[-1], start=0, end=1), op.dim(b, -1), axis=0)
+    zeros = op.Expand(op.const(0.0, low.dtype), rest_shape)
+    return op.Concat(*products, zeros, axis=0)

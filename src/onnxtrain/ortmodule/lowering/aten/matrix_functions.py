@@ -1,4 +1,4 @@
-"""Lowers functions of square matrices: determinants, exponentials."""
+"""Lowers slogdet and matrix_exp."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 
-_MOST_ROWS = 16
+_MAX_ROWS = 16
+"""Maximum size of the matrices of slogdet."""
+
 _EXPONENTS = (0, 6, 12, 18, 24)
-"""Powers of two to scale rows by, see `_scale`."""
+"""Exponents of the powers of two that rows are scaled by, see `_scale`."""
 
 _SQUARINGS = 20
-"""Square at most this often: exp(A) of a matrix of norm 2^20 overflows, except for nilpotent and skew matrices."""
+"""Maximum number of squarings. For norms above 2^20, exp(A) overflows, except for e.g. nilpotent or skew matrices."""
+
 _DEGREE = 16
-"""Degree of the Taylor polynomial, which for a norm of at most 1 is exact to 1 / 17! = 3e-15."""
+"""Degree of the Taylor polynomial. For a norm of at most 1, its error is about 1 / 17! = 3e-15."""
 
 
 @lower("aten._linalg_slogdet.default")
 def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
-    """Lowers to sign and logarithm of the determinant of the matrix with rows of length 1.
+    """Lowers to sign and logarithm of the determinant, after normalizing the rows to length 1.
 
-    That determinant cannot overflow. It may be too small for float32, so the rows are multiplied by a power of two. If
-    the pivots are 1 or rounding errors of 2^-24, some power suits 16 rows; with more rows the products on the way may
-    overflow.
+    The determinant of the normalized matrix cannot overflow, but it may underflow in float32, so the rows are
+    multiplied by a power of two. Up to 16 rows, one of the powers in `_EXPONENTS` works even if the pivots are 1 or
+    rounding errors of 2^-24. With more rows, intermediate products may overflow.
     """
     if low.uses_result(2) or low.uses_result(3):
-        raise low.unsupported("readers of the factors")
+        raise low.unsupported("uses of the LU factors")
     op = low.op
-    # The rule of Det writes its gradient for one size.
+    # The gradient rule of Det needs a fixed size.
     size = int(low.fake(0).shape[-1])
-    if size > _MOST_ROWS:
-        raise low.unsupported(f"matrices of more than {_MOST_ROWS} rows")
+    if size > _MAX_ROWS:
+        raise low.unsupported(f"matrices of more than {_MAX_ROWS} rows")
     lengths = low.op.stop_gradient(op.ReduceL2(a, [-1], keepdims=1))
     lengths = op.Where(op.Equal(lengths, 0.0), 1.0, lengths)
     lengths = op.Div(lengths, _scale(low, op.Div(a, lengths)))
@@ -46,7 +49,7 @@ def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
 
 
 def _scale(low: Lowering, rows: ir.Value) -> ir.Value:
-    """Returns per matrix, [*, 1, 1], the first power of two for which the determinant is a normal number, or 1."""
+    """Returns the smallest power of two, per matrix, for which the determinant is a normal number, or 1: [*, 1, 1]."""
     op = low.op
     scale = op.const(1.0, low.dtype)
     for exponent in reversed(_EXPONENTS):
@@ -58,10 +61,10 @@ def _scale(low: Lowering, rows: ir.Value) -> ir.Value:
 
 @lower("aten.linalg_matrix_exp.default")
 def matrix_exp(low: Lowering, a: ir.Value) -> ir.Value:
-    """Lowers to a Taylor polynomial of A / 2^s, squared s times.
+    """Lowers to scaling and squaring: the Taylor polynomial of A / 2^s, squared s times.
 
-    The number s is computed at run time for each matrix: it brings the 1-norm to 1 or below. See Higham, SIAM J. Matrix
-    Anal. Appl. 26 (2005), 1179-1193.
+    s is computed at run time, per matrix, so that the 1-norm of A / 2^s is at most 1. See Higham, SIAM J. Matrix Anal.
+    Appl. 26 (2005), 1179-1193.
     """
     op = low.op
     size = int(low.fake(0).shape[-1])
@@ -69,17 +72,17 @@ def matrix_exp(low: Lowering, a: ir.Value) -> ir.Value:
     squarings = op.Ceil(op.Div(op.Log(op.Max(norm, 1.0)), math.log(2)))
     squarings = op.Min(squarings, float(_SQUARINGS))
     x = op.Div(a, op.Pow(op.const(2.0, low.dtype), squarings))
-    result = _exponential_of_small(low, x, op.const(np.eye(size), low.dtype))
+    result = _taylor_exp(low, x, op.const(np.eye(size), low.dtype))
     for step in range(_SQUARINGS):
         more = op.Greater(squarings, float(step))
-        # The square of a matrix that is complete may overflow, and its gradient would be NaN behind the Where.
+        # Squaring a finished result could overflow, which would make its gradient NaN despite the Where.
         factor = op.Where(more, result, 0.0)
         result = op.Where(more, op.MatMul(factor, factor), result)
     return result
 
 
-def _exponential_of_small(low: Lowering, x: ir.Value, identity: ir.Value) -> ir.Value:
-    """Returns the Taylor polynomial in powers of x⁴, with polynomials of degree 3 as coefficients."""
+def _taylor_exp(low: Lowering, x: ir.Value, identity: ir.Value) -> ir.Value:
+    """Returns the Taylor polynomial of exp(x), by Horner's rule in x⁴ with polynomials of degree 3 as coefficients."""
     op = low.op
     square = op.MatMul(x, x)
     powers: list[Any] = [identity, x, square, op.MatMul(square, x)]

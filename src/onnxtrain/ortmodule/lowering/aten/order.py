@@ -1,7 +1,7 @@
-"""Lowers extrema and sorting.
+"""Lowers max, min, argmax, median, sort, topk, unique and searchsorted.
 
-As in PyTorch, NaN counts as greater than every number and hides every other element. The comparisons of ONNX Runtime's
-kernels are all false for NaN, so that these leave it in or out by chance; each lowering finds NaN on its own.
+PyTorch orders NaN above all numbers, and max and min propagate it. ONNX Runtime's kernels handle NaN inconsistently,
+because all comparisons with it are false. So the lowerings here handle NaN with separate ops.
 """
 
 from __future__ import annotations
@@ -20,27 +20,36 @@ from onnxtrain.ortmodule.lowering.aten._doubling import doubling
 from onnxtrain.ortmodule.lowering.aten.pointwise import select
 from onnxtrain.ortmodule.lowering.aten.shape import axis_of
 
-# ONNX Runtime has TopK, ArgMax, ReduceMax and ReduceMin for some of these only: they are computed in int32.
+# Computed in int32: for some of these, ONNX Runtime has no kernels of TopK, ArgMax, ReduceMax or ReduceMin.
 SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8)
 
 
 def axes_of(low: Lowering, dim: Any) -> list[int] | None:
-    """Returns the axes to reduce from PyTorch's `dim`; None for all axes, which an empty list means too."""
+    """Converts PyTorch's `dim` to a list of non-negative axes, or to None if it is None or empty: all axes."""
     if dim is None or (isinstance(dim, list | tuple) and not dim) or not low.fake(0).shape:
         return None
     return [axis_of(low, d) for d in (dim if isinstance(dim, list | tuple) else [dim])]
 
 
-def _nan_as_number(low: Lowering, x: ir.Value) -> ir.Value:
-    """Returns 1 for NaN and 0 for other elements."""
-    # float32, because ONNX Runtime reduces booleans more slowly.
+def _nan_mask(low: Lowering, x: ir.Value) -> ir.Value:
+    """Returns 1 where `x` is NaN, and 0 elsewhere."""
+    # float32, because ONNX Runtime reduces booleans slowly.
     return low.op.Cast(low.op.IsNaN(x), to=ir.DataType.FLOAT)
 
 
 def _unless_nan(
     low: Lowering, nans: ir.Value, axes: list[int] | None, keepdim: bool, y: ir.Value, nan: Any
 ) -> ir.Value:
-    """Returns `y`, or `nan` wherever `nans` has a one along the axes."""
+    """Returns `y`, a reduction of some tensor, with `nan` wherever the tensor has a NaN.
+
+    Args:
+        low: the lowering.
+        nans: `_nan_mask` of the tensor.
+        axes: the reduced axes, None for all.
+        keepdim: True if `y` keeps the reduced axes.
+        y: the reduction.
+        nan: the replacement, e.g. NaN, or the index of the first NaN.
+    """
     op = low.op
     has_nan = op.Greater(op.ReduceSum(nans, axes, keepdims=int(keepdim)), 0.0)
     return op.Where(has_nan, nan, y)
@@ -49,16 +58,16 @@ def _unless_nan(
 def reduced_extremum(
     low: Lowering, op_type: str, x: ir.Value, axes: list[int] | None, keepdim: bool
 ) -> ir.Value:
-    """Returns ReduceMax or ReduceMin, NaN where an element is NaN."""
+    """Reduces by `op_type`, ReduceMax or ReduceMin. The result is NaN if any of the elements is NaN."""
     y = low.op.emit(op_type, x, axes, keepdims=int(keepdim))
     if not is_float(x):
         return y
-    return _unless_nan(low, _nan_as_number(low, x), axes, keepdim, y, low.op.const(math.nan, like=x))
+    return _unless_nan(low, _nan_mask(low, x), axes, keepdim, y, low.op.const(math.nan, like=x))
 
 
 def with_nan(low: Lowering, y: ir.Value, x: ir.Value, axis: int) -> ir.Value:
-    """Returns `y`, of the shape of `x`, with NaN in each row along the axis in which `x` has a NaN."""
-    return _unless_nan(low, _nan_as_number(low, x), [axis], True, y, low.op.const(math.nan, like=x))
+    """Returns `y` with all elements of a row, along the axis, set to NaN if that row of `x` has a NaN."""
+    return _unless_nan(low, _nan_mask(low, x), [axis], True, y, low.op.const(math.nan, like=x))
 
 
 @lower("aten.amax.default", "aten.amin.default", "aten.max.default", "aten.min.default")
@@ -67,30 +76,30 @@ def extremum(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False)
     if low.dtype in SMALL_INTEGERS:
         x = low.tensor(x, ir.DataType.INT32)
     if dim is None or dim == []:
-        x = _not_empty(low, x)
-    # ReduceMax and ReduceMin share the gradient evenly among equal extrema, as PyTorch does.
+        x = _check_not_empty(low, x)
+    # Like PyTorch, our gradient rules of ReduceMax and ReduceMin distribute the gradient evenly among ties.
     return reduced_extremum(low, "ReduceMax" if largest else "ReduceMin", x, axes_of(low, dim), keepdim)
 
 
-def _not_empty(low: Lowering, x: ir.Value) -> ir.Value:
-    """Returns a tensor, with a check at run time that it has an element where its size depends on the data.
+def _check_not_empty(low: Lowering, x: ir.Value) -> ir.Value:
+    """Returns `x`. If its size depends on the data, adds a check that fails at run time if `x` has no elements.
 
-    Eager PyTorch refuses the `max()` and `min()` of an empty tensor, and ONNX Runtime returns an infinity.
+    Eager PyTorch raises for `max()` and `min()` of such a tensor; ONNX Runtime would return infinity.
     """
-    # Not asked if the number is known to be positive: PyTorch's own shape function of `amax` has noted that it is.
+    # `statically_known_true(numel > 0)` would be useless here: tracing `amax` has already assumed it.
     if not free_unbacked_symbols(low.fake(0).numel()):
         return x
     op = low.op
-    # Gather fails where there is no element 0; then PyTorch runs the graph and raises its own error.
+    # Gather fails if there is no element 0. PyTorch then runs the graph, and raises its own error.
     first = op.stop_gradient(op.Gather(op.Reshape(x, [-1]), 0, axis=0))
     return op.Where(op.Equal(first, first), x, x)
 
 
 @lower("aten.maximum.default", "aten.minimum.default")
-def larger_or_smaller(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
+def maximum_or_minimum(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     largest = "maximum" in str(low.node.target)
     if low.dtype == ir.DataType.BOOL:
-        # ONNX's Max and Min take numbers only.
+        # ONNX's Max and Min do not support bool.
         return low.op.Or(a, b) if largest else low.op.And(a, b)
     a, b = low.tensors(a, b)
     # ONNX Runtime has no Max and Min kernels for int16.
@@ -101,8 +110,8 @@ def larger_or_smaller(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 @lower("aten.fmax.default", "aten.fmin.default", "prims.fmax.default", "prims.fmin.default")
-def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Returns the larger (smaller) one, or where one is NaN the other; of equal ones `a` gets the whole gradient."""
+def fmax_or_fmin(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Lowers fmax and fmin, which ignore NaN if the other operand is a number. In ties, `a` gets the gradient."""
     op = low.op
     a, b = low.tensors(a, b)
     largest = "fmax" in str(low.node.target)
@@ -115,9 +124,9 @@ def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 @lower("aten.max.dim", "aten.min.dim")
 def extremum_with_index(low: Lowering, x: ir.Value, dim: int, keepdim: bool = False) -> Any:
     if not low.fake(0).shape:
-        # TopK needs an axis.
+        # TopK does not support scalars.
         return low.op.Identity(x), low.op.const(0)
-    # By TopK, not ReduceMax and ArgMax: its gradient goes to the chosen element alone, as in PyTorch.
+    # TopK passes the gradient to the selected element only, as PyTorch does. ReduceMax would distribute it among ties.
     largest = str(low.node.target) == "aten.max.dim"
     return _kth(low, x, axis_of(low, dim), 1, largest, keepdim)
 
@@ -136,7 +145,7 @@ def median_over_axis(low: Lowering, x: ir.Value, dim: int, keepdim: bool = False
     if not low.fake(0).shape:
         return low.op.Identity(x), low.op.const(0)
     axis = axis_of(low, dim)
-    # Of an even number of elements PyTorch takes the lower one of the two in the middle.
+    # For an even number of elements, PyTorch returns the lower of the two middle ones.
     return _kth(low, x, axis, _middle(low, low.fake(0).shape[axis], low.op.dim(x, axis)), False, keepdim)
 
 
@@ -150,9 +159,9 @@ def nanmedian_over_axis(low: Lowering, x: ir.Value, dim: int, keepdim: bool = Fa
 def _middle_number(low: Lowering, x: ir.Value, axis: int, keepdim: bool) -> tuple[ir.Value, ir.Value]:
     """Returns the lower median of the elements that are not NaN, and its index; NaN if all are."""
     op = low.op
-    _, order = _ordered(low, x, op.dim(x, axis), axis, False)
+    _, order = _topk(low, x, op.dim(x, axis), axis, False)
     # `order` has NaN among the infinities. TopK is stable: a second one moves NaN to the end.
-    nans = op.GatherElements(_nan_as_number(low, x), order, axis=axis)
+    nans = op.GatherElements(_nan_mask(low, x), order, axis=axis)
     _, last = op.TopK(nans, op.dim(x, axis), axis=axis, largest=0, _outputs=2)
     order = op.GatherElements(order, last, axis=axis)
     numbers = op.Sub(op.dim(x, axis), op.Cast(op.ReduceSum(nans, [axis], keepdims=1), to=ir.DataType.INT64))
@@ -170,7 +179,6 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
     if not low.fake(0).shape:
         return x
     if low.has_no_elements(0) and is_float(x):
-        # The median of no elements is NaN.
         return op.Add(op.ReduceSum(x, keepdims=0), float("nan"))
     flat = op.Reshape(x, [-1])
     flat.shape = ir.Shape([n if isinstance(n := low.fake(0).numel(), int) else str(n)])
@@ -180,17 +188,17 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
         value, _ = _kth(low, flat, 0, _middle(low, low.fake(0).numel(), op.Shape(flat)), False, False)
     if not is_float(x):
         return value
-    # Unlike `median` over an axis, PyTorch's gradient of this one is shared by all elements equal to the median.
+    # PyTorch distributes the gradient among all elements equal to the median, unlike for `median` along an axis.
     value = low.op.stop_gradient(value)
     equal = op.Or(op.Equal(flat, value), op.And(op.IsNaN(value), op.IsNaN(flat)))
     total = op.ReduceSum(op.Where(equal, flat, 0.0), keepdims=0)
-    share = op.Div(total, op.ReduceSum(op.Cast(equal, to=x.dtype), keepdims=0))
-    # Adds a zero that has this gradient.
-    return op.Add(value, op.Sub(share, low.op.stop_gradient(share)))
+    mean = op.Div(total, op.ReduceSum(op.Cast(equal, to=x.dtype), keepdims=0))
+    # The difference is zero, and has this gradient.
+    return op.Add(value, op.Sub(mean, low.op.stop_gradient(mean)))
 
 
 def _middle(low: Lowering, size: Any, length: ir.Value) -> Any:
-    """Returns the place, counted from 1, of the lower middle element: an int, or an int64 [1] value."""
+    """Returns the 1-based rank of the lower middle element: an int, or an int64 [1] value if `size` is symbolic."""
     return (size + 1) // 2 if isinstance(size, int) else low.op.Div(low.op.Add(length, [1]), [2])
 
 
@@ -199,7 +207,7 @@ def _kth(
 ) -> tuple[ir.Value, ir.Value]:
     """Returns the k-th largest or smallest element along an axis, and its index.
 
-    With `nan_first`, both are those of the first NaN if there is one.
+    If there is a NaN, returns the first one if `nan_first`, else NaN is ordered above all numbers.
     """
     op = low.op
     if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS:
@@ -207,14 +215,14 @@ def _kth(
     if nan_first:
         values, indices = op.TopK(x, low.ints(k), axis=axis, largest=int(largest), _outputs=2)
     else:
-        values, indices = _ordered(low, x, low.ints(k), axis, largest)
+        values, indices = _topk(low, x, low.ints(k), axis, largest)
     if not (isinstance(k, int) and k == 1):
         values, indices = (op.Gather(v, [-1], axis=axis) for v in (values, indices))
     if not keepdim:
         values, indices = op.Squeeze(values, [axis]), op.Squeeze(indices, [axis])
     if not (nan_first and is_float(x)):
         return values, indices
-    nans = _nan_as_number(low, x)
+    nans = _nan_mask(low, x)
     first = op.ArgMax(nans, axis=axis, keepdims=int(keepdim))
     return (
         _unless_nan(low, nans, [axis], keepdim, values, op.const(math.nan, like=x)),
@@ -230,18 +238,17 @@ def arg_extremum(low: Lowering, x: ir.Value, dim: int | None = None, keepdim: bo
     op_type = "ArgMax" if "argmax" in str(low.node.target) else "ArgMin"
     rank = len(low.fake(0).shape)
     if dim is None or rank == 0:
-        # Without a dim PyTorch counts through the flattened tensor.
-        index = _arg(low, op_type, op.Reshape(x, [-1]), 0, False)
+        index = _arg_extremum(low, op_type, op.Reshape(x, [-1]), 0, False)
         return op.Reshape(index, [1] * rank) if keepdim and rank else index
-    return _arg(low, op_type, x, axis_of(low, dim), keepdim)
+    return _arg_extremum(low, op_type, x, axis_of(low, dim), keepdim)
 
 
-def _arg(low: Lowering, op_type: str, x: ir.Value, axis: int, keepdim: bool) -> ir.Value:
-    """Returns ArgMax or ArgMin along an axis: the index of the first NaN if there is one."""
+def _arg_extremum(low: Lowering, op_type: str, x: ir.Value, axis: int, keepdim: bool) -> ir.Value:
+    """Returns ArgMax or ArgMin along an axis, or the index of the first NaN if there is one."""
     index = low.op.emit(op_type, x, axis=axis, keepdims=int(keepdim))
     if not is_float(x):
         return index
-    nans = _nan_as_number(low, x)
+    nans = _nan_mask(low, x)
     first = low.op.ArgMax(nans, axis=axis, keepdims=int(keepdim))
     return _unless_nan(low, nans, [axis], keepdim, index, first)
 
@@ -257,27 +264,28 @@ def topk(
 ) -> Any:
     if not low.fake(0).shape:
         return low.op.Identity(x), low.op.const(0)
-    return _ordered(low, x, low.ints(k), axis_of(low, dim), largest, sorted)
+    return _topk(low, x, low.ints(k), axis_of(low, dim), largest, sorted)
 
 
 @lower("aten.sort.default", "aten.sort.stable")
 def sort(low: Lowering, x: ir.Value, *args: Any, stable: Any = None, **keywords: Any) -> Any:
-    # `stable` is not read: TopK keeps the order of equal elements.
+    # Ignores `stable`, because TopK is stable.
     return _sorted(low, x, *args, **keywords)
 
 
 def _sorted(low: Lowering, x: ir.Value, dim: int = -1, descending: bool = False) -> Any:
+    """Returns the sorted elements along an axis, and their indices."""
     op = low.op
     if not low.fake(0).shape:
         return op.Identity(x), op.const(0)
     if x.dtype == ir.DataType.BOOL:
-        # ONNX's TopK takes numbers only.
+        # ONNX's TopK does not support bool.
         x = low.tensor(x, ir.DataType.INT32)
     axis = axis_of(low, dim)
-    return _ordered(low, x, op.dim(x, axis), axis, descending)
+    return _topk(low, x, op.dim(x, axis), axis, descending)
 
 
-def _ordered(
+def _topk(
     low: Lowering, x: ir.Value, k: Any, axis: int, largest: bool, sorted: bool = True
 ) -> tuple[ir.Value, ir.Value]:
     """Returns TopK, with NaN as the largest number."""
@@ -304,7 +312,7 @@ def unique(
     # ONNX Runtime's Unique takes float32, float64, int64 and int8.
     if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS or x.dtype == ir.DataType.INT32:
         x = low.tensor(x, ir.DataType.INT64)
-    # PyTorch sorts the result too, even with sorted=False.
+    # PyTorch sorts even with sorted=False.
     values, _, inverse, counts = op.Unique(op.Reshape(x, [-1]), sorted=1, _outputs=4)
     if low.fake(0).dim() != 1:
         inverse = op.reshape_like(inverse, x)
@@ -316,7 +324,7 @@ def _unique_floats(low: Lowering, x: ir.Value) -> tuple[ir.Value, ...]:
     op = low.op
     flat = op.Reshape(x, [-1])
     size = op.Shape(flat)
-    ordered, order = _ordered(low, flat, size, 0, False)
+    ordered, order = _topk(low, flat, size, 0, False)
     # Where a number differs from the one before it. As in PyTorch, NaN differs from NaN.
     changes = op.Not(op.Equal(op.Slice(ordered, [1], size), op.Slice(ordered, [0], [-1])))
     changes = op.Slice(op.Concat(op.const([True]), changes, axis=0), [0], size)
@@ -372,13 +380,13 @@ def searchsorted(
 
 @lower("aten.histc.default")
 def histc(low: Lowering, x: ir.Value, bins: int = 100, min: Any = 0, max: Any = 0) -> ir.Value:
-    """Lowers to the number of elements in each bin of equal width; the last bin includes the upper bound."""
+    """Lowers a histogram of `bins` bins of equal width from `min` to `max`. The last bin includes `max`."""
     op = low.op
     if min == max:
         raise low.unsupported("a range that depends on the data")
     flat = op.Reshape(x, [-1])
-    place = op.Floor(op.Div(op.Mul(op.Sub(flat, float(min)), float(bins)), float(max) - float(min)))
-    place = op.Where(op.Equal(flat, float(max)), float(bins - 1), place)
-    # Compares the number of each bin, as a column, with that of all elements. Elements out of range equal none.
-    numbers = low.op.const([[float(i)] for i in range(bins)], low.dtype)
-    return op.ReduceSum(op.Cast(op.Equal(numbers, place), to=low.dtype), [1], keepdims=0)
+    bin_of_each = op.Floor(op.Div(op.Mul(op.Sub(flat, float(min)), float(bins)), float(max) - float(min)))
+    bin_of_each = op.Where(op.Equal(flat, float(max)), float(bins - 1), bin_of_each)
+    # Compares each bin, in a column, with the bins of all elements. Elements out of range are in no bin.
+    column = low.op.const([[float(i)] for i in range(bins)], low.dtype)
+    return op.ReduceSum(op.Cast(op.Equal(column, bin_of_each), to=low.dtype), [1], keepdims=0)

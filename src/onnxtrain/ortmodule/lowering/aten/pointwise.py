@@ -1,4 +1,4 @@
-"""Lowers elementwise functions, bounds and choices; arithmetic stands in `arithmetic.py`."""
+"""Lowers elementwise functions, clamp and where. For arithmetic, see `arithmetic.py`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNARY = {
 
 
 def _unary(op_type: str) -> Callable[[Lowering, ir.Value], ir.Value]:
-    """Returns the lowering of a function that PyTorch computes in floating point for every dtype of its argument."""
+    """Returns a lowering to one ONNX op that casts its argument to the floating-point dtype of PyTorch's result."""
     return lambda low, x: low.op.emit(op_type, low.tensor(x, low.dtype))
 
 
@@ -78,16 +78,16 @@ def signbit(low: Lowering, x: ir.Value) -> ir.Value:
 def copysign(low: Lowering, x: ir.Value, y: Any) -> ir.Value:
     op = low.op
     x, y = low.tensors(x, y)
-    # PyTorch's gradient of `y` is zero, not None: a Sign times zero connects `y` with the result.
-    nothing = op.Mul(op.Where(op.IsNaN(y), 0.0, op.Sign(y)), 0.0)
+    # The zero, computed from `y`, makes the gradient of `y` zero instead of None, as in PyTorch.
+    zero = op.Mul(op.Where(op.IsNaN(y), 0.0, op.Sign(y)), 0.0)
     return op.Mul(
-        op.Abs(x), op.Add(op.Where(signbit(low, y), op.const(-1.0, like=x), op.const(1.0, like=x)), nothing)
+        op.Abs(x), op.Add(op.Where(signbit(low, y), op.const(-1.0, like=x), op.const(1.0, like=x)), zero)
     )
 
 
 @lower("aten.neg.default")
 def neg(low: Lowering, x: ir.Value) -> ir.Value:
-    # ONNX Runtime's Neg takes signed numbers only.
+    # ONNX's Neg supports signed types only.
     unsigned = low.dtype == ir.DataType.UINT8
     return low.op.Sub(low.tensor(0, low.dtype), x) if unsigned else low.op.Neg(x)
 
@@ -105,9 +105,9 @@ def log_of_base(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.log1p.default")
 def log1p(low: Lowering, x: ir.Value) -> ir.Value:
-    # The second term gives back the digits that rounding 1 + x lost. The derivative is that of the first term.
-    main, lost = _formulas.log1p_terms(low.op, low.tensor(x, low.dtype))
-    return low.op.Add(main, low.op.stop_gradient(lost))
+    # The derivative of the sum is that of the first term.
+    log, correction = _formulas.log1p_terms(low.op, low.tensor(x, low.dtype))
+    return low.op.Add(log, low.op.stop_gradient(correction))
 
 
 @lower("aten.expm1.default")
@@ -119,7 +119,7 @@ def expm1(low: Lowering, x: ir.Value) -> ir.Value:
 def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
     op = low.op
     y, x = low.tensors(y, x)
-    # From the arc tangent of the quotient that is at most 1 in magnitude, which neither overflows nor divides by 0.
+    # Divides the smaller by the larger magnitude, which cannot overflow.
     steep = op.Greater(op.Abs(y), op.Abs(x))
     bottom = op.Where(steep, y, x)
     # At (0, 0) there is no gradient, rather than NaN. The quotient of two infinities is taken for that of their
@@ -137,6 +137,7 @@ def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
 
 
 def _constants(low: Lowering, *numbers: float) -> tuple[ir.Value, ...]:
+    """Returns the numbers as scalars of the result's dtype."""
     return tuple(low.tensor(number, low.dtype) for number in numbers)
 
 
@@ -145,12 +146,12 @@ def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     """Lowers to s sqrt((a / s)² + (b / s)²) with s = max(|a|, |b|), which cannot overflow."""
     op = low.op
     a, b = low.tensors(a, b)
-    # The result does not depend on the scale s. The gradients of a maximum and of |x| would be wrong at ties and at 0.
+    # The result does not depend on s, so s needs no gradient.
     larger = op.stop_gradient(op.Max(op.Abs(a), op.Abs(b)))
     scale = op.Where(op.Equal(larger, 0.0), 1.0, larger)
     x, y = op.Div(a, scale), op.Div(b, scale)
-    # PyTorch's gradient is a / length, 0 / 0 at 0. That of the root is NaN there, and only there: elsewhere its
-    # argument lies between 1 and 2.
+    # At (0, 0) the gradient is NaN, as is PyTorch's, a / hypot(a, b). Elsewhere the argument of Sqrt is between 1 and
+    # 2.
     length = op.Mul(scale, op.Sqrt(op.Add(op.Mul(x, x), op.Mul(y, y))))
     infinite = op.Or(op.IsInf(a), op.IsInf(b))
     return op.Where(infinite, math.inf, length)
@@ -192,7 +193,7 @@ def round_(low: Lowering, x: ir.Value, *, decimals: int = 0) -> ir.Value:
 
 
 def _bounds(low: Lowering, bounds: tuple[Any, ...], min: Any, max: Any) -> tuple[Any, Any]:
-    """Returns the lower and the upper bound of a clamp, of which clamp_min and clamp_max have one in first place."""
+    """Returns (min, max) of a clamp op, from its positional arguments `bounds` or from its keyword arguments."""
     if not bounds:
         return min, max
     return (None, bounds[0]) if "clamp_max" in str(low.node.target) else (*bounds, None)[:2]
@@ -202,11 +203,11 @@ def _bounds(low: Lowering, bounds: tuple[Any, ...], min: Any, max: Any) -> tuple
 def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = None) -> ir.Value:
     min, max = _bounds(low, bounds, min, max)
     x = low.tensor(x, low.dtype)
-    # Without a bound ONNX Runtime clips infinities to the largest finite number.
+    # With a bound omitted, ONNX Runtime clips infinities to the largest finite number.
     if is_float(x):
         min, max = -math.inf if min is None else min, math.inf if max is None else max
     limits = [None if bound is None else low.tensor(bound, low.dtype) for bound in (min, max)]
-    # With a bound that is NaN all of PyTorch's results are NaN. ONNX Runtime has no Clip kernel for int16.
+    # A NaN bound makes all of PyTorch's results NaN. ONNX Runtime has no Clip kernel for int16.
     has_nan = any(isinstance(bound, float) and math.isnan(bound) for bound in (min, max))
     if has_nan or low.dtype == ir.DataType.INT16:
         return _clamp_tensor(low, x, *limits)
@@ -220,16 +221,17 @@ def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = 
 @lower("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
 def clamp_tensor(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = None) -> ir.Value:
     min, max = _bounds(low, bounds, min, max)
-    # A bound that is a tensor gets the gradient where it replaces an element, so this is no Clip.
+    # Not Clip, because a tensor bound gets the gradient of the elements that it replaces.
     limits = [None if bound is None else low.tensor(bound, low.dtype) for bound in (min, max)]
     return _clamp_tensor(low, low.tensor(x, low.dtype), *limits)
 
 
 def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
+    """Clamps `x` by Where, so that a bound gets the gradient of the elements that it replaces."""
     op = low.op
 
     def replaced(outside: ir.Value, bound: ir.Value) -> ir.Value:
-        # As in PyTorch, a bound that is NaN replaces every element.
+        # As in PyTorch, a NaN bound replaces every element.
         if is_float(bound):
             outside = op.Or(outside, op.IsNaN(bound))
         return select(low, outside, bound, x)
@@ -240,7 +242,7 @@ def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: 
 
 
 def select(low: Lowering, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Returns Where for every dtype."""
+    """Returns `Where(condition, a, b)` in the dtype of the result, whatever that is."""
     # ONNX Runtime has no Where kernels for bool and int16.
     wide = {BOOL: ir.DataType.UINT8, ir.DataType.INT16: ir.DataType.INT32}.get(low.dtype, low.dtype)
     chosen = low.op.Where(condition, low.tensor(a, wide), low.tensor(b, wide))
@@ -292,7 +294,7 @@ def add_product(low: Lowering, x: ir.Value, a: ir.Value, b: ir.Value, *, value: 
     "prims.copy_strided.default",
     "prims.convert_element_type.default",
 )
-def same(low: Lowering, x: ir.Value, *_: Any, **__: Any) -> ir.Value:
+def identity(low: Lowering, x: ir.Value, *_: Any, **__: Any) -> ir.Value:
     return x
 
 

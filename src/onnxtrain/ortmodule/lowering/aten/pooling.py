@@ -1,7 +1,4 @@
-"""Lowers pooling of images.
-
-Shapes are `[batch, channels, *spatial]`; the batch is optional in pooling.
-"""
+"""Lowers pooling. Inputs are `[batch, channels, *spatial]` or `[channels, *spatial]`."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower, per_axis
-from onnxtrain.ortmodule.lowering.aten.indexing import counted
+from onnxtrain.ortmodule.lowering.aten.indexing import checked_indices
 
 
 @lower("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
@@ -26,16 +23,16 @@ def max_pool(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Lowers to MaxPool, with the position of each maximum in its plane if that is read."""
+    """Lowers to MaxPool. The second result, the index of each maximum in its plane, is None if nothing reads it."""
     rank = len(kernel)
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     attributes["dilations"] = per_axis(dilation, rank)
     if not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.MaxPool(x, **attributes)), None
     if len(low.fake(0).shape) != rank + 2:
-        raise low.unsupported("indices of an input without batch axis")
+        raise low.unsupported("indices of an input without a batch axis")
     y, indices = low.op.MaxPool(x, **attributes, _outputs=2)
-    # PyTorch counts positions within each plane, ONNX through the whole tensor.
+    # PyTorch's indices are relative to each plane, ONNX's to the whole tensor.
     plane = low.op.ReduceProd(low.op.Shape(x, start=2), keepdims=0)
     return y, low.op.Mod(indices, plane)
 
@@ -52,11 +49,12 @@ def avg_pool(
     divisor_override: int | None = None,
 ) -> ir.Value:
     rank = len(kernel)
-    kernel, stride = _without_excess(low, kernel, stride, padding, ceil_mode)
+    kernel, stride = _limited_windows(low, kernel, stride, padding, ceil_mode)
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     if divisor_override is not None and ceil_mode:
-        _pad_for_last_window(low, attributes)
-    # A divisor of its own makes PyTorch sum over padding too. The average times the size of the window is that sum.
+        _pad_to_last_window(low, attributes)
+    # With divisor_override, PyTorch divides the sum over the window, including padding. The sum is the average times
+    # the size of the window.
     attributes["count_include_pad"] = int(count_include_pad or divisor_override is not None)
     y = _batched(low, x, rank, lambda x: low.op.AveragePool(x, **attributes))
     if divisor_override is None:
@@ -76,21 +74,21 @@ def adaptive_avg_pool(low: Lowering, x: ir.Value, sizes_out: list[Any]) -> ir.Va
         kernel = [n // size_out for n, size_out in zip(sizes_in, sizes_out, strict=True)]
         return _batched(low, x, rank, lambda x: low.op.AveragePool(x, kernel_shape=kernel, strides=kernel))
     shape = low.op.shape_of(x)
-    # Windows are the products of intervals along the axes, so that one axis is averaged after the other.
+    # Averages one axis at a time, because windows are products of intervals.
     for axis, size_out in zip(range(-rank, 0), sizes_out, strict=True):
-        x = _averaged_along(low, x, axis, sizes_in[axis], size_out, shape)
+        x = _average_axis(low, x, axis, sizes_in[axis], size_out, shape)
     return x
 
 
-def _averaged_along(
+def _average_axis(
     low: Lowering, x: ir.Value, axis: int, size_in: Any, size_out: Any, input_shape: ir.Value
 ) -> ir.Value:
-    """Pools one axis adaptively.
+    """Applies adaptive average pooling along one axis.
 
     Args:
         low: the lowering.
-        x: the input, whose axes before `axis` are pooled already.
-        axis: the axis to pool, counted from the end, e.g. -2.
+        x: the input, pooled already along the spatial axes before `axis`.
+        axis: the axis to pool, checked_indices from the end, e.g. -2.
         size_in: size of the axis, e.g. 7.
         size_out: its size after pooling, e.g. 3.
         input_shape: the shape of the input before any pooling, int64 [rank].
@@ -99,7 +97,7 @@ def _averaged_along(
     is_static = isinstance(size_in, int) and isinstance(size_out, int)
     if not is_static or size_in * size_out > _LARGEST_MATRIX:
         return _averaged_windows(low, x, axis, size_in, size_out)
-    matrix = op.const(_averages(size_in, size_out), low.dtype)
+    matrix = op.const(_averaging_matrix(size_in, size_out), low.dtype)
     after = [*before[:axis], *low.shape(low.result)[axis : axis + 1 or None], *before[axis:][1:]]
     if axis == -1:
         y = op.MatMul(x, op.Transpose(matrix, perm=[1, 0]))
@@ -107,38 +105,38 @@ def _averaged_along(
         y = op.MatMul(matrix, x)
     else:
         rows = op.Reshape(x, op.Concat(op.Shape(x, end=len(before) + axis + 1), [-1], axis=0))
-        behind = op.Slice(input_shape, [axis + 1], [np.iinfo(np.int64).max], [0])
+        later_sizes = op.Slice(input_shape, [axis + 1], [np.iinfo(np.int64).max], [0])
         pooled = op.MatMul(matrix, rows)
-        y = op.Reshape(pooled, op.Concat(op.Shape(pooled, end=-1), behind, axis=0))
+        y = op.Reshape(pooled, op.Concat(op.Shape(pooled, end=-1), later_sizes, axis=0))
     y.shape = ir.Shape(after)
     return y
 
 
 @lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
 def adaptive_max_pool(low: Lowering, x: ir.Value, sizes_out: list[int]) -> tuple[ir.Value, ir.Value | None]:
-    """Lowers to a Gather that repeats the elements of overlapping windows, and a MaxPool of equal windows."""
+    """Lowers to a Gather that makes all windows disjoint and equally long, by repeating elements, and a MaxPool."""
     rank = len(sizes_out)
     if all(n == 1 for n in sizes_out) and not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.GlobalMaxPool(x)), None
-    op, sizes_in = low.op, [low.known(n) for n in low.fake(0).shape[-rank:]]
-    places = [_equal_windows(n, size_out) for n, size_out in zip(sizes_in, sizes_out, strict=True)]
-    kernel = [place.shape[1] for place in places]
+    op, sizes_in = low.op, [low.specialized(n) for n in low.fake(0).shape[-rank:]]
+    windows = [_equal_windows(n, size_out) for n, size_out in zip(sizes_in, sizes_out, strict=True)]
+    kernel = [window.shape[1] for window in windows]
     shape = list(x.shape or ())
-    for axis, (n, place) in enumerate(zip(sizes_in, places, strict=True)):
-        if place.size != n:
-            x = op.Gather(x, place.ravel(), axis=len(shape) - rank + axis)
-            shape[axis - rank] = place.size
+    for axis, (n, window) in enumerate(zip(sizes_in, windows, strict=True)):
+        if window.size != n:
+            x = op.Gather(x, window.ravel(), axis=len(shape) - rank + axis)
+            shape[axis - rank] = window.size
             x.shape = ir.Shape(shape)
     attributes = {"kernel_shape": kernel, "strides": kernel}
     if not low.uses_result(1):
         return _batched(low, x, rank, lambda x: op.MaxPool(x, **attributes)), None
     if len(shape) != rank + 2:
-        raise low.unsupported("indices of an input without batch axis")
+        raise low.unsupported("indices of an input without a batch axis")
     y, indices = op.MaxPool(x, **attributes, _outputs=2)
-    # ONNX counts positions through the whole tensor, PyTorch within each plane, in which no place is repeated.
+    # ONNX's indices are relative to the whole tensor after the Gather, PyTorch's to each plane before it.
     plane = np.arange(math.prod(sizes_in)).reshape(sizes_in)
-    for axis, place in enumerate(places):
-        plane = np.take(plane, place.ravel(), axis)
+    for axis, window in enumerate(windows):
+        plane = np.take(plane, window.ravel(), axis)
     return y, op.Gather(op.const(plane.ravel()), op.Mod(indices, plane.size))
 
 
@@ -160,19 +158,21 @@ def _equal_windows(size_in: int, size_out: int) -> np.ndarray:
 def max_unpool(
     low: Lowering, x: ir.Value, indices: ir.Value, size: list[Any], *windows: list[int]
 ) -> ir.Value:
-    """Lowers to a ScatterElements into planes of zeros; of several maxima for one place PyTorch keeps any."""
-    op, lead = low.op, len(low.fake(0).shape) - len(size)
+    """Lowers to a ScatterElements into zeros. For duplicate indices, any of the values is kept, as in PyTorch."""
+    op, leading = low.op, len(low.fake(0).shape) - len(size)
     sizes = low.ints(size)
-    before = op.Shape(x, end=lead)
-    rows = op.Concat(before, op.ReduceProd(op.Shape(x, start=lead), keepdims=1), axis=0)
-    planes = op.Expand(op.const(0.0, low.dtype), op.Concat(before, op.ReduceProd(sizes, keepdims=1), axis=0))
-    places = op.Reshape(counted(low, 1, indices), rows)
-    written = op.ScatterElements(planes, places, op.Reshape(x, rows), axis=lead)
-    return op.Reshape(written, op.Concat(before, sizes, axis=0))
+    leading_sizes = op.Shape(x, end=leading)
+    rows = op.Concat(leading_sizes, op.ReduceProd(op.Shape(x, start=leading), keepdims=1), axis=0)
+    planes = op.Expand(
+        op.const(0.0, low.dtype), op.Concat(leading_sizes, op.ReduceProd(sizes, keepdims=1), axis=0)
+    )
+    positions = op.Reshape(checked_indices(low, 1, indices), rows)
+    written = op.ScatterElements(planes, positions, op.Reshape(x, rows), axis=leading)
+    return op.Reshape(written, op.Concat(leading_sizes, sizes, axis=0))
 
 
 def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool) -> dict[str, Any]:
-    """Returns the attributes of an ONNX pooling."""
+    """Returns the attributes of an ONNX pooling op, without dilations."""
     kernel = per_axis(kernel, rank)
     pads = per_axis(padding, rank)
     return {
@@ -186,40 +186,42 @@ def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode:
 _LARGEST_MATRIX = 1 << 14
 """Averages along one axis are a matrix product up to this many elements of the matrix."""
 
-_LARGE = 32
+_MAX_UNLIMITED_KERNEL = 32
 """Kernels up to this size are left as they are in ceil mode."""
 
 
-def _without_excess(
+def _limited_windows(
     low: Lowering, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool
 ) -> tuple[list[int], list[int]]:
-    """Returns kernel and stride without the part of a window outside of the padded input.
+    """Returns kernel and stride, limited to the size of the padded input along each axis.
 
-    In ceil mode a kernel may be larger than the input, and one window averages all. Its gradient would multiply with a
-    kernel that may need gigabytes, e.g. that of a pooling over `hidden_dim` places at the end of a network.
+    In ceil mode, the kernel may be larger than the padded input, e.g. with a kernel of `hidden_dim` over a sequence.
+    The gradient has a kernel of the same size, which could take gigabytes.
     """
     rank = len(kernel)
     strides = per_axis(stride, rank) if stride else list(kernel)
-    if not ceil_mode or max(kernel) <= _LARGE:
+    if not ceil_mode or max(kernel) <= _MAX_UNLIMITED_KERNEL:
         return kernel, strides
-    sizes_in = [low.known(n) for n in low.fake(0).shape[-rank:]]
-    reach = [n + 2 * pad for n, pad in zip(sizes_in, per_axis(padding, rank), strict=True)]
-    strides = [step if k <= r else r for k, step, r in zip(kernel, strides, reach, strict=True)]
-    return [min(k, r) for k, r in zip(kernel, reach, strict=True)], strides
+    sizes_in = [low.specialized(n) for n in low.fake(0).shape[-rank:]]
+    padded_sizes = [n + 2 * pad for n, pad in zip(sizes_in, per_axis(padding, rank), strict=True)]
+    strides = [step if k <= r else r for k, step, r in zip(kernel, strides, padded_sizes, strict=True)]
+    return [min(k, r) for k, r in zip(kernel, padded_sizes, strict=True)], strides
 
 
-def _pad_for_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
-    """Pads to the windows that PyTorch has in ceil mode, so that padding counts in all of them, for these sizes."""
+def _pad_to_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
+    """Replaces ceil mode by padding at the end, in place, so that AveragePool counts it. Specializes the sizes."""
     rank = len(attributes["kernel_shape"])
     sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)
     for axis, (size_in, size_out) in enumerate(sizes):
-        last = (low.known(size_out) - 1) * attributes["strides"][axis] + attributes["kernel_shape"][axis]
-        attributes["pads"][rank + axis] = max(0, last - low.known(size_in) - attributes["pads"][axis])
+        last = (low.specialized(size_out) - 1) * attributes["strides"][axis] + attributes["kernel_shape"][
+            axis
+        ]
+        attributes["pads"][rank + axis] = max(0, last - low.specialized(size_in) - attributes["pads"][axis])
     attributes["ceil_mode"] = 0
 
 
 def _batched(low: Lowering, x: ir.Value, rank: int, pool: Callable[[ir.Value], ir.Value]) -> ir.Value:
-    """Applies `pool` to an input that may lack its batch axis, which ONNX requires."""
+    """Applies `pool`, which requires a batch axis, to an input with or without one."""
     if len(low.fake(0).shape) == rank + 2:
         return pool(x)
     batch = low.op.Unsqueeze(x, [0])
@@ -230,8 +232,8 @@ def _batched(low: Lowering, x: ir.Value, rank: int, pool: Callable[[ir.Value], i
     return low.op.Squeeze(y, [0])
 
 
-def _averages(size_in: int, size_out: int) -> np.ndarray:
-    """Returns the matrix [size_out, size_in] of adaptive average pooling. Row i averages the i-th window."""
+def _averaging_matrix(size_in: int, size_out: int) -> np.ndarray:
+    """Returns the matrix of adaptive average pooling, [size_out, size_in]: row i averages the i-th window."""
     matrix = np.zeros((size_out, size_in))
     for i, (start, end) in enumerate(zip(*_window_bounds(size_in, size_out), strict=True)):
         matrix[i, start:end] = 1 / (end - start)

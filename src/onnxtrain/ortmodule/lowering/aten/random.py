@@ -1,4 +1,4 @@
-"""Lowers random ops: PyTorch's generator draws at each call, so that a seed gives the numbers of eager mode."""
+"""Lowers random ops to graph inputs that PyTorch's generator fills at each call, so seeds work as in eager mode."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from onnxtrain.ortmodule.lowering._table import (
 )
 
 Fill = Callable[[torch.Tensor], Any]
+"""Fills a tensor with random numbers, in place."""
 
 
-def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
-    """Returns a random input of the shape and dtype of `fake`, which `fill` writes at each call."""
+def _random_input(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
+    """Adds and returns a random input, laid out like `fake`, which `fill` fills at each call."""
     if generator is not None:
-        # The state of another generator would have to be an input of the graph.
         raise low.unsupported("a generator other than PyTorch's default one")
     try:
-        return low.random_input(_drawing(fake, fill), fake)
+        return low.random_input(_draw_function(fake, fill), fake)
     except UnsupportedATenOp as error:
         raise UnsupportedATenOp(f"{error}, {DRAWN_BETWEEN_PARTS}") from None
 
 
-def _drawing(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
-    """Returns a function that draws a tensor of a shape."""
+def _draw_function(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
+    """Returns a function that makes a tensor of a given shape, laid out like `fake`, and fills it by `fill`."""
     dtype, device = fake.dtype, fake.device
-    # A generator fills memory in order: strides as eager PyTorch has them put the same number at the same index.
+    # Random numbers are written in memory order, so equal results need the strides of eager PyTorch.
     order = memory_order(fake)
 
     def draw(shape: Sequence[int]) -> torch.Tensor:
@@ -46,16 +46,16 @@ def _drawing(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], torch.
     return draw
 
 
-def _numbers(low: Lowering, *values: Any) -> None:
-    """Refuses parameters of a distribution that are computed in the graph: PyTorch draws before the graph runs."""
+def _check_constant(low: Lowering, *values: Any) -> None:
+    """Raises UnsupportedATenOp for parameters computed in the graph, because random inputs are drawn before it runs."""
     if any(isinstance(value, ir.Value) for value in values):
         raise low.unsupported("parameters of a distribution that are computed in the graph")
 
 
 @lower("aten.bernoulli.p")
 def bernoulli(low: Lowering, x: Any, p: Any = 0.5, generator: Any = None) -> ir.Value:
-    _numbers(low, p)
-    return _filled(low, low.result, lambda tensor: tensor.bernoulli_(p), generator)
+    _check_constant(low, p)
+    return _random_input(low, low.result, lambda tensor: tensor.bernoulli_(p), generator)
 
 
 _LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -71,14 +71,14 @@ def _fake_bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
 
 @lower("onnxtrain.bernoulli_like.default")
 def bernoulli_like(low: Lowering, x: ir.Value, p: Any) -> ir.Value:
-    # An op of its own, because other traces of `torch.empty_like(x).bernoulli_(p)` lose the memory order of `x`.
-    _numbers(low, p)
-    return _filled(low, low.result, lambda tensor: keep_at_random(tensor, p))
+    # A custom op, because tracing `torch.empty_like(x).bernoulli_(p)` loses the memory order of `x`.
+    _check_constant(low, p)
+    return _random_input(low, low.result, lambda tensor: fill_keep_mask(tensor, p))
 
 
-def keep_at_random(noise: torch.Tensor, p: float) -> torch.Tensor:
-    """Writes ones, with probability `p`, and zeros, as dropout of eager PyTorch draws them; returns the tensor."""
-    # On a GPU dropout has a kernel of its own, which reads the generator in another order than `bernoulli_`.
+def fill_keep_mask(noise: torch.Tensor, p: float) -> torch.Tensor:
+    """Fills a tensor with ones (probability `p`) and zeros, as drawn by eager PyTorch's dropout. Returns the tensor."""
+    # On GPUs, the dropout kernel draws in a different order than `bernoulli_`.
     if noise.is_cuda and noise.numel():
         return noise.copy_(torch.native_dropout(torch.ones_like(noise), 1 - p, True)[1])
     return noise.bernoulli_(p)
@@ -101,7 +101,7 @@ def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bo
     p = _probability(p)
     if not training or p == 0 or isinstance(p, torch.SymFloat):
         return functional.dropout(x, p, training, inplace)
-    # Eager PyTorch draws nothing then.
+    # Eager PyTorch draws nothing if p == 1.
     if p == 1:
         return x.mul_(0.0) if inplace else x * 0.0
     noise = torch.ops.onnxtrain.bernoulli_like(x, 1 - p) / (1 - p)
@@ -116,15 +116,15 @@ def _feature_dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """Computes dropout of whole channels as eager PyTorch does.
+    """Replaces `dropout1d`, `dropout2d` or `dropout3d`, which drop whole channels.
 
     Args:
-        function: PyTorch's own, for all other arguments.
-        rank: number of axes of a batch.
+        function: the replaced function, which is called if there is nothing to draw or the rank of `x` is not `rank`.
+        rank: rank of a batch, e.g. 4 for `dropout2d`.
         x: [batch, channels, *spatial].
-        p: probability of zero.
-        training: whether to drop anything.
-        inplace: whether to write to `x`.
+        p: probability of zeroing a channel.
+        training: True to apply dropout.
+        inplace: True to write the result to `x`.
     """
     p = _probability(p)
     if not training or p == 0 or p == 1 or x.dim() != rank or isinstance(p, torch.SymFloat):
@@ -140,75 +140,76 @@ DROPOUTS: dict[Any, Callable[..., Any]] = {
     functional.dropout2d: partial(_feature_dropout, functional.dropout2d, 4),
     functional.dropout3d: partial(_feature_dropout, functional.dropout3d, 5),
 }
-"""Replacements by the function in a Dynamo graph, which is traced as its replacement instead."""
+"""Functions in a Dynamo graph that are traced as another function."""
 
 
 @lower("aten.native_dropout.default")
 def native_dropout(
     low: Lowering, x: ir.Value, p: Any, train: bool | None
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Lowers `torch.dropout` as some traces have it: x * bernoulli(1 - p) / (1 - p), and the mask."""
-    _numbers(low, p)
+    """Lowers to x * bernoulli(1 - p) / (1 - p), and the mask of the elements that are kept."""
+    _check_constant(low, p)
     if train is False or p == 0:
         return x, low.op.Cast(low.op.ones_like(x), to=ir.DataType.BOOL) if low.uses_result(1) else None
     if p == 1:
         return low.op.Mul(x, 0.0), low.op.Cast(low.op.zeros_like(x), to=ir.DataType.BOOL)
-    noise = _filled(low, low.result[0], lambda tensor: keep_at_random(tensor, 1 - p))
+    noise = _random_input(low, low.result[0], lambda tensor: fill_keep_mask(tensor, 1 - p))
     kept = low.op.Cast(noise, to=ir.DataType.BOOL) if low.uses_result(1) else None
     return low.op.Mul(x, low.op.Div(noise, 1 - p)), kept
 
 
 @lower("aten.rand.default", "aten.rand_like.default")
 def rand(low: Lowering, like: Any, **kwargs: Any) -> ir.Value:
-    return _filled(low, low.result, lambda tensor: tensor.uniform_())
+    return _random_input(low, low.result, lambda tensor: tensor.uniform_())
 
 
 @lower("aten.randn.default", "aten.randn_like.default")
 def randn(low: Lowering, like: Any, **kwargs: Any) -> ir.Value:
-    return _filled(low, low.result, lambda tensor: tensor.normal_())
+    return _random_input(low, low.result, lambda tensor: tensor.normal_())
 
 
 @lower("aten.normal.float_float")
 def normal(low: Lowering, mean: Any, std: Any, size: Any, generator: Any = None, **kwargs: Any) -> ir.Value:
-    _numbers(low, mean, std)
-    return _filled(low, low.result, lambda tensor: tensor.normal_(mean, std), generator)
+    _check_constant(low, mean, std)
+    return _random_input(low, low.result, lambda tensor: tensor.normal_(mean, std), generator)
 
 
-def _distribution(method: str) -> Callable[..., ir.Value]:
-    """Returns the lowering of an op that fills a tensor like its first argument, as a method of `torch.Tensor` does."""
+def _in_place_fill(method: str) -> Callable[..., ir.Value]:
+    """Returns the lowering of a functionalized in-place method of `torch.Tensor`, e.g. "uniform_"."""
 
     def lowered(low: Lowering, x: Any, *parameters: Any, generator: Any = None) -> ir.Value:
-        _numbers(low, *parameters)
-        return _filled(low, low.result, lambda tensor: getattr(tensor, method)(*parameters), generator)
+        _check_constant(low, *parameters)
+        return _random_input(low, low.result, lambda tensor: getattr(tensor, method)(*parameters), generator)
 
     return lowered
 
 
 for _name in ("uniform", "exponential", "geometric", "log_normal", "cauchy"):
-    lower(f"aten.{_name}.default")(_distribution(f"{_name}_"))
-lower("aten.normal_functional.default")(_distribution("normal_"))
+    lower(f"aten.{_name}.default")(_in_place_fill(f"{_name}_"))
+lower("aten.normal_functional.default")(_in_place_fill("normal_"))
 
 
 @lower("aten.randint.default", "aten.randint_like.default")
 def randint(low: Lowering, *args: Any, **kwargs: Any) -> ir.Value:
-    # `randint(high, size)` and `randint_like(tensor, high)`.
+    # The overloads are `randint(high, size)` and `randint_like(tensor, high)`.
     high = args[1] if "like" in str(low.node.target) else args[0]
-    return _integers(low, 0, high)
+    return _random_integers(low, 0, high)
 
 
 @lower("aten.randint.low")
 def randint_low(low: Lowering, start: Any, high: Any, size: Any, **kwargs: Any) -> ir.Value:
-    return _integers(low, start, high)
+    return _random_integers(low, start, high)
 
 
 @lower("aten.randint_like.low_dtype")
 def randint_like_low(low: Lowering, like: Any, start: Any, high: Any, **kwargs: Any) -> ir.Value:
-    return _integers(low, start, high)
+    return _random_integers(low, start, high)
 
 
-def _integers(low: Lowering, start: Any, high: Any) -> ir.Value:
-    _numbers(low, start, high)
-    return _filled(low, low.result, lambda tensor: tensor.random_(start, high))
+def _random_integers(low: Lowering, start: Any, high: Any) -> ir.Value:
+    """Adds a random input of integers, uniform in [start, high)."""
+    _check_constant(low, start, high)
+    return _random_input(low, low.result, lambda tensor: tensor.random_(start, high))
 
 
 @lower("aten.randperm.default")
@@ -224,8 +225,8 @@ def multinomial(
     op = low.op
     if generator is not None:
         raise low.unsupported("a generator other than PyTorch's default one")
-    # As PyTorch's CPU kernels: the places of the largest weight / exponential noise; with replacement, a search in the
-    # cumulated shares. Sampling has no gradient.
+    # As in PyTorch's CPU kernels: without replacement, the indices of the largest weight / exponential noise; with
+    # replacement, a search in the cumulative probabilities. Sampling has no gradient.
     weights = low.op.stop_gradient(weights)
     invalid = "invalid multinomial distribution ({})"
     not_negative, finite = op.GreaterOrEqual(weights, 0.0), op.Not(op.IsInf(weights))
@@ -235,7 +236,9 @@ def multinomial(
             op.And(not_negative, finite), "probability tensor contains either `inf`, `nan` or element < 0"
         )
         low.check(op.Greater(total, 0.0), invalid.format("sum of probabilities <= 0"))
-        noise = low.random_input(_drawing(low.fake(0), lambda tensor: tensor.exponential_()), low.fake(0))
+        noise = low.random_input(
+            _draw_function(low.fake(0), lambda tensor: tensor.exponential_()), low.fake(0)
+        )
         _, places = op.TopK(op.Div(weights, noise), [count], axis=-1, _outputs=2)
         return places
     low.check(not_negative, invalid.format("encountering probability entry < 0"))
@@ -245,7 +248,7 @@ def multinomial(
         lambda shape: torch.empty(tuple(shape), dtype=torch.float64).uniform_(), low.result.double()
     )
     sums = op.CumSum(weights, op.const(-1))
-    # PyTorch compares float64 noise with shares in the dtype of the weights.
-    shares = op.Cast(op.Div(sums, op.Gather(sums, [-1], axis=-1)), to=ir.DataType.DOUBLE)
-    before = op.Less(op.Unsqueeze(shares, [-2]), op.Unsqueeze(noise, [-1]))
+    # PyTorch compares float64 noise with probabilities in the dtype of the weights.
+    cumulative = op.Cast(op.Div(sums, op.Gather(sums, [-1], axis=-1)), to=ir.DataType.DOUBLE)
+    before = op.Less(op.Unsqueeze(cumulative, [-2]), op.Unsqueeze(noise, [-1]))
     return op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), [-1], keepdims=0)

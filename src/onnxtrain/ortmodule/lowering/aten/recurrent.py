@@ -1,7 +1,7 @@
 """Lowers LSTM, GRU and RNN layers to one ONNX node each.
 
-PyTorch's own tracing decomposes a layer into its time steps. `WHOLE_LAYERS` replaces `torch.lstm`, `torch.gru` and
-`torch.rnn_*` before tracing by one call of `onnxtrain::recurrent_layer` per layer, which tracing keeps whole.
+PyTorch's tracing decomposes a layer into time steps. `WHOLE_LAYERS` traces `torch.lstm`, `torch.gru` and `torch.rnn_*`
+as one call of the custom op `onnxtrain::recurrent_layer` per layer instead.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn_tanh": (0,), "rnn_relu": (0,)}
-"""Per mode, the position among PyTorch's gates of each of ONNX's gates.
+"""Per mode, the index of each of ONNX's gates in PyTorch's order.
 
-LSTM: i o f c among i f g o; GRU: z r h among r z n.
+LSTM: ONNX has i o f c, PyTorch i f g o. GRU: ONNX has z r h, PyTorch r z n.
 """
 
 
@@ -37,13 +37,13 @@ def _fake_layer(
     bias: bool,
     bidirectional: bool,
 ) -> list[torch.Tensor]:
-    """Returns fake hidden states [time, batch, directions * hidden] and final states."""
+    """Returns fake outputs: the hidden states, [time, batch, directions * hidden], and the final states."""
     hidden = states[0].shape[-1] * (2 if bidirectional else 1)
     return [x.new_empty((x.shape[0], x.shape[1], hidden)), *(torch.empty_like(state) for state in states)]
 
 
-def _layers(function: Callable[..., Any], *args: Any) -> Any:
-    """Computes `torch.lstm` or a sibling by calls of `recurrent_layer`; a packed sequence by `function` itself."""
+def _by_layers(function: Callable[..., Any], *args: Any) -> Any:
+    """Replaces `torch.lstm` etc. by `recurrent_layer` calls. Calls `function` for packed sequences and projections."""
     mode = function.__name__
     if len(args) != 9 or not isinstance(args[2], list | tuple):
         # A packed sequence.
@@ -51,10 +51,10 @@ def _layers(function: Callable[..., Any], *args: Any) -> Any:
     x, initial, weights, bias, num_layers, dropout, train, bidirectional, batch_first = args
     states = list(initial) if mode == "lstm" else [initial]
     dtypes = _result_dtypes(function, x, states, weights, bias)
-    x, *rest = _of_one_dtype(x, *states, *weights)
-    states, weights = rest[: len(states)], rest[len(states) :]
+    x, *others = _promoted(x, *states, *weights)
+    states, weights = others[: len(states)], others[len(states) :]
     if mode == "lstm" and states[0].shape[-1] != states[1].shape[-1]:
-        # ONNX's LSTM has no projections, by which hidden and cell states have different sizes.
+        # Hidden and cell states of different sizes mean projections, which ONNX's LSTM lacks.
         return function(*args)
     directions = 2 if bidirectional else 1
     tensors = directions * (4 if bias else 2)
@@ -64,16 +64,16 @@ def _layers(function: Callable[..., Any], *args: Any) -> Any:
         raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
     finals = []
     for layer in range(num_layers):
-        before = [state.narrow(0, layer * directions, directions) for state in states]
-        of_layer = list(weights[layer * tensors : (layer + 1) * tensors])
+        initial_states = [state.narrow(0, layer * directions, directions) for state in states]
+        layer_weights = list(weights[layer * tensors : (layer + 1) * tensors])
         x, *final = torch.ops.onnxtrain.recurrent_layer(
-            x, states if num_layers == 1 else before, of_layer, mode, bias, bidirectional
+            x, states if num_layers == 1 else initial_states, layer_weights, mode, bias, bidirectional
         )
         finals.append(final)
         if dropout and train and layer + 1 < num_layers:
             x = torch.nn.functional.dropout(x, dropout, training=True)
-    joined = [state[0] if num_layers == 1 else torch.cat(state) for state in zip(*finals, strict=True)]
-    results = (x.transpose(0, 1) if batch_first else x, *joined)
+    final_states = [state[0] if num_layers == 1 else torch.cat(state) for state in zip(*finals, strict=True)]
+    results = (x.transpose(0, 1) if batch_first else x, *final_states)
     return tuple(result.to(dtype) for result, dtype in zip(results, dtypes, strict=True))
 
 
@@ -84,10 +84,9 @@ def _result_dtypes(
     weights: Sequence[torch.Tensor],
     bias: bool,
 ) -> list[torch.dtype]:
-    """Returns the dtypes in which eager PyTorch returns the output and the final states of a layer."""
-    # Autocast makes some results bfloat16 and leaves others float32. Fake tensors (PyTorch 2.13) say float32 of an LSTM
-    # whose input has a gradient, where tensors are bfloat16. So eager PyTorch runs a layer of one feature for one
-    # sample and one step.
+    """Returns the dtypes of the output and of the final states in eager PyTorch."""
+    # Under autocast, some results are bfloat16 and others float32. Fake tensors (PyTorch 2.13) have the wrong dtype,
+    # float32, for an LSTM whose input requires a gradient. So eager PyTorch runs a layer with sizes of 1 to find out.
     if not torch.is_autocast_enabled(x.device.type):
         return [x.dtype] * (1 + len(states))
 
@@ -97,11 +96,13 @@ def _result_dtypes(
     gates = len(_GATES[function.__name__])
     with disable_current_modes(), torch.no_grad():
         initial = [zeros(state, 1, 1, 1) for state in states]
-        of_layer = [zeros(weight, gates, *[1] * (weight.dim() - 1)) for weight in weights[: 4 if bias else 2]]
+        layer_weights = [
+            zeros(weight, gates, *[1] * (weight.dim() - 1)) for weight in weights[: 4 if bias else 2]
+        ]
         results = function(
             zeros(x, 1, 1, 1),
             initial if len(initial) > 1 else initial[0],
-            of_layer,
+            layer_weights,
             bias,
             1,
             0.0,
@@ -112,8 +113,8 @@ def _result_dtypes(
     return [result.dtype for result in results]
 
 
-def _of_one_dtype(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Returns tensors in one dtype, as ONNX's layers need them; under autocast they may differ."""
+def _promoted(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the tensors in their common dtype, as ONNX's ops require. Under autocast, dtypes may differ."""
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) == 1:
         return list(tensors)
@@ -122,10 +123,10 @@ def _of_one_dtype(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 WHOLE_LAYERS: dict[Any, Callable[..., Any]] = {
-    function: partial(_layers, function)
+    function: partial(_by_layers, function)
     for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 }
-"""Replacements by the function in a Dynamo graph, which is traced as its replacement instead."""
+"""Functions in a Dynamo graph that are traced as another function."""
 
 
 @lower("onnxtrain.recurrent_layer.default")
@@ -141,12 +142,12 @@ def recurrent_layer(
     """Lowers to LSTM, GRU or RNN. x: [time, batch, input]; states: [directions, batch, hidden]."""
     op, directions = low.op, 2 if bidirectional else 1
     hidden = low.node.args[1][0].meta["val"].shape[-1]  # type: ignore[index, union-attr]
-    parts = [_reordered(low, weight, mode, hidden) for weight in weights]
+    parts = [_reorder_gates(low, weight, mode, hidden) for weight in weights]
     per_direction = 4 if bias else 2
-    w, r = (_stacked(low, parts[kind::per_direction]) for kind in (0, 1))
+    w, r = (_stack(low, parts[kind::per_direction]) for kind in (0, 1))
     b = None
     if bias:
-        b = _stacked(
+        b = _stack(
             low, [op.Concat(*parts[i + 2 : i + 4], axis=0) for i in range(0, len(parts), per_direction)]
         )
     attributes: dict[str, Any] = {
@@ -156,7 +157,7 @@ def recurrent_layer(
     if mode == "lstm":
         y, *final = op.LSTM(x, w, r, b, None, *states, **attributes, _outputs=3)
     elif mode == "gru":
-        # PyTorch applies the reset gate behind the recurrent product, ONNX by default before it.
+        # PyTorch applies the reset gate after the recurrent matrix product, ONNX by default before it.
         y, *final = op.GRU(x, w, r, b, None, *states, **attributes, linear_before_reset=1, _outputs=2)
     else:
         activations = ["Tanh" if mode == "rnn_tanh" else "Relu"] * directions
@@ -169,8 +170,8 @@ def recurrent_layer(
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, directions * hidden]), *final
 
 
-def _reordered(low: Lowering, weight: ir.Value, mode: str, hidden: int) -> ir.Value:
-    """Returns a weight or bias, [gates * hidden, ...], with the gates in ONNX's order."""
+def _reorder_gates(low: Lowering, weight: ir.Value, mode: str, hidden: int) -> ir.Value:
+    """Reorders the gates of a weight or bias, [gates * hidden, ...], from PyTorch's to ONNX's order."""
     order = _GATES[mode]
     if len(order) == 1:
         return weight
@@ -183,7 +184,7 @@ def _reordered(low: Lowering, weight: ir.Value, mode: str, hidden: int) -> ir.Va
     return result
 
 
-def _stacked(low: Lowering, parts: list[ir.Value]) -> ir.Value:
+def _stack(low: Lowering, parts: list[ir.Value]) -> ir.Value:
     """Stacks the values of the directions along a new first axis."""
     rows = [low.op.Unsqueeze(part, [0]) for part in parts]
     result: ir.Value = rows[0] if len(rows) == 1 else low.op.Concat(*rows, axis=0)

@@ -1,4 +1,4 @@
-"""Lowers reductions."""
+"""Lowers reductions: sum, mean, prod, any, var, norms, logsumexp."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from onnxtrain.ortmodule.lowering.aten.shape import transposed
 
 
 def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -> ir.Value:
+    """Reduces `x` by an ONNX op, e.g. "ReduceSum". `dim` is PyTorch's argument."""
     axes = axes_of(low, dim)
     return low.op.emit(op_type, x, axes, keepdims=int(keepdim))
 
 
-def averaged(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
-    """Returns the mean."""
+def reduce_mean(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
+    """Returns the mean of the node's first argument `x`, or of a tensor of the same shape."""
     if low.has_no_elements(0):
-        # PyTorch's mean of no elements is NaN, ONNX Runtime's 0.
+        # The mean of no elements is NaN in PyTorch, and 0 in ONNX Runtime.
         return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)
     shape = low.fake(0).shape
-    counted = range(len(shape)) if axes is None else axes
-    if any(free_unbacked_symbols(shape[axis]) for axis in counted):
-        # As above: only the data tell whether there are any, as in `x[mask].mean()`.
-        count = functools.reduce(low.op.Mul, (low.op.dim(x, axis % len(shape)) for axis in counted))
+    reduced = range(len(shape)) if axes is None else axes
+    if any(free_unbacked_symbols(shape[axis]) for axis in reduced):
+        # There may be no elements, depending on the data, e.g. in `x[mask].mean()`.
+        count = functools.reduce(low.op.Mul, (low.op.dim(x, axis % len(shape)) for axis in reduced))
         total = low.op.ReduceSum(x, axes, keepdims=int(keepdim))
         return low.op.Div(total, low.op.CastLike(low.op.Squeeze(count, [0]), x))
     return low.op.ReduceMean(x, axes, keepdims=int(keepdim))
@@ -37,7 +38,7 @@ def averaged(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) 
 
 @lower("aten.mean.dim", "aten.mean.default")
 def mean(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
-    return averaged(low, low.tensor(x, low.dtype), axes_of(low, dim), keepdim)
+    return reduce_mean(low, low.tensor(x, low.dtype), axes_of(low, dim), keepdim)
 
 
 @lower("aten.sum.dim_IntList", "aten.sum.default")
@@ -101,23 +102,23 @@ def _integer_product(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim
 
 @lower("aten.any", "aten.all", "aten._is_any_true.default", "aten._is_all_true.default")
 def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False) -> ir.Value:
-    of_any = "any" in str(low.node.target)
-    # There is no minimum or maximum: ONNX Runtime 1.21 to 1.28 ends the process at `any` and `all` of no elements.
+    is_any = "any" in str(low.node.target)
+    # ONNX Runtime 1.21 to 1.28 crashes on ReduceMax and ReduceMin of no elements.
     if low.has_no_elements(0):
         count = _reduce(low, "ReduceSum", low.tensor(x, ir.DataType.INT64), dim, keepdim)
-        return low.op.Not(low.op.Equal(count, 0)) if of_any else low.op.Equal(count, 0)
-    return _reduce(low, "ReduceMax" if of_any else "ReduceMin", as_bool(low, x), dim, keepdim)
+        return low.op.Not(low.op.Equal(count, 0)) if is_any else low.op.Equal(count, 0)
+    return _reduce(low, "ReduceMax" if is_any else "ReduceMin", as_bool(low, x), dim, keepdim)
 
 
 def _variance(
     low: Lowering, x: ir.Value, dim: Any, correction: float | None, keepdim: bool
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the variance, and the mean with the reduced axes kept."""
+    """Returns the variance and the mean. The mean keeps the reduced axes; the variance keeps them if `keepdim`."""
     op = low.op
     if not (low.fake(0).dtype.is_floating_point or low.fake(0).is_complex()):
         raise low.unsupported("integers")
     axes = axes_of(low, dim)
-    center = averaged(low, x, axes, keepdim=True)
+    center = reduce_mean(low, x, axes, keepdim=True)
     return _mean_square(low, op.Sub(x, center), axes, correction, keepdim), center
 
 
@@ -129,18 +130,18 @@ def _mean_square(
     correction = 1 if correction is None else correction
     if correction == 0:
         square = op.Mul(deviation, deviation)
-        return averaged(low, square, axes, keepdim)
+        return reduce_mean(low, square, axes, keepdim)
     total = op.ReduceSumSquare(deviation, axes, keepdims=int(keepdim))
     sizes = low.fake(0).shape
     reduced = [sizes[axis] for axis in (range(len(sizes)) if axes is None else axes)]
-    # PyTorch divides by zero where the correction exceeds the number of elements, not by a negative number.
+    # PyTorch clamps the divisor to zero if the correction exceeds the number of elements.
     if all(isinstance(size, int) for size in reduced):
-        freedom = low.tensor(float(max(math.prod(reduced) - correction, 0)), low.dtype)
+        divisor = low.tensor(float(max(math.prod(reduced) - correction, 0)), low.dtype)
     else:
         shape = op.Shape(deviation) if axes is None else op.Gather(op.Shape(deviation), axes)
         count = op.Cast(op.ReduceProd(shape, keepdims=0), to=low.dtype)
-        freedom = op.Max(op.Sub(count, float(correction)), 0.0)
-    return op.Div(total, freedom)
+        divisor = op.Max(op.Sub(count, float(correction)), 0.0)
+    return op.Div(total, divisor)
 
 
 @lower("aten.var.correction")
@@ -168,7 +169,7 @@ def _deviation(
     # PyTorch computes the variance in float64. In float32 the squares of deviations above 1e19 overflow, and those
     # below 1e-22 vanish: the deviations are divided by the largest one.
     axes = axes_of(low, dim)
-    center = averaged(low, x, axes, keepdim=True)
+    center = reduce_mean(low, x, axes, keepdim=True)
     distance = op.Sub(x, center)
     largest = op.ReduceMax(op.Abs(distance), axes, keepdims=1)
     scale = op.stop_gradient(op.Where(op.Equal(largest, 0.0), 1.0, largest))
@@ -179,13 +180,12 @@ def _deviation(
 
 
 def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
-    """Returns x to a power between 0 and 1."""
+    """Returns x to a power between 0 and 1, with a gradient of 0 at 0, as PyTorch's std and norms."""
     op = low.op
-    # The derivative at 0 is infinite. As in PyTorch's std and norms, the gradient there is 0.
-    zero = op.Equal(x, 0.0)
-    safe = op.Where(zero, 1.0, x)
-    root = op.Sqrt(safe) if exponent == 0.5 else op.Pow(safe, float(exponent))
-    return op.Where(zero, 0.0, root)
+    is_zero = op.Equal(x, 0.0)
+    nonzero = op.Where(is_zero, 1.0, x)
+    root = op.Sqrt(nonzero) if exponent == 0.5 else op.Pow(nonzero, float(exponent))
+    return op.Where(is_zero, 0.0, root)
 
 
 @lower("aten.var_mean.correction", "aten.std_mean.correction")
@@ -224,7 +224,7 @@ def vector_norm(
         return reduced_extremum(low, kind, op.Abs(x), axes_of(low, dim), keepdim)
     if ord == 0:
         return _reduce(low, "ReduceSum", op.Cast(op.Not(op.Equal(x, 0.0)), to=low.dtype), dim, keepdim)
-    # The derivative of |x|^p with p < 1 is infinite at 0.
+    # For p < 1, the derivative of |x|^p at 0 is infinite.
     if ord < 1:
         raise low.unsupported(f"a norm of order {ord}")
     total = _reduce(low, "ReduceSum", op.Pow(op.Abs(x), float(ord)), dim, keepdim)

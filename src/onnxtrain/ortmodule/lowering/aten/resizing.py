@@ -1,7 +1,4 @@
-"""Lowers resizing and sampling of images.
-
-Shapes are `[batch, channels, *spatial]`.
-"""
+"""Lowers interpolation and grid sampling. Inputs are `[batch, channels, *spatial]`."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ def _interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Any:
-    """Computes `torch.nn.functional.interpolate` by one ATen op, where PyTorch's tracing would decompose it."""
+    """Replaces `interpolate` by one ATen op, which tracing keeps whole; it decomposes the function itself."""
     rank = x.dim() - 2
-    # These compute other sizes or weights, which the ATen ops below do not have.
+    # The ATen ops below do not support these arguments.
     if antialias or recompute_scale_factor or mode not in _UPSAMPLE:
         return functional.interpolate(
             x, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
@@ -54,7 +51,7 @@ _UPSAMPLE = {
     "trilinear": "upsample_trilinear",
 }
 INTERPOLATE: dict[Any, Callable[..., Any]] = {functional.interpolate: _interpolate}
-"""Replacements by the function in a Dynamo graph, which is traced as its replacement instead."""
+"""Functions in a Dynamo graph that are traced as another function."""
 
 
 @lower(
@@ -62,8 +59,8 @@ INTERPOLATE: dict[Any, Callable[..., Any]] = {functional.interpolate: _interpola
 )
 def upsample_nearest(low: Lowering, x: ir.Value, size: list[Any], *scales: float | None) -> ir.Value:
     how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    without_scale = (1, 2) if len(size) == 2 else ()
-    return _resize(low, x, size, scales, without_scale, mode="nearest", **how)
+    exact_ratios = (1, 2) if len(size) == 2 else ()
+    return _resize(low, x, size, scales, exact_ratios, mode="nearest", **how)
 
 
 @lower(
@@ -82,17 +79,24 @@ def upsample_nearest_exact(low: Lowering, x: ir.Value, size: list[Any], *scales:
 def upsample_linear(
     low: Lowering, x: ir.Value, size: list[Any], align_corners: bool, *scales: float | None
 ) -> ir.Value:
-    where = _corners(align_corners)
-    return _resize(low, x, size, scales, (1,), mode="linear", coordinate_transformation_mode=where)
+    coordinates = _coordinate_mode(align_corners)
+    return _resize(low, x, size, scales, (1,), mode="linear", coordinate_transformation_mode=coordinates)
 
 
 @lower("aten.upsample_bicubic2d.default")
 def upsample_bicubic(
     low: Lowering, x: ir.Value, size: list[Any], align_corners: bool, *scales: float | None
 ) -> ir.Value:
-    where = _corners(align_corners)
+    coordinates = _coordinate_mode(align_corners)
     return _resize(
-        low, x, size, scales, (), mode="cubic", cubic_coeff_a=-0.75, coordinate_transformation_mode=where
+        low,
+        x,
+        size,
+        scales,
+        (),
+        mode="cubic",
+        cubic_coeff_a=-0.75,
+        coordinate_transformation_mode=coordinates,
     )
 
 
@@ -102,7 +106,7 @@ def grid_sampler(
 ) -> ir.Value:
     if mode == 2:
         raise low.unsupported("bicubic sampling, which has no gradient rule")
-    # ONNX's "linear" is PyTorch's "bilinear", for any number of axes.
+    # PyTorch's "bilinear" is "linear" in ONNX, for any number of axes.
     return low.op.GridSample(
         x,
         grid,
@@ -112,8 +116,9 @@ def grid_sampler(
     )
 
 
-def _corners(align: bool) -> str:
-    return "align_corners" if align else "half_pixel"
+def _coordinate_mode(align_corners: bool) -> str:
+    """Returns ONNX's `coordinate_transformation_mode`."""
+    return "align_corners" if align_corners else "half_pixel"
 
 
 def _resize(
@@ -121,27 +126,28 @@ def _resize(
     x: ir.Value,
     size: list[Any],
     scales: tuple[float | None, ...],
-    without_scale: tuple[int, ...],
+    exact_ratios: tuple[int, ...],
     **attributes: Any,
 ) -> ir.Value:
-    """Lowers to Resize by scales if PyTorch computes coordinates with scales, else to sizes.
+    """Returns Resize with scales if PyTorch computes coordinates from scales, else with sizes.
 
     Args:
-        low: lowers the node.
+        low: the lowering.
         x: the input.
-        size: sizes of the output along the axes that are resized.
-        scales: one scale per axis, or none.
-        without_scale: ratios of the output's size to the input's with which eager PyTorch (2.13) ignores the scale of
-            an axis. E.g. with 1 in it 3 rows are copied for a scale of 1.3, which also gives 3.
-        attributes: those of Resize.
+        size: output sizes of the spatial axes.
+        scales: one scale per spatial axis; empty if the user passed sizes.
+        exact_ratios: ratios of output size to input size for which eager PyTorch (2.13) ignores the scale of an axis,
+            and uses the ratio. E.g. with (1,), a scale of 1.3 copies an axis of 3 elements, because the output size is
+            3, too.
+        attributes: attributes of Resize.
     """
     sizes_in, sizes_out = low.fake(0).shape[-len(size) :], low.result.shape[-len(size) :]
     axes = [*range(2, 2 + len(size))]
-    # With aligned corners PyTorch never uses scales.
+    # With align_corners, PyTorch ignores scales.
     aligned = attributes["coordinate_transformation_mode"] == "align_corners"
-    factors = None if aligned else _scales(low, scales, sizes_in, sizes_out, without_scale)
-    last = (None, low.ints(size)) if factors is None else (low.op.const(factors),)
-    output: ir.Value = low.op.Resize(x, None, *last, axes=axes, **attributes)
+    factors = None if aligned else _scales(low, scales, sizes_in, sizes_out, exact_ratios)
+    scales_or_sizes = (None, low.ints(size)) if factors is None else (low.op.const(factors),)
+    output: ir.Value = low.op.Resize(x, None, *scales_or_sizes, axes=axes, **attributes)
     return output
 
 
@@ -150,33 +156,34 @@ def _scales(
     scales: tuple[float | None, ...],
     sizes_in: Sequence[Any],
     sizes_out: Sequence[Any],
-    without_scale: tuple[int, ...],
+    exact_ratios: tuple[int, ...],
 ) -> np.ndarray | None:
-    """Returns the scales that PyTorch computes coordinates with, float32 [rank]; None where it uses ratios of sizes."""
+    """Returns the scales from which PyTorch computes coordinates, float32 [spatial rank]; None if it uses the sizes."""
     if not scales or None in scales:
         return None
     factors = [float(scale or 0) for scale in scales]
     known = all(isinstance(n, int) for n in (*sizes_in, *sizes_out))
-    for axis, ratio in itertools.product(range(len(factors)), without_scale):
+    for axis, ratio in itertools.product(range(len(factors)), exact_ratios):
         if known and sizes_out[axis] == ratio * sizes_in[axis]:
             factors[axis] = float(ratio)
-        # A larger factor gives more than `ratio` times as many, but of a single element, whose copies are all the same.
+        # With larger factors, the output size is not `ratio` times the input size, except for an input size of 1. There
+        # the scale has no effect.
         elif not known and ratio < factors[axis] < ratio + 0.5:
-            raise low.unsupported(f"scale {factors[axis]} of sizes that are not known yet")
-    # ONNX Runtime (1.32) copies an input whose sizes stay, whatever the scales are.
+            raise low.unsupported(f"scale {factors[axis]} with symbolic sizes")
+    # ONNX Runtime (1.32) ignores scales if the sizes do not change.
     if any(f != 1 for f in factors) and all(
         n == m if known else 1 <= f < 1.5 for n, m, f in zip(sizes_out, sizes_in, factors, strict=True)
     ):
-        raise low.unsupported(f"scales {factors} that leave the sizes as they are")
+        raise low.unsupported(f"scales {factors} that do not change the sizes")
     rounded = np.array(factors, np.float32)
     if known:
-        # Scales equal to the ratios of sizes: the sizes say the same, without rounding.
+        # The scales are the ratios of the sizes, which need no rounding.
         if [n / m for n, m in zip(sizes_out, sizes_in, strict=True)] == factors:
             return None
-        # Scales of ONNX are float32, those of PyTorch float64: sizes may differ.
+        # ONNX's scales are float32, PyTorch's float64. After rounding, the output sizes may differ.
         exact = [int(m * f) for m, f in zip(sizes_in, rounded, strict=True)] == list(sizes_out)
     else:
         exact = rounded.astype(np.float64).tolist() == factors
     if not exact:
-        raise low.unsupported(f"scales {factors}, which float32 cannot hold")
+        raise low.unsupported(f"scales {factors}, which float32 cannot represent")
     return rounded

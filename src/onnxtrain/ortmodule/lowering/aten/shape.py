@@ -1,4 +1,4 @@
-"""Lowers views, and ops that move, join or repeat elements."""
+"""Lowers views, and ops that rearrange, concatenate, repeat or pad elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INT64_MIN = int(np.iinfo(np.int64).min)
 
 
 def axis_of(low: Lowering, axis: int) -> int:
-    """Returns an axis of the first argument as a number from 0 on."""
+    """Returns the non-negative index of an axis of the first argument, e.g. 2 for axis -1 of three."""
     rank = len(low.fake(0).shape)
     if not -max(rank, 1) <= axis < max(rank, 1):
         raise low.unsupported(f"axis {axis} of a tensor with {rank} axes")
@@ -25,29 +25,29 @@ def axis_of(low: Lowering, axis: int) -> int:
 
 
 def result_shape(low: Lowering, sizes: Any) -> ir.Value:
-    """Returns the shape of the result as an operand of Reshape.
+    """Returns the shape of the result as an input of Reshape.
 
-    The shape is constant if at most one size is symbolic: ONNX infers a size of -1.
+    It is a constant if at most one size is symbolic, which becomes -1.
 
     Args:
-        low: lowers an op with one result.
-        sizes: the sizes among the op's arguments, perhaps symbolic.
+        low: the lowering of an op with one result.
+        sizes: the argument of the op that holds the sizes, perhaps symbolic ones.
     """
     static = [size if isinstance(size, int) else -1 for size in low.result.shape]
-    # Beside a size of 0 ONNX cannot infer a size of -1.
+    # Reshape cannot infer a size of -1 if another size is 0.
     if static.count(-1) == 0 or (static.count(-1) == 1 and 0 not in static):
         return low.op.const(np.array(static, np.int64))
     return low.ints(sizes)
 
 
 def to_result_shape(low: Lowering, x: ir.Value, sizes: Any) -> ir.Value:
-    """Returns the elements of `x` in the shape of the result; `sizes` as in `result_shape`."""
-    # Without allowzero a 0 would mean the size of the input's axis.
+    """Reshapes `x` to the shape of the result. For `sizes`, see `result_shape`."""
+    # Without allowzero, 0 would mean the size of the input's axis.
     return low.op.Reshape(x, result_shape(low, sizes), allowzero=1)
 
 
 def transposed(low: Lowering, x: ir.Value, order: Sequence[int]) -> ir.Value:
-    """Returns `x` with its axes in this order."""
+    """Returns `x` with permuted axes. Adds no Transpose for the identity."""
     order = list(order)
     return x if order == sorted(order) else low.op.Transpose(x, perm=order)
 
@@ -97,7 +97,7 @@ def unsqueeze(low: Lowering, x: ir.Value, dim: int) -> ir.Value:
 def expand(low: Lowering, x: ir.Value, size: Any, *, implicit: bool = False) -> ir.Value:
     if same_sizes(low.fake(0), low.result):
         return x
-    # In PyTorch -1 keeps the size of an axis, in ONNX's Expand 1 does.
+    # PyTorch's -1, which keeps the size of an axis, is 1 in ONNX's Expand.
     kept = [1 if isinstance(s, int) and s == -1 else s for s in size]
     return low.op.Expand(x, low.ints(kept))
 
@@ -114,7 +114,7 @@ def repeat(low: Lowering, x: ir.Value, repeats: Any) -> ir.Value:
 
 @lower("aten.cat.default")
 def cat(low: Lowering, tensors: Sequence[ir.Value], dim: int = 0) -> ir.Value:
-    # PyTorch joins empty tensors of one axis to tensors of any rank. They are reshaped, or left out if sizes are
+    # PyTorch accepts 1-d tensors without elements among tensors of any rank. They are reshaped, or dropped if sizes are
     # symbolic.
     shape = list(low.result.shape)
     rank = len(shape)
@@ -147,9 +147,9 @@ def split(low: Lowering, x: ir.Value, size: Any, dim: int = 0) -> Any:
         lengths = low.op.const(sizes)
     else:
         # The last part may be shorter.
-        each = low.ints([size] * (count - 1))
-        rest = low.op.Sub(low.op.dim(x, axis), low.op.ReduceSum(each, keepdims=1))
-        lengths = low.op.Concat(each, rest, axis=0)
+        all_but_last = low.ints([size] * (count - 1))
+        last = low.op.Sub(low.op.dim(x, axis), low.op.ReduceSum(all_but_last, keepdims=1))
+        lengths = low.op.Concat(all_but_last, last, axis=0)
     return low.op.Split(x, lengths, axis=axis, _outputs=count)
 
 
@@ -169,7 +169,7 @@ def unbind(low: Lowering, x: ir.Value, dim: int = 0) -> Any:
 
 
 def sliced(low: Lowering, x: ir.Value, axis: int, start: Any, end: Any, step: int = 1) -> ir.Value:
-    """Returns `x[start:end:step]` along an axis. Bounds may be symbolic; None is no bound."""
+    """Returns `x[start:end:step]` along an axis. The bounds may be symbolic or None."""
     start, end = 0 if start is None else start, INT64_MAX if end is None else end
     steps = low.ints([step]) if step != 1 else None
     return low.op.Slice(x, low.ints([start]), low.ints([end]), [axis], steps)
@@ -196,7 +196,7 @@ def flip(low: Lowering, x: ir.Value, dims: Sequence[int]) -> ir.Value:
     if not count or not low.fake(0).shape:
         return x
     axes = [axis_of(low, dim) for dim in dims]
-    # A Slice with negative steps from the last element to before the first.
+    # INT64_MIN means one before the first element.
     return low.op.Slice(x, [-1] * count, [INT64_MIN] * count, axes, [-1] * count)
 
 
@@ -213,7 +213,7 @@ def roll(low: Lowering, x: ir.Value, shifts: Sequence[Any], dims: Sequence[int] 
 
 
 def _rolled(low: Lowering, x: ir.Value, axis: int, shift: Any, size: Any) -> ir.Value:
-    """Rotates an axis of this size by a shift."""
+    """Rolls `x` along an axis. `shift` and `size`, the size of the axis, may be symbolic."""
     op = low.op
     first: Any
     if isinstance(shift, int) and isinstance(size, int):
@@ -228,9 +228,15 @@ def _rolled(low: Lowering, x: ir.Value, axis: int, shift: Any, size: Any) -> ir.
 
 @lower("aten.tril.default", "aten.triu.default")
 def triangle(low: Lowering, x: ir.Value, diagonal: Any = 0) -> ir.Value:
-    # ONNX Runtime's Trilu has kernels for these dtypes.
-    kernels = (ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32)
-    if x.dtype not in kernels and not low.dtype.is_floating_point():
+    # ONNX Runtime's Trilu kernel supports these dtypes only.
+    supported = (
+        ir.DataType.BOOL,
+        ir.DataType.FLOAT,
+        ir.DataType.DOUBLE,
+        ir.DataType.INT64,
+        ir.DataType.INT32,
+    )
+    if x.dtype not in supported and not low.dtype.is_floating_point():
         x = low.tensor(x, ir.DataType.INT32)
     upper = int("triu" in str(low.node.target))
     offset = None if isinstance(diagonal, int) and diagonal == 0 else low.int_scalar(diagonal)
@@ -238,7 +244,7 @@ def triangle(low: Lowering, x: ir.Value, diagonal: Any = 0) -> ir.Value:
 
 
 def arange(low: Lowering, count: Any) -> ir.Value:
-    """Returns 0, 1, ... as int64 [count] for an int or an int64 [1] value `count`."""
+    """Returns [0, 1, ..., count - 1] as int64 [count]. `count` is an int or an int64 [1] value."""
     if isinstance(count, int):
         return low.op.const(np.arange(count, dtype=np.int64))
     return low.op.Range(0, low.op.Squeeze(count, [0]), 1)
@@ -246,7 +252,7 @@ def arange(low: Lowering, count: Any) -> ir.Value:
 
 @lower("aten.diagonal.default")
 def diagonal(low: Lowering, x: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ir.Value:
-    """Lowers to the elements 0, m + 1, 2 (m + 1), ... from the first on, of each n x m matrix written as one row."""
+    """Lowers to a Gather from flattened n x m matrices, where elements of a diagonal have a distance of m + 1."""
     op = low.op
     shape = low.fake(0).shape
     axes = [axis_of(low, dim1), axis_of(low, dim2)]
@@ -255,20 +261,20 @@ def diagonal(low: Lowering, x: ir.Value, offset: int = 0, dim1: int = 0, dim2: i
     if isinstance(rows, int) and isinstance(columns, int):
         count = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
         first = offset if offset >= 0 else -offset * columns
-        where = op.const(np.arange(count, dtype=np.int64) * (columns + 1) + first)
+        indices = op.const(np.arange(count, dtype=np.int64) * (columns + 1) + first)
     else:
         one, width = op.const([1]), op.Shape(x, start=-1)
         height = op.Shape(x, start=-2, end=-1)
-        shorter = op.Min(op.Add(height, [min(offset, 0)]), op.Sub(width, [max(offset, 0)]))
-        places = op.Mul(arange(low, op.Max(shorter, [0])), op.Add(width, one))
-        where = op.Add(places, [offset]) if offset >= 0 else op.Add(places, op.Mul(width, [-offset]))
+        length = op.Min(op.Add(height, [min(offset, 0)]), op.Sub(width, [max(offset, 0)]))
+        steps = op.Mul(arange(low, op.Max(length, [0])), op.Add(width, one))
+        indices = op.Add(steps, [offset]) if offset >= 0 else op.Add(steps, op.Mul(width, [-offset]))
     flat = op.Reshape(x, [0] * (len(shape) - 2) + [-1])
-    return op.Gather(flat, where, axis=len(shape) - 2)
+    return op.Gather(flat, indices, axis=len(shape) - 2)
 
 
 @lower("aten.unfold.default")
 def unfold(low: Lowering, x: ir.Value, dim: int, size: int, step: int) -> ir.Value:
-    """Lowers to windows along an axis, whose elements become the last axis."""
+    """Lowers `x.unfold(dim, size, step)`: sliding windows along an axis, with the elements of a window as last axis."""
     op = low.op
     rank = len(low.fake(0).shape)
     if rank == 0:
@@ -285,30 +291,32 @@ def unfold(low: Lowering, x: ir.Value, dim: int, size: int, step: int) -> ir.Val
 
 @lower("aten.as_strided.default")
 def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offset: Any = None) -> ir.Value:
-    """Lowers to a Gather from the memory of a contiguous tensor; if only the shape changes, to a Reshape."""
+    """Lowers to a Gather from the flattened, contiguous tensor, or to a Reshape if only the shape changes."""
     op = low.op
     source, result = low.fake(0), low.result
     if not source.is_contiguous() or source.storage_offset() != 0:
-        raise low.unsupported("addresses in the memory of a view, since ONNX has no strides")
-    if not _within(source, size, stride, storage_offset or 0):
-        raise low.unsupported("addresses behind the end of a view, since ONNX has no strides")
-    plain = not storage_offset and result.is_contiguous() and str(source.numel()) == str(result.numel())
-    if not plain:
-        places = low.int_scalar(storage_offset or 0)
+        raise low.unsupported("a view or a non-contiguous tensor, since ONNX has no strides")
+    if not _is_in_bounds(source, size, stride, storage_offset or 0):
+        raise low.unsupported("elements past the end of a view, since ONNX has no strides")
+    only_reshapes = (
+        not storage_offset and result.is_contiguous() and str(source.numel()) == str(result.numel())
+    )
+    if not only_reshapes:
+        indices = low.int_scalar(storage_offset or 0)
         for axis, (count, step) in enumerate(zip(size, stride, strict=True)):
             steps = op.Mul(op.Range(0, low.int_scalar(count), 1), low.int_scalar(step))
-            behind = list(range(1, len(size) - axis))
-            places = op.Add(places, op.Unsqueeze(steps, behind) if behind else steps)
-        return op.Gather(op.Reshape(x, [-1]), places)
+            later_axes = list(range(1, len(size) - axis))
+            indices = op.Add(indices, op.Unsqueeze(steps, later_axes) if later_axes else steps)
+        return op.Gather(op.Reshape(x, [-1]), indices)
     return to_result_shape(low, x, size)
 
 
-def _within(source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> bool:
-    """Returns whether all addresses of `as_strided` are known to lie in a contiguous tensor or to be an error."""
-    memory = source.untyped_storage().nbytes()
-    # PyTorch itself refuses addresses behind the end of the memory. For symbolic sizes it writes the number of bytes as
-    # 4*b*(a - 1) + 4*b, which is 4*a*b.
-    if statically_known_true(memory == source.numel() * source.element_size()):
+def _is_in_bounds(source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> bool:
+    """True if `as_strided` is known to read only elements of `source`, not others in its storage, or to raise."""
+    storage = source.untyped_storage().nbytes()
+    # If `source` fills its storage, PyTorch has already checked the bounds. With symbolic sizes, `nbytes` is an
+    # expression such as 4*b*(a - 1) + 4*b, which is not equal to 4*a*b by `==`.
+    if statically_known_true(storage == source.numel() * source.element_size()):
         return True
     numbers = [source.numel(), offset, *size, *stride]
     if not all(isinstance(number, int) for number in numbers):
@@ -318,7 +326,7 @@ def _within(source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], of
 
 
 def _pads(low: Lowering, pad: Sequence[Any]) -> tuple[ir.Value, list[int]]:
-    """Returns ONNX's pads and axes for PyTorch's (begin, end) per axis, which starts at the last axis."""
+    """Converts PyTorch's padding, pairs (begin, end) starting at the last axis, to the pads and axes of ONNX's Pad."""
     rank = len(low.fake(0).shape)
     count = len(pad) // 2
     return low.ints([*pad[0::2], *pad[1::2]]), [rank - 1 - i for i in range(count)]
@@ -331,25 +339,25 @@ def constant_pad(low: Lowering, x: ir.Value, pad: Sequence[Any], value: Any = 0)
     if all(isinstance(p, int) and p == 0 for p in pad):
         return x
     pads, axes = _pads(low, pad)
-    # 0 is the default of Pad.
-    zero = isinstance(value, int | float | bool) and not value
-    fill = None if zero else low.tensor(value, low.dtype)
+    is_default = isinstance(value, int | float | bool) and not value
+    fill = None if is_default else low.tensor(value, low.dtype)
     return low.op.pad(x, pads, axes, len(low.fake(0).shape), fill)
 
 
 @lower(*(f"aten.{kind}_pad{n}d.default" for kind in ("reflection", "replication") for n in (1, 2, 3)))
 def border_pad(low: Lowering, x: ir.Value, padding: Sequence[Any]) -> ir.Value:
     op, rank = low.op, len(low.fake(0).shape)
-    pads, axes = _pads(low, [_at_least_0(low, p) for p in padding])
+    pads, axes = _pads(low, [_clamp_to_zero(low, p) for p in padding])
     mode = "reflect" if "reflection" in str(low.node.target) else "edge"
     padded = op.pad(x, pads, axes, rank, mode=mode)
     if all(isinstance(p, int) and p >= 0 for p in padding):
         return padded
-    # Negative padding crops the tensor that the positive one has padded.
-    crops = [_at_least_0(low, op.Neg(p) if isinstance(p, ir.Value) else -p) for p in padding]
+    # Negative padding crops the padded tensor.
+    crops = [_clamp_to_zero(low, op.Neg(p) if isinstance(p, ir.Value) else -p) for p in padding]
     ends = op.Sub(op.Gather(op.Shape(padded), axes), low.ints(crops[1::2]))
     return op.Slice(padded, low.ints(crops[0::2]), ends, axes)
 
 
-def _at_least_0(low: Lowering, number: Any) -> Any:
+def _clamp_to_zero(low: Lowering, number: Any) -> Any:
+    """Returns max(number, 0) for an int or an int64 value."""
     return low.op.Max(number, low.op.const(0)) if isinstance(number, ir.Value) else max(number, 0)

@@ -1,4 +1,4 @@
-"""Lowers special functions: relatives of erf and gamma, computed in float64 for every dtype; x log y; frexp."""
+"""Lowers special functions: erf and gamma functions, which are computed in float64 for all dtypes, xlogy and frexp."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ Formula = Callable[[Emitter, ir.Value], ir.Value]
 
 
 def _in_float64(*names: str) -> Callable[[Formula], Formula]:
-    """Registers a float64 formula as the lowering of ATen ops.
-
-    The result is rounded to the dtype of the op's result.
-    """
+    """Registers a float64 formula as the lowering of ATen ops of all dtypes. Only the result is rounded."""
 
     def register(formula: Formula) -> Formula:
         @lower(*names)
@@ -33,9 +30,10 @@ def _in_float64(*names: str) -> Callable[[Formula], Formula]:
 
 @_in_float64("aten.erfc.default", "aten.special_erfc.default")
 def erfc(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes 1 - erf(x) below 1 and exp(-x²) erfcx(x) from there on."""
+    """Computes 1 - erf(x) for x < 1, else exp(-x²) erfcx(x)."""
     low = op.Less(x, 1.0)
-    # Each branch gets harmless numbers in place of the other's: infinities would make its gradient NaN.
+    # In each branch, arguments of the other branch are replaced by a constant, because an overflow would make the
+    # gradient NaN.
     far = op.Where(low, 1.0, x)
     tail = op.Mul(op.Exp(op.Neg(op.Mul(far, far))), _formulas.erfcx(op, far))
     return op.Where(low, op.Sub(1.0, op.Erf(x)), tail)
@@ -52,22 +50,22 @@ def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
 
 @_in_float64("aten.special_log_ndtr.default")
 def log_ndtr(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes log(erfcx(-x / sqrt(2)) / 2) - x² / 2 below -1, log1p(-erfc(x / sqrt(2)) / 2) from there on."""
+    """Computes log(erfcx(-x / sqrt(2)) / 2) - x² / 2 for x < -1, else log1p(-erfc(x / sqrt(2)) / 2)."""
     low = op.Less(x, -1.0)
     below, above = op.Where(low, x, -1.0), op.Where(low, 0.0, x)
     tail = op.Log(op.Mul(erfcx(op, op.Mul(below, -math.sqrt(0.5))), 0.5))
     tail = op.Sub(tail, op.Mul(op.Mul(below, below), 0.5))
-    rest = _formulas.log1p(op, op.Mul(erfc(op, op.Mul(above, math.sqrt(0.5))), -0.5))
-    return op.Where(low, tail, rest)
+    central = _formulas.log1p(op, op.Mul(erfc(op, op.Mul(above, math.sqrt(0.5))), -0.5))
+    return op.Where(low, tail, central)
 
 
 @_in_float64("aten.erfinv.default", "aten.special_erfinv.default")
 def erfinv(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes the y with erf(y) = x."""
-    # erfinv is odd. Not by Abs and Sign, which have no slope at 0, where erfinv has one.
+    """Computes the inverse of erf, which is odd."""
+    # Not by Abs and Sign, whose gradients at 0 are 0.
     negative = op.Less(x, 0.0)
-    size = op.Where(negative, op.Neg(x), x)
-    y = _positive_erfinv(op, size, op.Sub(1.0, size))
+    magnitude = op.Where(negative, op.Neg(x), x)
+    y = _positive_erfinv(op, magnitude, op.Sub(1.0, magnitude))
     return op.Where(negative, op.Neg(y), y)
 
 
@@ -75,20 +73,25 @@ def erfinv(op: Emitter, x: ir.Value) -> ir.Value:
 def ndtri(op: Emitter, p: ir.Value) -> ir.Value:
     """Computes the quantile of the normal distribution, sqrt(2) erfinv(2 p - 1)."""
     upper = op.Greater(p, 0.5)
-    # From the smaller tail: 2 p - 1 loses the digits of a small p.
-    rest = op.Mul(op.Where(upper, op.Sub(1.0, p), p), 2.0)
-    size = op.Mul(_positive_erfinv(op, op.Sub(1.0, rest), rest), math.sqrt(2))
-    return op.Where(upper, size, op.Neg(size))
+    # Uses the smaller tail, because 2 p - 1 loses the digits of a small p.
+    tail = op.Mul(op.Where(upper, op.Sub(1.0, p), p), 2.0)
+    magnitude = op.Mul(_positive_erfinv(op, op.Sub(1.0, tail), tail), math.sqrt(2))
+    return op.Where(upper, magnitude, op.Neg(magnitude))
 
 
-def _positive_erfinv(op: Emitter, x: ir.Value, rest: ir.Value) -> ir.Value:
-    """Computes erfinv(x) for x >= 0 and rest = 1 - x, by two steps of Halley's method.
+def _positive_erfinv(op: Emitter, x: ir.Value, complement: ir.Value) -> ir.Value:
+    """Computes erfinv(x) for x >= 0, by two steps of Halley's method.
 
-    They start from the power series, or from Winitzki's approximation; both are good to 2e-3. Near 1 the steps solve
-    erfc(y) = rest, since x has lost the digits.
+    The start is the power series for x < 1/2, else Winitzki's approximation. Both have errors below 2e-3. For x >= 1/2
+    the method solves erfc(y) = 1 - x, which keeps the digits of a small 1 - x.
+
+    Args:
+        op: the emitter.
+        x: the argument, float64.
+        complement: 1 - x, float64. It may have more correct digits than 1.0 - x.
     """
     small = op.Less(x, 0.5)
-    near, far = op.Where(small, x, 0.0), op.Where(small, 0.5, rest)
+    near, far = op.Where(small, x, 0.0), op.Where(small, 0.5, complement)
     inside = op.And(op.Greater(far, 0.0), op.LessOrEqual(far, 1.0))
     far = op.Where(inside, far, 0.5)
     square = op.Mul(near, near)
@@ -99,24 +102,27 @@ def _positive_erfinv(op: Emitter, x: ir.Value, rest: ir.Value) -> ir.Value:
     winitzki = op.Sqrt(op.Sub(op.Sqrt(op.Sub(op.Mul(half, half), op.Div(log, 0.147))), half))
     y = op.Where(small, start, winitzki)
     for _ in range(2):
-        missed = op.Where(small, op.Sub(op.Erf(y), near), op.Sub(far, erfc(op, y)))
-        step = op.Mul(op.Mul(missed, op.Exp(op.Mul(y, y))), math.sqrt(math.pi) / 2)
+        error = op.Where(small, op.Sub(op.Erf(y), near), op.Sub(far, erfc(op, y)))
+        step = op.Mul(op.Mul(error, op.Exp(op.Mul(y, y))), math.sqrt(math.pi) / 2)
         y = op.Sub(y, op.Div(step, op.Add(op.Mul(y, step), 1.0)))
-    outside = op.Where(op.Equal(rest, 0.0), math.inf, op.const(math.nan, like=x))
-    # The slope is infinite at 1, and NaN beyond.
-    right = op.Or(small, inside)
-    return op.Mul(op.Where(right, 1.0, outside), op.Where(right, y, x))
+    outside = op.Where(op.Equal(complement, 0.0), math.inf, op.const(math.nan, like=x))
+    # This makes the gradient infinite at 1, and NaN beyond.
+    in_domain = op.Or(small, inside)
+    return op.Mul(op.Where(in_domain, 1.0, outside), op.Where(in_domain, y, x))
 
 
 _SHIFT = 8
+"""Number of steps by which the recurrences of lgamma and digamma shift the argument to the asymptotic range."""
+
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
-"""Coefficients B(2n) / (2n (2n - 1)), n = 1, 2, ..., with the Bernoulli numbers B."""
+"""Coefficients B(2n) / (2n (2n - 1)), n = 1, 2, ..., with the Bernoulli numbers B, for lgamma."""
+
 _DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
-"""Coefficients B(2n) / (2n)."""
+"""Coefficients B(2n) / (2n), n = 1, 2, ..., for digamma."""
 
 
-def _series(op: Emitter, square: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
-    """Returns the polynomial in `square` by Horner's rule, the constant coefficient first."""
+def _polynomial(op: Emitter, square: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
+    """Returns the polynomial in `square`, by Horner's rule. `coefficients` begin with the constant one."""
     total = op.const(coefficients[-1], like=square)
     for coefficient in reversed(coefficients[:-1]):
         total = op.Add(op.Mul(total, square), coefficient)
@@ -125,21 +131,20 @@ def _series(op: Emitter, square: ir.Value, coefficients: tuple[float, ...]) -> i
 
 @_in_float64("aten.lgamma.default")
 def lgamma(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes Stirling's series of x + 8, less the logarithms of x, x + 1, ... x + 7.
+    """Computes log |Γ(x)| by Stirling's series at x + 8, minus the logarithms of x, x + 1, ..., x + 7.
 
-    Below 1/2: log(pi / |sin(pi x)|) less the value at 1 - x.
+    For x < 1/2, uses the reflection log |Γ(x)| = log(pi / |sin(pi x)|) - log |Γ(1 - x)|.
     """
     mirrored = op.Less(x, 0.5)
     z = op.Where(mirrored, op.Sub(1.0, x), x)
     shifted = op.Add(z, float(_SHIFT))
     inverse = op.Reciprocal(shifted)
-    series = op.Mul(_series(op, op.Mul(inverse, inverse), _STIRLING), inverse)
+    series = op.Mul(_polynomial(op, op.Mul(inverse, inverse), _STIRLING), inverse)
     main = op.Sub(op.Mul(op.Sub(shifted, 0.5), op.Log(shifted)), shifted)
     total = op.Add(op.Add(main, 0.5 * math.log(2 * math.pi)), series)
     for k in range(_SHIFT):
         total = op.Sub(total, op.Log(op.Add(z, float(k))))
-    # The sine has the period 2 in x, its magnitude the period 1: the fraction keeps the angle small, and its sine
-    # exact.
+    # |sin(pi x)| has the period 1, so the fractional part of x suffices, for which the sine is exact.
     angle = op.Where(mirrored, op.Sub(x, op.Floor(x)), 0.5)
     reflected = op.Sub(op.Sub(math.log(math.pi), op.Log(op.Sin(op.Mul(angle, math.pi)))), total)
     return op.Where(mirrored, reflected, total)
@@ -147,9 +152,9 @@ def lgamma(op: Emitter, x: ir.Value) -> ir.Value:
 
 @_in_float64("aten.digamma.default", "aten.special_digamma.default")
 def digamma(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes the asymptotic series of x + 8, less the reciprocals of x, x + 1, ... x + 7.
+    """Computes ψ(x) by the asymptotic series at x + 8, minus the reciprocals of x, x + 1, ..., x + 7.
 
-    Below 1/2: the value at 1 - x, less pi / tan(pi x).
+    For x < 1/2, uses the reflection ψ(x) = ψ(1 - x) - pi / tan(pi x).
     """
     mirrored = op.Less(x, 0.5)
     z = op.Where(mirrored, op.Sub(1.0, x), x)
@@ -157,7 +162,7 @@ def digamma(op: Emitter, x: ir.Value) -> ir.Value:
     inverse = op.Reciprocal(shifted)
     square = op.Mul(inverse, inverse)
     total = op.Sub(op.Log(shifted), op.Mul(inverse, 0.5))
-    total = op.Sub(total, op.Mul(_series(op, square, _DIGAMMA), square))
+    total = op.Sub(total, op.Mul(_polynomial(op, square, _DIGAMMA), square))
     for k in range(_SHIFT):
         total = op.Sub(total, op.Reciprocal(op.Add(z, float(k))))
     angle = op.Mul(op.Where(mirrored, op.Sub(x, op.Floor(x)), 0.5), math.pi)
@@ -169,35 +174,35 @@ def digamma(op: Emitter, x: ir.Value) -> ir.Value:
 def sinc(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     x = low.tensor(x, low.dtype)
-    # At 0 the quotient is 0 / 0: the value there is 1, the gradient 0.
-    zero = op.Equal(x, 0.0)
-    angle = op.Mul(op.Where(zero, 1.0, x), math.pi)
-    return op.Where(zero, 1.0, op.Div(op.Sin(angle), angle))
+    # At 0, the value is 1 and the gradient is 0.
+    is_zero = op.Equal(x, 0.0)
+    angle = op.Mul(op.Where(is_zero, 1.0, x), math.pi)
+    return op.Where(is_zero, 1.0, op.Div(op.Sin(angle), angle))
 
 
 @lower("aten.xlogy")
 def xlogy(low: Lowering, x: Any, y: Any) -> ir.Value:
-    """Computes x log(y), 0 where x is 0. The gradient of y is x / y even there: NaN at 0 / 0, as in PyTorch."""
+    """Lowers x log(y), which is 0 where x is 0. The gradient w.r.t. y is x / y, as in PyTorch: NaN at (0, 0)."""
     op = low.op
     x, y = low.tensors(x, y)
-    return op.Mul(x, _log_unless(low, op.Equal(x, 0.0), y, op.Log(y)))
+    return op.Mul(x, _log_or_zero(low, op.Equal(x, 0.0), y, op.Log(y)))
 
 
 @lower("aten.special_xlog1py")
 def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
-    """Computes x log(1 + y), 0 where x is 0. The gradient of y is x / (1 + y) even there, as in PyTorch."""
+    """Lowers x log(1 + y), which is 0 where x is 0. The gradient w.r.t. y is x / (1 + y) everywhere, as in PyTorch."""
     op = low.op
     x, y = low.tensors(x, y)
-    log, lost = _formulas.log1p_terms(op, y)
-    # The derivative of the second term by u = 1 + y is 0, but at u = 0 it would be infinity less infinity.
-    log = op.Add(log, op.stop_gradient(lost))
-    return op.Mul(x, _log_unless(low, op.Equal(x, 0.0), op.Add(y, 1.0), log))
+    log, correction = _formulas.log1p_terms(op, y)
+    # The derivative of the sum is that of the first term. At y = -1, differentiating the second one would give NaN.
+    log = op.Add(log, op.stop_gradient(correction))
+    return op.Mul(x, _log_or_zero(low, op.Equal(x, 0.0), op.Add(y, 1.0), log))
 
 
-def _log_unless(low: Lowering, zero: ir.Value, argument: ir.Value, log: ir.Value) -> ir.Value:
-    """Returns `log`, and 0 where `zero` holds and the logarithm of `argument` is infinite or undefined.
+def _log_or_zero(low: Lowering, zero: ir.Value, argument: ir.Value, log: ir.Value) -> ir.Value:
+    """Returns `log`, with 0 where both `zero` is true and the logarithm of `argument` is infinite or NaN.
 
-    The choice comes after the logarithm: its derivative 1 / argument is then multiplied by 0, as PyTorch does it.
+    The logarithm is replaced, not its argument, so that its derivative 1 / argument is multiplied by 0, as in PyTorch.
     """
     op = low.op
     undefined = op.Or(op.LessOrEqual(argument, 0.0), op.IsInf(argument))
@@ -206,24 +211,24 @@ def _log_unless(low: Lowering, zero: ir.Value, argument: ir.Value, log: ir.Value
 
 @lower("aten.frexp.Tensor")
 def frexp(low: Lowering, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Lowers to m of magnitude 1/2 to 1 and the integer e with x = m 2^e. For 0, infinity and NaN: m = x, e = 0."""
+    """Lowers to (m, e) with x = m 2^e and 1/2 <= |m| < 1. For 0, infinity and NaN: m = x, e = 0."""
     op = low.op
     wide = low.tensor(x, ir.DataType.DOUBLE)
-    size = low.op.stop_gradient(op.Abs(wide))
-    usual = op.And(op.Greater(size, 0.0), op.Less(size, math.inf))
-    size = op.Where(usual, size, 0.5)
-    exponent = op.Add(op.Floor(op.Div(op.Log(size), math.log(2))), 1.0)
-    # The logarithm is rounded: next to a power of two the exponent may be wrong by one.
-    mantissa = _scaled(op, size, exponent)
+    magnitude = low.op.stop_gradient(op.Abs(wide))
+    is_regular = op.And(op.Greater(magnitude, 0.0), op.Less(magnitude, math.inf))
+    magnitude = op.Where(is_regular, magnitude, 0.5)
+    exponent = op.Add(op.Floor(op.Div(op.Log(magnitude), math.log(2))), 1.0)
+    # Near powers of two, the exponent may be off by one, because the logarithm is rounded.
+    mantissa = _scaled(op, magnitude, exponent)
     above, below = op.GreaterOrEqual(mantissa, 1.0), op.Less(mantissa, 0.5)
     step = op.Sub(op.Cast(above, to=ir.DataType.DOUBLE), op.Cast(below, to=ir.DataType.DOUBLE))
-    exponent = op.Where(usual, op.Add(exponent, step), 0.0)
+    exponent = op.Where(is_regular, op.Add(exponent, step), 0.0)
     return _scaled(op, wide, low.op.stop_gradient(exponent)), op.Cast(exponent, to=ir.DataType.INT32)
 
 
 def _scaled(op: Emitter, x: ir.Value, exponent: ir.Value) -> ir.Value:
     """Returns x 2^-exponent."""
-    # By two factors, because one may be out of range.
+    # Divides by two factors, because 2^exponent may be out of range.
     half = op.Floor(op.Mul(exponent, 0.5))
     two = op.const(2.0, ir.DataType.DOUBLE)
     return op.Div(op.Div(x, op.Pow(two, half)), op.Pow(two, op.Sub(exponent, half)))

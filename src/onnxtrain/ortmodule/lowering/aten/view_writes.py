@@ -1,4 +1,4 @@
-"""Lowers writes into views. In a functional graph each returns the whole tensor: slices, rows, diagonals, copies."""
+"""Lowers functionalized writes to views: `x[a:b] = source` becomes `slice_scatter`, which returns the whole tensor."""
 
 from __future__ import annotations
 
@@ -20,24 +20,33 @@ def slice_scatter(
     end: Any = None,
     step: int = 1,
 ) -> ir.Value:
-    """Lowers to a Concat of the entries before the slice, the source and the entries behind. A step needs a write."""
+    """Lowers to a Concat of source and the parts before and after the slice, or to a ScatterND if `step` is not 1."""
     axis = axis_of(low, dim)
     source = low.tensor(source, low.dtype)
     size, count = low.fake(0).shape[axis], low.fake(1).shape[axis]
     if step == 1 and str(size) == str(count):
         return source
     if step != 1:
-        return _strided_write(low, x, source, axis, 0 if start is None else start, step)
+        return _write_strided(low, x, source, axis, 0 if start is None else start, step)
     to_the_end = end is None or (isinstance(end, int) and isinstance(size, int) and end >= size)
-    return _replaced(low, x, source, axis, 0 if start is None else start, to_the_end)
+    return _write_contiguous(low, x, source, axis, 0 if start is None else start, to_the_end)
 
 
-def _replaced(
+def _write_contiguous(
     low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, to_the_end: bool
 ) -> ir.Value:
-    """Returns x with the source in place of as many entries along the axis, from `start` on."""
+    """Returns `x` with a slice along an axis, which begins at `start` and is as long as `source`, replaced by `source`.
+
+    Args:
+        low: the lowering.
+        x: the tensor.
+        source: the new elements.
+        axis: the axis of the slice.
+        start: the first index of the slice, perhaps symbolic or negative.
+        to_the_end: True if the slice is known to end at the end of the axis.
+    """
     op = low.op
-    start = _from_the_front(low, x, axis, start)
+    start = _non_negative_start(low, x, axis, start)
     parts = [source]
     if not isinstance(start, int) or start > 0:
         parts.insert(0, sliced(low, x, axis, 0, start))
@@ -52,8 +61,8 @@ def _replaced(
     return op.Concat(*parts, axis=axis) if len(parts) > 1 else source
 
 
-def _from_the_front(low: Lowering, x: ir.Value, axis: int, start: Any) -> Any:
-    """Returns the start of a slice as a number from 0 on: an int, or an int64 scalar if it depends on sizes."""
+def _non_negative_start(low: Lowering, x: ir.Value, axis: int, start: Any) -> Any:
+    """Returns the start of a slice as a non-negative index: an int, or an int64 scalar if it or a size is symbolic."""
     op = low.op
     size = low.fake(0).shape[axis]
     if isinstance(start, int) and (isinstance(size, int) or start >= 0):
@@ -63,18 +72,18 @@ def _from_the_front(low: Lowering, x: ir.Value, axis: int, start: Any) -> Any:
     return op.Min(start, length)
 
 
-def _strided_write(
+def _write_strided(
     low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, step: int
 ) -> ir.Value:
-    """Writes the source to every `step`-th entry along an axis, from `start` on."""
+    """Returns `x` with the source written to `x[start::step]` along an axis, as far as the source extends."""
     op = low.op
-    start = _from_the_front(low, x, axis, start)
+    start = _non_negative_start(low, x, axis, start)
     count = op.Squeeze(op.dim(source, axis), [0])
-    places = op.Add(op.Mul(op.Range(0, count, 1), low.int_scalar(step)), low.int_scalar(start))
+    indices = op.Add(op.Mul(op.Range(0, count, 1), low.int_scalar(step)), low.int_scalar(start))
     rank = len(low.fake(0).shape)
     order = [axis, *(i for i in range(rank) if i != axis)]
     written = op.ScatterND(
-        transposed(low, x, order), op.Unsqueeze(places, [1]), transposed(low, source, order)
+        transposed(low, x, order), op.Unsqueeze(indices, [1]), transposed(low, source, order)
     )
     return transposed(low, written, [order.index(i) for i in range(rank)])
 
@@ -84,8 +93,8 @@ def select_scatter(low: Lowering, x: ir.Value, source: ir.Value, dim: int, index
     axis = axis_of(low, dim)
     row = low.op.Unsqueeze(low.tensor(source, low.dtype), [axis])
     size = low.fake(0).shape[axis]
-    last = isinstance(index, int) and (index == -1 or (isinstance(size, int) and index % size == size - 1))
-    return _replaced(low, x, row, axis, index, last)
+    is_last = isinstance(index, int) and (index == -1 or (isinstance(size, int) and index % size == size - 1))
+    return _write_contiguous(low, x, row, axis, index, is_last)
 
 
 @lower("aten.diagonal_scatter.default")
@@ -94,13 +103,13 @@ def diagonal_scatter(
 ) -> ir.Value:
     shape = low.fake(0).shape
     axes = [axis_of(low, dim1), axis_of(low, dim2)]
-    # The diagonal `offset` starts in this row and column.
+    # Row and column of the first element of the diagonal.
     first = low.op.const([[max(-offset, 0), max(offset, 0)]])
-    places = low.op.Add(low.op.Unsqueeze(arange(low, low.op.dim(source, -1)), [1]), first)
+    indices = low.op.Add(low.op.Unsqueeze(arange(low, low.op.dim(source, -1)), [1]), first)
     order = [*axes, *(i for i in range(len(shape)) if i not in axes)]
-    rest = len(shape) - 2
-    updates = transposed(low, low.tensor(source, low.dtype), [rest, *range(rest)])
-    written = low.op.ScatterND(transposed(low, x, order), places, updates)
+    last = len(shape) - 2
+    updates = transposed(low, low.tensor(source, low.dtype), [last, *range(last)])
+    written = low.op.ScatterND(transposed(low, x, order), indices, updates)
     return transposed(low, written, [order.index(i) for i in range(len(shape))])
 
 

@@ -17,7 +17,7 @@ from onnxtrain.ortmodule._torch import OutputGraph, assert_async, assert_scalar,
 from onnxtrain.ortmodule.capture._nodes import depends_on_data
 from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH_DIRECTORY = str(Path(torch.__file__).parent)
 
 
 def _break_inside_try() -> Callable[[], None]:
@@ -60,18 +60,18 @@ def _is_caught(frame: Any, target: Any, arguments: Any) -> bool:
         return True
     # A lookup around which the handler only re-raises, such as `except IndexError: raise IndexError(...)`, stays in the
     # graph: the break would change no more than the text of the error.
-    looks_up = any(isinstance(value, torch.Tensor) and value.dtype in _INDICES for value in values)
+    looks_up = any(isinstance(value, torch.Tensor) and value.dtype in _INDEX_DTYPES for value in values)
     return looks_up and any(_resumes(*handler) for handler in handlers)
 
 
-_INDICES = (torch.int32, torch.int64)
+_INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 def _handlers(frame: Any) -> Iterator[tuple[Any, int]]:
     """Yields the `except` clauses around the current instruction and its callers, as (frame, index of instruction)."""
     while frame is not None:
         # PyTorch itself calls hooks inside `try`.
-        of_torch = frame.f_code.co_filename.startswith(_TORCH)
+        of_torch = frame.f_code.co_filename.startswith(_TORCH_DIRECTORY)
         entry = None if of_torch else frame.current_instruction.exn_tab_entry
         while entry is not None:
             handler = entry.target

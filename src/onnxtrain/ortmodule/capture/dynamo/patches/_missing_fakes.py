@@ -19,7 +19,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide
 def _register() -> Callable[[], None]:
     """Registers the fake implementations in `FAKES`; returns the undo function."""
     known = fake_impls.op_implementations_dict
-    before = {op: known.get(op) for op in FAKES if op not in known or op in _WRONG}
+    before = {op: known.get(op) for op in FAKES if op not in known or op in _WRONG_FAKES}
     known.update({op: FAKES[op] for op in before})
 
     def undo() -> None:
@@ -80,4 +80,4 @@ FAKES: dict[Any, Callable[..., torch.Tensor | Sequence[torch.Tensor]]] = {
     torch.ops.aten.cummin.default: _cumulative,
 }
 
-_WRONG = () if isolates_recompiles else (torch.ops.aten.bincount.default,)
+_WRONG_FAKES = () if isolates_recompiles else (torch.ops.aten.bincount.default,)

@@ -14,7 +14,7 @@ from typing import Any
 from onnxtrain.ortmodule._torch import RandomVariable, graph_break
 from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
-_SET_THE_STATE = ("seed", "setstate")
+_STATE_SETTERS = ("seed", "setstate")
 
 
 def _break_at_draws() -> Callable[[], None]:
@@ -24,7 +24,7 @@ def _break_at_draws() -> Callable[[], None]:
     @functools.wraps(before)
     def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         # A generator that the captured function itself has made has no source. It is made anew in each call.
-        if self.source is not None and name not in _SET_THE_STATE:
+        if self.source is not None and name not in _STATE_SETTERS:
             graph_break(
                 gb_type="Draw from a random.Random",
                 context=f"{self.source}.{name}",

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-MOST_CALLS = 16
+MAX_CALLS = 16
 """Number of consecutive calls that capture a function, after which Python runs the function."""
 
-MOST_OBJECTS = 8
+MAX_OBJECT_CAPTURES = 8
 """Number of captures of a function with per-call objects among its variables, after which Python runs the function."""
 
 
-class CapturesInVain:
+class RepeatedCaptures:
     """Detects functions that one ORTModule captures in each call.
 
     A graph is not reused if a guard fails in each call. Dynamo guards e.g. on a bound method of a list that the call
@@ -35,33 +35,33 @@ class CapturesInVain:
         self._streaks: weakref.WeakKeyDictionary[CodeType, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._of_objects: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
 
-    def are_over(self, code: CodeType, variables: Mapping[str, Any]) -> bool:
-        """Records that a function is about to be captured.
+    def record(self, code: CodeType, variables: Mapping[str, Any]) -> bool:
+        """Records that a function is about to be captured. Checks whether it was captured too often.
 
         Args:
             code: the code object of the function.
             variables: the function's local variables before it runs.
 
         Returns:
-            True if captures of the function are in vain, so that Python must run it instead.
+            True if the graphs of the function are not reused, so that Python must run the function instead.
         """
         length, last = self._streaks.get(code, (0, 0))
         if last != self.calls:
             length = length + 1 if last == self.calls - 1 else 1
             self._streaks[code] = (length, self.calls)
-            if length == MOST_CALLS + 1:
+            if length == MAX_CALLS + 1:
                 _warn(code)
         # Captures within one call count, too, e.g. of a function that is called for each of 100 blocks.
-        if any(map(_is_of_the_call, variables.values())):
+        if any(map(_is_per_call_object, variables.values())):
             captures = self._of_objects[code] = self._of_objects.get(code, 0) + 1
-            return captures > MOST_OBJECTS
-        return length > MOST_CALLS
+            return captures > MAX_OBJECT_CAPTURES
+        return length > MAX_CALLS
 
 
 def _warn(code: CodeType) -> None:
     warnings.warn(
         f"ORTModule: {code.co_qualname} (line {code.co_firstlineno} of {code.co_filename}) was captured in each of "
-        f"{MOST_CALLS} calls. From now on it runs in PyTorch, and the layers that it calls are captured by themselves. "
+        f"{MAX_CALLS} calls. From now on it runs in PyTorch, and the layers that it calls are captured by themselves. "
         "Something is new in each call: the length of a list that the module keeps, a string, a number that PyTorch "
         "takes as a constant (a bound of clamp, an exponent). TORCH_LOGS=recompiles in the environment names it. Keep "
         "lists outside of forward, and make numbers tensors",
@@ -69,7 +69,7 @@ def _warn(code: CodeType) -> None:
     )
 
 
-def _is_of_the_call(value: Any) -> bool:
+def _is_per_call_object(value: Any) -> bool:
     """True if Dynamo (PyTorch 2.13) guards on the id of a value that usually lives no longer than the call."""
     if isinstance(value, BuiltinMethodType):
         owner = value.__self__

@@ -459,15 +459,15 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
             ),
         },
         NothingToTrain,
-        "through ops without a gradient only",
+        "or only through ops that have no gradient",
     ),
     "unreduced loss": ({"loss": losses.MSELoss(reduction="none")}, GraphBuildError, "not a scalar"),
     "parameter named step": (
-        {"model": named("step")()}, GraphBuildError, "optimizer model: 'step' would be the name",
+        {"model": named("step")()}, GraphBuildError, "optimizer model: two inputs or outputs would be named 'step'",
     ),
     "parameters w and w_grad": (
         {"model": linear([node("Gemm", ["x", "w", "w_grad"], ["logits"])], w=weights(4, 3), w_grad=weights(3))},
-        GraphBuildError, "optimizer model: 'w_grad' would be the name",
+        GraphBuildError, "optimizer model: two inputs or outputs would be named 'w_grad'",
     ),
     "block without result": (
         {"loss": Nothing()}, GraphBuildError, "block Nothing: .*returned None; return the name",
@@ -478,7 +478,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "optimizer block without an optimizer": (
         {"optimizer": Nothing()}, GraphBuildError,
-        "block Nothing: it was given as the optimizer, but has made no optimizer model",
+        "block Nothing: it was passed as the optimizer, but built no optimizer model",
     ),
     "library of custom ops": (
         {"custom_op_library": "/nowhere/ops.so"}, ModelError, "there is no custom_op_library",
@@ -648,7 +648,7 @@ def test_models_in_ort_format_train_and_say_that_they_cannot_be_exported(tmp_pat
         module.eval()
         steps[suffix] = module(x, labels)
     np.testing.assert_allclose(steps["ort"], steps["onnx"], rtol=1e-6)
-    with pytest.raises(ModelLoadError, match=r"ORT format; make the Module with the \.onnx file"):
+    with pytest.raises(ModelLoadError, match=r"ORT format; create the Module with the \.onnx file"):
         module.export_model_for_inferencing(tmp_path / "trained.onnx", ["logits"])
 
 

@@ -813,7 +813,7 @@ def test_causal_lm_equals_the_loss_of_transformers() -> None:
 
 @pytest.mark.parametrize("shape", [("batch", 5), ("batch", 2, 3, 5)])
 def test_causal_lm_needs_scores_of_each_token(shape: tuple[int | str, ...]) -> None:
-    with pytest.raises(GraphBuildError, match=r"gives \[batch, sequence, vocabulary\]"):
+    with pytest.raises(GraphBuildError, match=r"causal_lm needs \[batch, sequence, vocabulary\]"):
         _loss_model(CausalLMLoss(), shape)
 
 
@@ -891,7 +891,7 @@ def test_attached_loss_can_compare_two_values_of_the_model() -> None:
     model = _linear_model()
     attach_loss(Emitter(model.graph), MSELoss(), "logits", "logits")
     assert [value.name for value in model.graph.inputs] == ["x", "labels"]
-    with pytest.raises(GraphBuildError, match="'nope' is no value of the graph; its outputs are logits"):
+    with pytest.raises(GraphBuildError, match="'nope' is not a value of the graph; its outputs are logits"):
         attach_loss(Emitter(model.graph), MSELoss(), "nope")
 
 

@@ -406,7 +406,7 @@ OTHER_READERS: dict[str, tuple[onnx.ModelProto, str]] = {
             helper.make_node("MatMul", ["emb", "bias"], ["logits"], name="head"),
             helper.make_node("ReduceSum", ["logits"], ["more"], keepdims=0),
         ),
-        r"'emb' has no sparse gradient: its gradient comes from \w+, and not only from rows that Gather reads on axis "
+        r"'emb' cannot have a sparse gradient: its gradient comes from \w+, and not only from rows that Gather reads on axis "
         r"0; the nodes that read it are Gather \('read_0'\), MatMul \('head'\)\. Leave it out of sparse_gradients",
     ),
     "another axis": (
@@ -487,7 +487,7 @@ def test_blocks_of_onnxblock_refuse_sparse_gradients(tmp_path: Path) -> None:
 def test_models_of_sparse_and_dense_gradients_do_not_go_together(tmp_path: Path) -> None:
     run = generate(tmp_path / "sparse", tables(), SGD())
     generate(tmp_path / "dense", tables(), SGD(), sparse_gradients=[])
-    with pytest.raises(ModelLoadError, match=r"Trained or sparse in one of them only.*: emb"):
+    with pytest.raises(ModelLoadError, match=r"trained or sparse in only one of the two.*: emb"):
         api.Optimizer(tmp_path / "dense" / "optimizer_model.onnx", run.module)
 
 

@@ -50,10 +50,10 @@ def norm_model(batch: int | str) -> onnx.ModelProto:
 def test_statistics_of_one_sample_are_refused(tmp_path: Path) -> None:
     model = norm_model(1)
     with pytest.raises(
-        GraphBuildError, match=r"exported for a batch of 1. .*onnxtrain.make_batch_dynamic\(model\)"
+        GraphBuildError, match=r"exported with a batch of 1. .*onnxtrain.make_batch_dynamic\(model\)"
     ):
         Trainer(model, "cross_entropy", batch_norm="training", directory=tmp_path / "run")
-    with pytest.raises(GraphBuildError, match="exported for a batch of 1"):
+    with pytest.raises(GraphBuildError, match="exported with a batch of 1"):
         generate_artifacts(
             model, loss="cross_entropy", batch_norm="training", artifact_directory=tmp_path / "run"
         )
@@ -82,7 +82,7 @@ def test_training_sample_by_sample_is_told(caplog: pytest.LogCaptureFixture) -> 
     problem = problems.line(samples=6, batch=1)
     trainer = Trainer(problem.model, "mse")
     trainer.fit(problem.x, problem.y, verbose=False)
-    assert "exported for one sample at a time: each step of the optimizer sees a single one" in caplog.text
+    assert "exported with a batch of 1: each optimizer step sees a single one" in caplog.text
     assert "make_batch_dynamic" in caplog.text
     caplog.clear()
     trainer.evaluate(problem.x, problem.y)
@@ -105,7 +105,7 @@ def test_the_device_is_told_of_a_fixed_batch(tmp_path: Path) -> None:
 
 def test_nothing_to_switch_is_an_error() -> None:
     problem = problems.line()
-    with pytest.raises(GraphBuildError, match="batch_norm='training' has nothing to switch"):
+    with pytest.raises(GraphBuildError, match="batch_norm='training' has no effect"):
         Trainer(problem.model, "mse", batch_norm="training")
     Trainer(problem.model, "mse", batch_norm="inference")
 
@@ -152,7 +152,7 @@ def norm_net(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     return paths
 
 
-LOST = "The exporter has removed"
+LOST = "The exporter removed"
 
 
 @pytest.mark.torch
@@ -171,7 +171,7 @@ def test_removed_dropout_is_told(
 
     for batch_norm in ("as_exported", "training", {"bn": "training"}):
         text = messages(batch_norm)
-        assert "removed 2 Dropout module(s), so that training drops nothing there: first, last." in text
+        assert "removed 2 Dropout module(s), so these places drop nothing in training: first, last." in text
         assert "Pass dropout=0.1, with the p of the PyTorch network" in text
         assert "or dropout=0.0 to train without it, e.g. because p is 0 in the network" in text
     assert "nothing there: first, aside." in messages("training", output="z")

@@ -111,7 +111,7 @@ def test_numbers_as_labels(run: Any, mlp: Path, data: Path) -> None:
         in run(*arguments, "--positive", 3, "-o", mlp.with_name("x")).err
     )
     text = run(*arguments, "--positive", "fraud", "-o", mlp.with_name("y"))
-    assert "--positive is 'fraud', but the target holds numbers, not strings" in text.err
+    assert "--positive is 'fraud', but the target contains numbers, not strings" in text.err
 
 
 def test_names_of_metrics() -> None:

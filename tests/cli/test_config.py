@@ -73,7 +73,7 @@ def test_a_run_on_a_table_is_repeated(run: Any, table: Path, tmp_path: Path) -> 
     assert tensors(tmp_path / "table-trained") == tensors(tmp_path / "run") == before
     refused = run("train", "--config", tmp_path / "run" / "run.toml")
     assert refused.code == 1
-    assert "holds a training run already" in refused.err
+    assert "already contains a training run" in refused.err
 
 
 def test_the_file_says_what_the_run_used(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_every_switch_can_be_switched_off(run: Any, command: str) -> None:
         ("epochs = 'ten'", 'epochs is "ten": '),
         ("epochs = '10'", 'epochs is "10"; it must be a whole number, without quotation marks.'),
         ("learning-rate = '0.1'", 'learning-rate is "0.1"; it must be a number, without quotation marks.'),
-        ("learning-rate = 1\nlr = 2", "lr is given twice, by two of its names."),
+        ("learning-rate = 1\nlr = 2", "lr is given twice, under two of its names."),
         ("epochs = [1]", "epochs is [1]; it takes one value, not a list."),
         ("epochs = true", "epochs is true; it must be a number or a string."),
         ("metric = [['f1']]", "it must be a number or a string."),

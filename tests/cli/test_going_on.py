@@ -297,7 +297,7 @@ def test_the_same_options_may_be_given_again_and_other_data_not(
     np.savez(tmp_path / "other.npz", x=arrays["x"] + 1, y=arrays["y"])
     other = run("train", directory, "--data", tmp_path / "other.npz")
     assert other.code == 1
-    assert "was interrupted while training on other data" in other.err
+    assert "was interrupted while training on data other than" in other.err
     assert run("train", directory, "--data", data, *flat(OPTIONS)).code == 0
 
 
@@ -375,7 +375,7 @@ def test_one_schedule_over_several_commands(run: Any, mlp: Path, data: Path, tmp
     assert tensors(tmp_path / "twice") == tensors(tmp_path / "once")
     third = run("train", tmp_path / "twice", "--data", data)
     assert third.code == 1
-    assert "--schedule-epochs 4 should be the number of epochs of all fits together" in " ".join(
+    assert "--schedule-epochs 4 is the total number of epochs of all calls to fit" in " ".join(
         third.err.split()
     )
 

@@ -77,8 +77,8 @@ def test_a_table_of_the_losses(run: Any, base: Path, adapter: Path, data: Path, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--loss", "mse"), "computes losses with --data and --loss; give both"),
-        (("--data", "data.npz"), "computes losses with --data and --loss; give both"),
+        (("--loss", "mse"), "computes losses from --data and --loss; pass both"),
+        (("--data", "data.npz"), "computes losses from --data and --loss; pass both"),
         (("--loss", "mse", "--data", "nothing.npz"), "there is no such file"),
         (("--loss", "nonsense", "--data", "{data}"), "received 'nonsense'"),
         (("-o", "{folder}/nowhere/merged.onnx"), "Writing the merged model to"),

@@ -53,7 +53,7 @@ def test_advice_for_another_command_names_it(run: Any, tmp_path: Path) -> None:
         }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
     shown = " ".join(run("ops", tmp_path / "model.onnx", "--profile", "portable").out.split())
-    assert "--profile portable draws masks in the main graph only" in shown
+    assert "--profile portable supports Dropout only in the main graph" in shown
     assert "pass --batch-norm inference of `onnxtrain train`" in shown
 
 

@@ -89,7 +89,7 @@ def test_nothing_fits(run: Any, mlp: Path) -> None:
     shown = run("plan", mlp, *OPTIONS, "--memory", "40MB")
     assert shown.code == 1
     assert "recommended" not in shown.out
-    assert f"error: no way to train '{mlp}' fits in 40 MB: the least (" in shown.err
+    assert f"error: no configuration to train '{mlp}' fits in 40 MB: the least (" in shown.err
     assert "A smaller --batch-size or --dim takes less" in shown.err
     stopped = run("plan", mlp, *OPTIONS, "--memory", "8MB")
     assert "more than 32 MB" in stopped.out

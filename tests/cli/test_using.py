@@ -72,7 +72,9 @@ def test_predict_writes_probabilities_alone(run: Any, trained: Path, data: Path,
     np.testing.assert_allclose(arrays["probability"], scipy.special.softmax(logits, axis=1), rtol=1e-5)
     result = run("predict", trained / "trained.onnx", "--data", data, "-o", output, "--probabilities")
     assert result.code == 1
-    assert "trained.onnx' gives logits. Give the directory of a run" in " ".join(result.err.split())
+    assert "trained.onnx' returns logits, not probabilities. Pass the directory of a run" in " ".join(
+        result.err.split()
+    )
 
 
 def test_samples_are_weighed_by_a_column_or_an_array(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_classes_are_weighed_and_split_and_evaluated_between_epochs(
     assert plain.code == 0
     later = run("train", tmp_path / "plain", "--data", data, "--class-weight", "balanced")
     assert later.code == 1
-    assert "Begin a new run with --sample-weight or --class-weight." in " ".join(later.err.split())
+    assert "Start a new run with --sample-weight or --class-weight." in " ".join(later.err.split())
     for value, message in (
         ("rose=2", "--class-weight is 'rose=2'; give balanced alone, or CLASS=WEIGHT such as 1=10."),
         ("1", "--class-weight is '1'; give balanced alone"),
@@ -177,7 +179,9 @@ def test_predict_fills_a_fixed_batch(run: Any, tmp_path: Path) -> None:
     expected = ort.InferenceSession(models.mlp().SerializeToString()).run(None, {"x": x})[0]
     np.testing.assert_allclose(arrays_in(tmp_path / "p.npz")["logits"], expected, rtol=1e-5, atol=1e-6)
     refused = run(*arguments, "--batch-size", 3)
-    assert "--batch-size is 3, but the model has the fixed batch size 4. Leave the option out." in refused.err
+    assert (
+        "--batch-size is 3, but the model has a fixed batch size of 4. Leave the option out." in refused.err
+    )
 
 
 def test_export_writes_the_trained_model(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:

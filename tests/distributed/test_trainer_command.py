@@ -146,7 +146,7 @@ def test_mixed_samples_and_the_best_epoch_on_workers(tmp_path: Path) -> None:
     [
         (["--shard-optimizer"], "--shard-optimizer given without --workers"),
         (["--workers", "2", "--loss", "unknown"], "unknown"),
-        (["--workers", "2", "--hosts", "local", "--loss", "mse"], "--json is given with --hosts"),
+        (["--workers", "2", "--hosts", "local", "--loss", "mse"], "--json cannot be combined with --hosts"),
     ],
 )
 def test_a_wrong_command_is_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_fit_without_a_label_that_counts_is_refused_by_all_workers(group: str,
     alone = runs.alone["nothing_counted"]
     for worker in [runs.alone, *runs.workers[group]]:
         result = worker["nothing_counted"]
-        assert "The fit has updated nothing" in result["error"]
+        assert "No parameter was updated" in result["error"]
         assert result["losses"] == []
         assert_close(result["after"], result["before"], rtol=0)
         assert len(result["next"]["epochs"]) == 1
@@ -161,7 +161,7 @@ def test_errors_of_worker_0_reach_all(group: str, runs: Runs) -> None:
         unknown, fixed = worker["failing"]["messages"]
         assert unknown.startswith("WorkersError: Worker 0 of" if rank else "GraphBuildError: ")
         assert "body.*" in unknown
-        assert "takes exactly 8 samples at a time, and" in fixed
+        assert "takes exactly 8 samples at a time, but" in fixed
 
 
 def test_a_checkpoint_is_the_same_for_any_number_of_workers(runs: Runs) -> None:

@@ -142,7 +142,10 @@ class Append(onnxblock.Block):
     ids=["missing input", "name taken", "wrong order", "mixed dtypes", "too many inputs"],
 )
 def test_invalid_nodes_of_users_are_reported(nodes: list[onnx.NodeProto]) -> None:
-    with onnxblock.base(mlp()), pytest.raises(GraphBuildError, match="Append: the base model is no valid"):
+    with (
+        onnxblock.base(mlp()),
+        pytest.raises(GraphBuildError, match="Append: the resulting model is not valid"),
+    ):
         Append(*nodes)()
 
 

@@ -353,7 +353,7 @@ def test_several_outputs_need_a_choice(caplog: pytest.LogCaptureFixture) -> None
         ("y = ArgMax(z)", "ArgMax 'y' is neither a linear layer nor known to keep classes apart"),
         ("y = ReduceMean<keepdims=0>(z)", "it takes the mean over the classes"),
         ("a = Constant<value_ints=[1]>() y = ReduceMean(z, a)", "it takes the mean over the classes"),
-        ("y = Squeeze(z)", "it removes the axis of the classes if there is one"),
+        ("y = Squeeze(z)", "it removes the class axis if its size is 1"),
         ("s = Shape(x) y = Reshape(z, s)", "its shape is computed"),
         ("s = Constant<value_ints=[-1]>() y = Reshape(z, s)", "no axis of their own"),
         ("q = Constant<value_float=0.1>() u = Constant<value = uint8 {3}>() k = QuantizeLinear(z, q, u) "

@@ -67,7 +67,7 @@ def outputs(model: ir.Model, names: list[str], x: np.ndarray, seed: int = 0) -> 
 def test_traces_of_the_dynamo_exporter(tmp_path: Path) -> None:
     """Two Dropouts where the modules were, and none for `clone`: zeros of that share, the rest scaled as in PyTorch."""
     path = export(tmp_path / "net.onnx", optimize=False)
-    with pytest.raises(ModelError, match=r"its ratio is not in the file. Pass it"):
+    with pytest.raises(ModelError, match=r"the file does not contain its ratio. Pass it"):
         restored(path)
     model = restored(path, RATIO)
     first, second = dropouts(model)

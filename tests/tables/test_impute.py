@@ -184,7 +184,7 @@ def test_unknown_categories_are_ignored_as_in_scikit_learn(table: Path) -> None:
     with pytest.raises(
         InputError,
         match=r"column 'port', row 2 .*'Rome' is none of the categories of training: Kiel, NA, Oslo. Train with "
-        r"unknown_category='ignore' or unknown_category='own' to admit others",
+        r"unknown_category='ignore' or unknown_category='own' to accept other categories",
     ):
         refusing.transform(other)
 
@@ -299,7 +299,7 @@ def models_weights(table: Path) -> dict[str, np.ndarray]:
         ({"impute": "mode"}, "impute is 'mode'; give mean, median, most_frequent or value=VALUE for all columns"),
         ({"impute": {"age": "mode"}}, "impute is 'mode'; give mean,"),
         ({"impute": {"height": "mean"}}, "has no column 'height'; its columns are age, fare,"),
-        ({"impute": {"port": "mean"}}, "impute={'port': 'mean'}: the column 'port' holds categories, which have no"),
+        ({"impute": {"port": "mean"}}, "impute={'port': 'mean'}: the column 'port' contains categories, which have no"),
         ({"impute": {"age": "value=old"}},
          "impute={'age': 'value=old'}: the column 'age' holds numbers, and 'old' is not a number."),
         ({"impute": "value=inf"}, "impute='value=inf': the column 'age' holds numbers, and 'inf' is not a number."),

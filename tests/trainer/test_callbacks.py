@@ -215,7 +215,7 @@ def test_killed_before_the_best_is_put_back(tmp_path: Path) -> None:
 def test_only_one_callback_restores() -> None:
     problem = problems.line()
     both = [EarlyStopping("loss", restore_best=True), EarlyStopping("mae", restore_best=True)]
-    with pytest.raises(InputError, match=r"\(restore_best=True\) both set the parameters"):
+    with pytest.raises(InputError, match=r"\(restore_best=True\) both set the final parameters"):
         Trainer(problem.model, "mse").fit(problem.x, problem.y, callbacks=both, verbose=False)
 
 
@@ -324,7 +324,7 @@ def test_model_checkpoint_keeps_the_newest_epochs(tmp_path: Path) -> None:
         ({"keep": True}, "keep must be an integer >= 1, received True"),
         (
             {"monitor": "loss", "every_n_steps": 5},
-            "'loss' is recorded after epochs, and every_n_steps=5 saves in",
+            "'loss' is recorded after each epoch, but every_n_steps=5 saves within",
         ),
     ],
 )

@@ -121,8 +121,8 @@ def test_class_weights_that_make_no_sense() -> None:
         ("auto", "must be 'balanced', a dict or an array, received 'auto'"),
         ({3: 1.0}, r"names the classes \[3\], and there are 3, counted from 0"),
         ({"rose": 1.0}, r"class indices as keys, received \['rose'\]"),
-        ([1.0, 2.0], r"has shape \[2\]; give one weight for each of the 3 classes"),
-        ([1.0, 2.0, -1.0], r"finite and not negative, received \[1.0, 2.0, -1.0\]"),
+        ([1.0, 2.0], r"has shape \[2\]; pass one weight for each of the 3 classes"),
+        ([1.0, 2.0, -1.0], r"finite and non-negative, received \[1.0, 2.0, -1.0\]"),
     ):
         with pytest.raises(InputError, match=message):
             Trainer(problem.model, "cross_entropy").fit(
@@ -130,12 +130,12 @@ def test_class_weights_that_make_no_sense() -> None:
             )
     trainer = Trainer(problem.model, CrossEntropyLoss(probabilities=True))
     with pytest.raises(
-        InputError, match=r"class_weight needs one class label per sample, and the model has the target"
+        InputError, match=r"class_weight needs one class label per sample, but the model has the target"
     ):
         trainer.fit(
             problem.x, np.eye(3, dtype=np.float32)[problem.y % 3], class_weight="balanced", verbose=False
         )
-    with pytest.raises(InputError, match="holds other values"):
+    with pytest.raises(InputError, match="contains other values"):
         Trainer(problems.line().model, "mse").check_data(
             problems.line().x, problems.line().y, class_weight="balanced"
         )

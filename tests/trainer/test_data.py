@@ -54,7 +54,7 @@ X, LABELS = np.zeros((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (X == 0, LABELS, "received dtype bool"),
         (np.array([[1, 2], [3]], object), LABELS, "not a rectangular array of numbers"),
         ([[1.0, 2.0], [3.0]], LABELS, "not an array of one shape"),
-        (np.float32(1), LABELS, "no axis for samples"),
+        (np.float32(1), LABELS, "no batch axis"),
         (np.where(np.eye(6, 4) > 0, np.nan, 0), LABELS, r"contains NaN \(first in sample 0\)"),
         (np.where(np.eye(6, 4, k=-2) > 0, np.inf, 0), LABELS, r"contains infinity \(first in sample 2\)"),
         (np.where(np.eye(6, 4, k=-2) > 0, -np.inf, 0).astype(np.float16), LABELS, "take numpy.finfo"),
@@ -219,7 +219,7 @@ def test_errors_of_data_that_is_not_transformed_name_the_argument() -> None:
             InputError, match=r"Validation data: .*received dtype uint8.*pass validation_transform="
         ):
             trainer.fit(images, problem.y, validation=validation, transform=_scaled, verbose=False)
-    with pytest.raises(InputError, match="validation_transform is given without validation data"):
+    with pytest.raises(InputError, match="validation_transform needs validation data"):
         trainer.check_data(images, problem.y, transform=_scaled, validation_transform=_scaled)
     trainer.fit(images, problem.y, transform=_scaled, verbose=False)
     for call in (lambda: trainer.evaluate(images, problem.y), lambda: trainer.predict(images)):

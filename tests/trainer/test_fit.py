@@ -276,7 +276,7 @@ def test_schedule_that_gives_no_factor(factor: object) -> None:
         ({"scheduler": "sine"}, "'sine' is unknown; choose from constant, linear, cosine"),
         ({"scheduler": 0.5}, "expected a name, a schedule .*, or a function .*, received 0.5"),
         ({"metrics": ["f3"]}, "'f3' is unknown; choose from accuracy"),
-        ({"metrics": ["mae", "mae"]}, "mae is taken already"),
+        ({"metrics": ["mae", "mae"]}, "mae is already used"),
         ({"warmup_steps": -1}, "warmup_steps must be"),
     ],
 )

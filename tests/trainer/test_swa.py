@@ -144,7 +144,7 @@ def test_settings_that_do_not_go_together() -> None:
     trainer = Trainer(problem.model, problem.loss)
     with pytest.raises(InputError, match=r"SWA and EarlyStopping\(restore_best=True\) both set"):
         trainer.fit(*data, validation=data, callbacks=[SWA(), EarlyStopping(restore_best=True)])
-    with pytest.raises(InputError, match="SWA reads the data once more to renew the statistics"):
+    with pytest.raises(InputError, match="SWA reads the data once more to recompute the statistics"):
         trainer.fit([data], callbacks=[SWA()], verbose=False)
     # Without statistics a stream will do.
     classes = problems.classes()

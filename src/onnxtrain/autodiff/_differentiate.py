@@ -134,7 +134,8 @@ def add_gradients(
         # The caller binds the input by this name, so a number must not be appended to it.
         if op.unique_name(cotangent) != cotangent:
             raise DifferentiationError(
-                f"adding the cotangent input {cotangent!r}: the model has a value of that name"
+                f"adding the cotangent input {cotangent!r}: the model already has a value of that name; "
+                "choose another name"
             )
         model.graph.inputs.append(seed)
     gradients = pull_back(op, {target: seed}, leaves)

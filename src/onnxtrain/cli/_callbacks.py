@@ -43,8 +43,8 @@ def chosen_callbacks(options: TrainOptions, directory: Path) -> list[Callback]:
         # Both replace the last weights at the end of the fit.
         if early is not None:
             raise InputError(
-                "--swa-start exports an average of the last epochs, --patience and --save-best export one epoch; "
-                "choose one."
+                "--swa-start exports an average of the last epochs, but --patience and --save-best export "
+                "a single epoch; choose one."
             )
     elif regularize.swa_lr is not None:
         raise InputError("--swa-lr is given without --swa-start.")
@@ -95,7 +95,7 @@ def chosen_transform(options: TrainOptions) -> MixUp | CutMix | None:
     mixup, cutmix = options.regularize.mixup, options.regularize.cutmix
     # timm alternates between the two from batch to batch; in Python, a custom transform can do so, too.
     if mixup is not None and cutmix is not None:
-        raise InputError("--mixup and --cutmix are two ways to mix samples; give one of them.")
+        raise InputError("--mixup and --cutmix are alternative ways to mix samples; pass only one.")
     if mixup is not None:
         return MixUp(mixup)
     return None if cutmix is None else CutMix(cutmix)

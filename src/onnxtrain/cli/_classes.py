@@ -59,8 +59,8 @@ def chosen_metrics(
     if classes is None:
         if not positive.isdecimal():
             raise InputError(
-                f"--positive is '{positive}', but the target holds numbers, not strings: give the index of a class, "
-                "such as 1."
+                f"--positive is '{positive}', but the target contains numbers, not strings: pass the index "
+                "of a class, such as 1."
             )
         number = int(positive)
     elif positive in (numbers := category_numbers(classes)):

@@ -164,7 +164,8 @@ def _sample_weight(arrays: Arrays, options: TrainOptions, encoder: TableEncoder 
     name = options.sample_weight if encoder is None else WEIGHT
     if name not in arrays:
         raise InputError(
-            f"--sample-weight is '{options.sample_weight}', and '{options.data}' holds {', '.join(arrays)}."
+            f"--sample-weight is '{options.sample_weight}', but '{options.data}' contains "
+            f"{', '.join(arrays)}."
         )
     return arrays[name]
 
@@ -196,19 +197,20 @@ def _new_directory(options: TrainOptions) -> Path:
     directory = run_directory(options)
     if directory.suffix.lower() == ".onnx":
         raise InputError(
-            f"--output is '{directory}', and a run is a directory: its trained.onnx is the model. Give a name without "
-            ".onnx."
+            f"--output is '{directory}', but a run is a directory, in which trained.onnx is the model. "
+            "Pass a name without .onnx."
         )
     if not leads() or options.overwrite:
         return directory
     if holds_run(directory) and (directory / CHECKPOINT).exists():
         raise CheckpointError(
-            f"The directory '{directory}' holds a training run already. Resume it with onnxtrain train {directory} "
-            f"--data {options.data}, choose another directory with --output, or replace the run with --overwrite."
+            f"The directory '{directory}' already contains a training run. Resume it with onnxtrain train "
+            f"{directory} --data {options.data}, choose another directory with --output, or replace the "
+            "run with --overwrite."
         )
     require_free(
         directory,
-        f"Beginning a training run in '{directory}'",
+        f"Starting a training run in '{directory}'",
         (RUN_FILE, TRAINED, SAVES),
         " with --output, or replace files with these names with --overwrite",
     )

@@ -62,8 +62,8 @@ def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path
     # Ray prefixes each line that a worker prints.
     if options.json and options.workers.hosts is not None:
         raise InputError(
-            "--json is given with --hosts, and Ray changes what workers print. Leave --json out; `onnxtrain inspect "
-            "RUN --json` prints the record of the run."
+            "--json cannot be combined with --hosts, because Ray changes the output of the workers. Leave "
+            "--json out; `onnxtrain inspect RUN --json` prints the record of the run."
         )
     before = _saved_epochs(directory) if options.source.is_dir() else None
     restarts = 3 if options.workers.restarts is None else options.workers.restarts

@@ -139,8 +139,9 @@ def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
     name = "probability" if encoder is None else encoder.output_name("probability")
     if name not in predictions.outputs:
         raise InputError(
-            f"--probabilities: '{source}' gives {', '.join(predictions.outputs)}. Give the directory of a run whose "
-            "loss compares classes, or a model that was exported from a run on a table."
+            f"--probabilities: '{source}' returns {', '.join(predictions.outputs)}, not probabilities. "
+            "Pass the directory of a run with a classification loss, or a model exported from a run on a "
+            "table."
         )
     return {name: predictions.outputs[name]}
 

@@ -155,8 +155,8 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
     elif target.is_integer:
         if not requantize:
             raise GraphBuildError(
-                f"merging adapters: {node.op_type} '{node.name}' multiplies integers, so that its weight cannot become "
-                f"float32; pass {argument('requantize', True)}"
+                f"merging adapters: {node.op_type} '{node.name}' is an integer op, so its weight cannot "
+                f"become float32; pass {argument('requantize', True)}"
             )
         _requantize_integers(model, target, delta)
     else:
@@ -182,8 +182,8 @@ def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
     """Gives a product its own DequantizeLinear, of the quantized merged weight."""
     if producer.op_type == "Transpose":
         raise GraphBuildError(
-            f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantized and then transposed, which "
-            "cannot be rounded again; pass requantize=False"
+            f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantized and then "
+            "transposed, and such a weight cannot be quantized again; pass requantize=False"
         )
     # A copy, because other products may read the same dequantized weight, e.g. a tied head.
     copy = ir.Node(

@@ -229,7 +229,7 @@ class Loss(ABC):
             )
         ):
             raise self._error(
-                f"target {target.name!r} has shape {target.shape}, where these scores need "
+                f"target {target.name!r} has shape {target.shape}, but these scores need "
                 f"{ir.Shape(spec.shape)}; {self._fitting(spec)}"
             )
 

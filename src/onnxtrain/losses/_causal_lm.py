@@ -49,7 +49,7 @@ class CausalLMLoss(Loss):
         dims = self._scores_dims(scores)
         if len(dims) != 3:
             raise self._error(
-                f"scores {scores.name!r} have shape {scores.shape}; a language model gives [batch, sequence, "
+                f"scores {scores.name!r} have shape {scores.shape}; causal_lm needs [batch, sequence, "
                 "vocabulary]. For one class per sample choose cross_entropy"
             )
         count = dims[2] if isinstance(dims[2], int) else None

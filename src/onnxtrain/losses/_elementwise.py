@@ -166,7 +166,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         ):
             raise self._error(
                 f"{field} has shape {list(array.shape)}, which does not broadcast to the scores' "
-                f"{scores.shape}; give one weight per entry of the last dimensions"
+                f"{scores.shape}; pass one weight per element of the last dimensions"
             )
         return array
 

@@ -36,7 +36,8 @@ def warn_of_probabilities(loss: Loss, scores: ir.Value) -> None:
         else "Gradients become small and training slow. Choose the scores"
     )
     _log.warning(
-        "%s takes %s, but '%s' is computed by %s. %s in front of it: %s. The trained model keeps its outputs.",
+        "%s expects %s, but '%s' is computed by %s. %s that %s reads: %s. The outputs of the trained "
+        "model stay the same.",
         type(loss).__name__,
         wanted,
         scores.name,

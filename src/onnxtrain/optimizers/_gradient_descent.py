@@ -47,8 +47,8 @@ class SGD(Optimizer):
         # torch.optim.SGD rejects the same combinations.
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise GraphBuildError(
-                f"making SGD: nesterov with momentum {self.momentum} and dampening {self.dampening}; "
-                "it needs a positive momentum and no dampening"
+                "making SGD: nesterov=True needs a positive momentum and zero dampening, received "
+                f"momentum={self.momentum} and dampening={self.dampening}"
             )
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:

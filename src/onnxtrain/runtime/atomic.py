@@ -287,14 +287,14 @@ def _finish(directory: str) -> None:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"a save in '{directory}' was interrupted, and what is left of it cannot be done ({error}); open the "
-            "directory once where it can be written",
+            f"an interrupted save in '{directory}' cannot be completed ({error}); open the directory once "
+            "where it is writable",
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise OSError(
             errno.EINVAL,
-            f"'{path}' should say what is left of a save that was interrupted, but is corrupt ({error}); if the "
-            "other files are complete, delete it",
+            f"'{path}', the record of an interrupted save, is corrupt ({error}); if the other files are "
+            "complete, delete it",
         ) from error
 
 
@@ -351,7 +351,7 @@ class FileSet:
     def open(self, name: str) -> Iterator[BinaryIO]:
         """Opens a binary file for the new content of the file `name`; each name can be opened once."""
         if not _is_name(name) or name in self._temporaries:
-            raise ValueError(f"'{name}' is no name of a file, or was written already")
+            raise ValueError(f"'{name}' is not a file name, or was already written")
         path = os.path.join(self._directory, name)
         if os.path.isdir(path) and not os.path.islink(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)

@@ -145,7 +145,7 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
     """
     if len(arguments) != len(specs):
         raise InputError(
-            f"The model takes {len(specs)} inputs ({'; '.join(map(_show, specs))}), received "
+            f"The model expects {len(specs)} inputs ({'; '.join(map(_show, specs))}), received "
             f"{len(arguments)}."
         )
     symbols: dict[str, tuple[int, str]] = {}

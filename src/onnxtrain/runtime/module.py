@@ -130,7 +130,7 @@ class Module(Uncopied):
     @seed.setter
     def seed(self, value: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-            raise InputError(f"The seed must be an integer of 64 bits, received {value!r}.")
+            raise InputError(f"The seed must be a 64-bit integer, received {value!r}.")
         self._seed = value
 
     @property
@@ -159,9 +159,10 @@ class Module(Uncopied):
         if getattr(self._modes, "mode", self._training) != self._training:
             mode = "training" if self._training else "evaluation"
             raise TrainingStateError(
-                f"Thread '{self._mode_set_by}' has put this Module into {mode} mode since "
-                f"thread '{threading.current_thread().name}' called it last, or set its mode. Set the mode "
-                "and call the module in one go, in both threads: with module.lock: module.eval(); module(...)."
+                f"Thread '{self._mode_set_by}' has switched this Module to {mode} mode since thread "
+                f"'{threading.current_thread().name}' last called it or set its mode. In both threads, "
+                "hold the lock while setting the mode and calling the module: with module.lock: "
+                "module.eval(); module(...)."
             )
         self._modes.mode = self._training
 
@@ -188,7 +189,8 @@ class Module(Uncopied):
             self._manifest.arguments,
         ):
             raise ModelLoadError(
-                f"Loading {source}: it does not belong to the training model. Use the one of its run."
+                f"Loading {source}: it does not belong to the training model. Use the eval model of the "
+                "same run."
             )
         require_values(session, source, self._input_set(), set(self._manifest.outputs))
         return session
@@ -374,8 +376,8 @@ class Module(Uncopied):
         if len(names) > 1:
             raise InputError(
                 "A contiguous buffer needs parameters of one dtype; this selection has "
-                f"{', '.join(sorted(names))}. "
-                "Copy parameter by parameter, through CheckpointState.parameters."
+                f"{', '.join(sorted(names))}. Copy the parameters one at a time, through "
+                "CheckpointState.parameters."
             )
         return buffers[0].dtype.storage if buffers else np.dtype(np.float32)
 

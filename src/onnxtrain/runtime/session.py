@@ -187,8 +187,8 @@ def open_training_session(
         text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
     if text is None:
         raise ModelLoadError(
-            f"Loading {source}: it has no metadata property '{METADATA_KEY}', so it is not a model for "
-            "training. Make one with onnxtrain.artifacts.generate_artifacts."
+            f"Loading {source}: it has no metadata property '{METADATA_KEY}', so it is not a training "
+            "artifact. Generate artifacts with onnxtrain.artifacts.generate_artifacts."
         )
     return session, parse_manifest(text, source)
 
@@ -215,7 +215,6 @@ def require_values(session: ort.InferenceSession, source: str, inputs: set[str],
     extra = sorted(actual_inputs - inputs) + sorted(actual_outputs - outputs)
     if missing or extra:
         raise ModelLoadError(
-            f"Loading {source}: the graph does not have the inputs and outputs that its manifest gives it "
-            f"for this role (missing: {missing[:5]}, unexpected: {extra[:5]}). Is it another of the run's "
-            "models?"
+            f"Loading {source}: its inputs and outputs do not match its manifest for this role (missing: "
+            f"{missing[:5]}, unexpected: {extra[:5]}). Check that it is not another model of the run."
         )

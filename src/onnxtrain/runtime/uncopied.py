@@ -25,6 +25,6 @@ class Uncopied:
     def __reduce__(self) -> tuple[Any, ...]:
         kind = self._shown_as or type(self).__name__
         raise TypeError(
-            f"A {kind} can be neither copied nor pickled: the copy would train the tensors of the original. "
+            f"A {kind} can be neither copied nor pickled: a copy would update the original's tensors. "
             f"{self._instead}"
         )

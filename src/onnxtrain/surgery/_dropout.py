@@ -52,7 +52,7 @@ def restore_dropout(
     """
     # bool is a subclass of int: p=False would otherwise be accepted as 0.
     if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1):
-        raise InputError(f"Restoring Dropout: p must be a number from 0 up to 1, received {p!r}.")
+        raise InputError(f"Restoring Dropout: p must be a number in [0, 1), received {p!r}.")
     result = canonicalize(load_model(model))
     nodes = list(result.graph)
     dropouts = [
@@ -67,7 +67,7 @@ def restore_dropout(
         raise ModelError(_LOST)
     if p is None and (traces or layers):
         raise ModelError(
-            "Restoring Dropout: its ratio is not in the file. Pass it: restore_dropout(model, p=0.5)."
+            "Restoring Dropout: the file does not contain its ratio. Pass it: restore_dropout(model, p=0.5)."
         )
     if p is not None:
         ratio = constant_ratio(result, p)

@@ -110,7 +110,8 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
     if head is None and len(outputs) > 1:
         ends = "; ".join(f"'{value.name}' behind {_last_ops(value)}" for value in outputs)
         raise ModelError(
-            f"{_DOING}: the model has several outputs ({ends}). Choose one by output=NAME, or the layer by head=NAME."
+            f"{_DOING}: the model has several outputs ({ends}). Choose one with output=NAME, or the layer "
+            "with head=NAME."
         )
     refusals = []
     for value in outputs:
@@ -124,10 +125,10 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         refusals.append(
             f"the output '{value.name}' comes from {_last_ops(value)} (last one first), and {traced}"
         )
-    wanted = "no linear layer that can be replaced" if head is None else f"no linear layer {head!r}"
+    wanted = "a linear layer that can be replaced" if head is None else f"a linear layer {head!r}"
     raise ModelError(
-        f"{_DOING}: there is {wanted} at the end of the model: {'; '.join(refusals)}. Name another output (output=; "
-        f"there are {names}) or layer (head=; the last ones are {_layers(model)})."
+        f"{_DOING}: the model does not end in {wanted}: {'; '.join(refusals)}. Name another output "
+        f"(output=NAME, one of {names}) or layer (head=NAME; the last layers are {_layers(model)})."
     )
 
 

@@ -192,7 +192,7 @@ def _momentum(
     alpha, mode = _number(node, "alpha"), node.attributes.get_string("mode", "")
     if mode not in ("standard", "nesterov"):
         raise ModelError(
-            f"lowering Momentum ({node.name}): its mode is {mode!r}; it can be standard or nesterov"
+            f"lowering Momentum ({node.name}): its mode is {mode!r}; choose standard or nesterov"
         )
     g = _regularized(op, node, x, g)
     first = op.const(1.0, like=x)

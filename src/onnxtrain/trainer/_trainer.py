@@ -909,5 +909,5 @@ def _callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
         raise InputError(f"callbacks must be a list of callbacks, received {received}.")
     setters = [name for entry in listed if (name := entry._sets_parameters_at_end()) is not None]
     if len(setters) > 1:
-        raise InputError(f"{' and '.join(setters)} both set the parameters at the end. Choose one.")
+        raise InputError(f"{' and '.join(setters)} both set the final parameters. Choose one.")
     return listed

@@ -137,8 +137,9 @@ def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
     symbols = [axis for axis, dim in enumerate(dims) if axis and not isinstance(dim, int)]
     if batch is None or len(symbols) != 1:
         raise GraphBuildError(
-            f"dropping the key-value cache: the input {past.name!r} has shape {past.shape}; only the batch size, which "
-            "another input must share, and the number of past tokens may be symbolic. Export the model without a cache"
+            f"dropping the key-value cache: the input {past.name!r} has shape {past.shape}; only the "
+            "number of past tokens and the batch size, which another input must share, may be symbolic. "
+            "Export the model without a cache"
         )
     op = Emitter(model.graph)
     sizes = [dim if isinstance(dim, int) else 0 for dim in dims[1:]]

@@ -90,7 +90,7 @@ def test_ops_with_more_dtypes_and_modes() -> None:
 
 def test_what_has_no_equal_is_named() -> None:
     model = parsed('(int32[n] x, int32[n] s) => (int32[n] y) { y = BitShift<direction="RIGHT">(x, s) }')
-    with pytest.raises(UnsupportedOpsetError, match=r"BitShift of INT32, INT32.* has no equal"):
+    with pytest.raises(UnsupportedOpsetError, match=r"BitShift of INT32, INT32.* has no equivalent"):
         canonicalize(load_model(model))
 
 

@@ -210,8 +210,9 @@ def _stored(node: ir.Node, index: int) -> Array:
     value = node.inputs[index]
     if value is None or value.const_value is None:
         raise ModelError(
-            f"Reading the convolution '{node.name}', which onnxruntime has laid out for one kind of CPU: its weight is "
-            "not stored in the model. Start from the model before it was optimized."
+            f"Cannot read the convolution '{node.name}', which onnxruntime has optimized for one kind of "
+            "CPU (NCHWc layout): its weight is not stored in the model. Use the model from before that "
+            "optimization."
         )
     return value.const_value.numpy()
 
@@ -222,9 +223,10 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
     out, channels, *window = weight.shape
     if block == 1 or out % block:
         raise ModelError(
-            f"Reading the convolution '{node.name}' with {out} channels: onnxruntime has laid this file out for a CPU "
-            f"other than this one, which has blocks of {block}. Start from the model before it was optimized, or save "
-            "the optimized one with graph_optimization_level ORT_ENABLE_EXTENDED."
+            f"Cannot read the convolution '{node.name}' with {out} channels: onnxruntime has optimized "
+            f"this file for another CPU (NCHWc layout), and this CPU uses blocks of {block} channels. Use "
+            "the model from before that optimization, or optimize it with graph_optimization_level "
+            "ORT_ENABLE_EXTENDED."
         )
     # Only output channels are blocked: the input is an image, or each group has one channel.
     if channels < block:

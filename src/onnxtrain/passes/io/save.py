@@ -39,8 +39,8 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     size = _initializer_bytes(model)
     if size > DEFAULT_EXTERNAL_DATA_THRESHOLD:
         raise ModelError(
-            f"Cannot make one proto of a model with {size / 1e9:.1f} GB of initializers (protobuf holds 2). "
-            "Write it with save_model, which puts them in a file of their own."
+            f"Cannot serialize a model with {size / 1e9:.1f} GB of initializers as one protobuf message, "
+            "whose limit is 2 GB. Use save_model, which writes the initializers to a separate file."
         )
     return ir.to_proto(_with_tensors_in_memory(model))
 
@@ -61,8 +61,8 @@ def as_given(result: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model
         return to_proto(result)
     except ModelError as error:
         raise ModelError(
-            f"{error} Or pass onnx_ir.load(path) in place of the path: the result then is an onnx_ir.Model too, which "
-            "onnx_ir.save writes and Trainer takes."
+            f"{error} Or pass onnx_ir.load(path) instead of the path: the result is then an onnx_ir.Model, "
+            "which onnx_ir.save can write and Trainer accepts."
         ) from error
 
 

@@ -55,9 +55,9 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
             if node.op_type != "Dropout":
                 continue
             raise GraphBuildError(
-                f"building the training graph: the Dropout {node.name!r} stands in a subgraph (If, Loop or Scan), and "
-                f"{argument('profile', 'portable')} draws masks in the main graph only. Move it out of the subgraph, "
-                f"or pass {argument('batch_norm', 'inference')}."
+                f"building the training graph: the Dropout {node.name!r} is in a subgraph (If, Loop or "
+                f"Scan), but {argument('profile', 'portable')} supports Dropout only in the main graph. "
+                f"Move it out of the subgraph, or pass {argument('batch_norm', 'inference')}."
             )
         nodes.append(node)
     if not nodes:

@@ -53,8 +53,9 @@ class ModelCheckpoint(Monitor):
             monitor = "val_loss" if every_n_steps is None else None
         if monitor is not None and every_n_steps is not None:
             raise InputError(
-                f"ModelCheckpoint: '{monitor}' is recorded after epochs, and every_n_steps={every_n_steps} saves in "
-                "the middle of them. Leave one of the two out, or use two callbacks."
+                f"ModelCheckpoint: '{monitor}' is recorded after each epoch, but "
+                f"every_n_steps={every_n_steps} saves within epochs. Pass only one of the two, or use two "
+                "callbacks."
             )
         refuse_model_name(path, "ModelCheckpoint", "a directory with all that Trainer.resume needs")
         super().__init__(monitor or "loss", mode)

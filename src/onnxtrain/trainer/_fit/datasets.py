@@ -67,7 +67,7 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
             f"{argument('validation', 0.1)}, or leave {argument('stratify')} out."
         )
     if validation is None and data.validation_transform is not None:
-        raise InputError("validation_transform is given without validation data; pass validation, too.")
+        raise InputError("validation_transform needs validation data; pass validation, too.")
     held_out, transform = None, data.validation_transform
     if isinstance(validation, float):
         source, held_out = split(
@@ -98,8 +98,8 @@ def _validation_source(
         pair = False
     if pair and len(validation) not in (2, 3):
         raise InputError(
-            f"validation must be (inputs, targets), (inputs, targets, sample_weight), a fraction or data that "
-            f"brings its targets, received {type(validation).__name__} of {len(validation)}."
+            "validation must be (inputs, targets), (inputs, targets, sample_weight), a fraction or data "
+            f"that includes its targets, received {type(validation).__name__} of {len(validation)}."
         )
     # A string would be read as a stream of characters; an integer is probably a fraction mistaken for a count.
     if isinstance(validation, str | int):

@@ -35,8 +35,8 @@ class FitGuard:
             self.require_none("Trainer.fit()")
             if averages_are_applied:
                 raise TrainingStateError(
-                    "Trainer.fit() inside of `with trainer.averaged():` would train the averages, and lose what it has "
-                    "trained at the end of the block. End the block first."
+                    "Trainer.fit() inside `with trainer.averaged():` would train the averages, and the "
+                    "result would be lost at the end of the block. Leave the block first."
                 )
             # The thread, not a flag: callbacks of the fit may make calls that other threads may not.
             self._thread = threading.current_thread()
@@ -59,6 +59,6 @@ class FitGuard:
         if thread is threading.current_thread():
             where = "in this thread: perhaps a callback has called it"
         raise TrainingStateError(
-            f"{doing}: a fit of this Trainer is under way {where}. Wait for its end (trainer.stop_training() ends it "
-            "after the current epoch), or use another Trainer."
+            f"{doing}: a call to fit of this Trainer is running {where}. Wait until it returns "
+            "(trainer.stop_training() ends it after the current epoch), or use another Trainer."
         )

@@ -150,7 +150,7 @@ class Position:
         if self.unfinished and self.plan is not None and self.plan != plan:
             where = f"in the middle of epoch {self.epoch + 1}" if self.batch else f"after epoch {self.epoch}"
             raise InputError(
-                f"The last fit was interrupted {where}, and this call differs from it "
+                f"The last call to fit was interrupted {where}, and this call differs from it "
                 f"({self.plan.differences(plan)}). Pass the same data and arguments to resume it, or call "
                 "abandon_fit() first to start a new fit from here."
             )
@@ -251,7 +251,7 @@ def check_threads(threads: int | None) -> int | None:
         return None
     number = check_integer(argument("threads"), threads)
     if number > MOST_THREADS:
-        raise InputError(f"{argument('threads')} must be {MOST_THREADS} at most, received {threads!r}.")
+        raise InputError(f"{argument('threads')} must be at most {MOST_THREADS}, received {threads!r}.")
     return number
 
 

@@ -83,9 +83,10 @@ def _turn() -> Iterator[None]:
     if lock is not None and not lock.acquire(timeout=_PATIENCE):
         lock, _take_turns = None, False
         _log.warning(
-            "Two trainers prepare batches at the same time, and one has waited %g s for the other: from now on neither "
-            "waits, and random numbers of random, numpy.random and torch are not reproducible. Draw from the Generator "
-            "that a transform receives (its third argument), or from one of your own.",
+            "Two trainers prepare batches at the same time, and one has waited %g s for the other: from "
+            "now on neither waits, so random numbers from random, numpy.random and torch are not "
+            "reproducible. Draw from the Generator that a transform receives as its third argument, or "
+            "from your own.",
             _PATIENCE,
         )
     try:

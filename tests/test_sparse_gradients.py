@@ -406,8 +406,8 @@ OTHER_READERS: dict[str, tuple[onnx.ModelProto, str]] = {
             helper.make_node("MatMul", ["emb", "bias"], ["logits"], name="head"),
             helper.make_node("ReduceSum", ["logits"], ["more"], keepdims=0),
         ),
-        r"'emb' cannot have a sparse gradient: its gradient comes from \w+, and not only from rows that Gather reads on axis "
-        r"0; the nodes that read it are Gather \('read_0'\), MatMul \('head'\)\. Leave it out of sparse_gradients",
+        r"'emb' cannot have a sparse gradient: its gradient comes from \w+, not only from Gather on axis 0; "
+        r"the nodes that read it are Gather \('read_0'\), MatMul \('head'\)\. Leave it out of sparse_gradients",
     ),
     "another axis": (
         _reading_otherwise(

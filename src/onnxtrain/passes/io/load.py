@@ -57,7 +57,7 @@ def load_model(source: ModelSource) -> ir.Model:
         TypeError: `source` has another type.
     """
     if isinstance(source, ir.Model):
-        origin = "the onnx_ir.Model given"
+        origin = "the given onnx_ir.Model"
         model = _detached(_clone(source, origin))
     elif isinstance(source, onnx.ModelProto):
         origin = "the given ModelProto"
@@ -292,7 +292,16 @@ def _descriptions(owner: ir.Model | ir.Graph | ir.Node | ir.Value) -> Iterator[o
 
 
 def _check_graph(model: ir.Model, origin: str) -> None:
-    """Checks that the graph is not empty and defines all values, and sorts its nodes in place."""
+    """Checks a loaded graph, and sorts its nodes topologically in place.
+
+    Args:
+        model: the model, with its functions.
+        origin: describes the model's source in messages, e.g. "'net.onnx'".
+
+    Raises:
+        ModelLoadError: the main graph has no nodes or no outputs, a node or graph output reads a value that nothing
+            defines, an attribute has the wrong type, or the graph has a cycle.
+    """
     if not len(model.graph):
         raise _refusal(origin, "its graph has no nodes.")
     if not model.graph.outputs:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_behind
+from onnxtrain.passes.shapes.outdated_sizes import forget_content_dependent_sizes
 from onnxtrain.passes.tidy.constants import sort_initializers, unmark_constant
 
 
@@ -48,7 +48,7 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
         # A graph input must declare both; for an initializer, they may only be known from its tensor.
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
         model.graph.inputs.append(value)
-    forget_sizes_behind(model.graph, model.graph.inputs[len(model.graph.inputs) - len(names) :])
+    forget_content_dependent_sizes(model.graph, model.graph.inputs[len(model.graph.inputs) - len(names) :])
     return tensors
 
 

@@ -42,7 +42,7 @@ def _parse(equation: str) -> tuple[list[str], str]:
 
 
 def steps(terms: list[str], output: str) -> list[str]:
-    """Returns the equations of two operands each that compute an Einsum of all operands."""
+    """Splits an Einsum into equations of two operands: the result of each is the first operand of the next."""
     equations = []
     term = terms[0]
     for index, other in enumerate(terms[1:], start=2):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
+from onnxtrain.passes.shapes.outdated_sizes import forget_downstream_sizes
 from onnxtrain.passes.tidy.constants import lift_constants, mark_constant
 from onnxtrain.passes.tidy.replace_value import write_before
 
@@ -37,7 +37,7 @@ class ResizeSizesPass(ir.passes.InPlacePass):
         ]
         for node, axes, sizes in ambiguous:
             _rewrite(node, axes, sizes)
-            forget_sizes_after(model.graph, node)
+            forget_downstream_sizes(model.graph, node)
         if ambiguous:
             lift_constants(model)
         return ir.passes.PassResult(model, bool(ambiguous))

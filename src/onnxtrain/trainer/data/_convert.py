@@ -190,8 +190,8 @@ def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
             overflown = np.isinf(cast(spec, part)).any()
         if overflown:
             raise InputError(
-                f"The {word} '{spec.name}' contains values too large for {dtype_name} (largest: {np.abs(part).max():g}); "
-                "scale the data."
+                f"The {word} '{spec.name}' contains values too large for {dtype_name} (largest: "
+                f"{np.abs(part).max():g}); scale the data."
             )
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at many moments of a command: one line that says what was saved, which then is there and goes on."""
+"""Ctrl-C at many moments of a command: one line that says what was saved, which then exists and can be resumed."""
 
 from __future__ import annotations
 

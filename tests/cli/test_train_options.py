@@ -18,7 +18,7 @@ import typer.main
 
 import models
 from cli.files import arrays_in
-from cli.test_going_on import tensors
+from cli.test_resuming import tensors
 from onnxtrain import EarlyStopping, Trainer
 from onnxtrain.cli import _train
 from onnxtrain.cli._app import app

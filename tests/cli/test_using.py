@@ -103,7 +103,7 @@ def test_samples_are_weighed_by_a_column_or_an_array(run: Any, mlp: Path, data: 
         evaluated = run("evaluate", tmp_path / f"{name}.run", "--data", tmp_path / name, "--json").json()
         expected = trainer.evaluate(arrays["x"], arrays["y"])
         assert evaluated["loss"] == pytest.approx(expected["loss"])
-        # A finished run goes on with the weights that it was begun with.
+        # A finished run resumes with the class weights that it was started with.
         more = run(
             "train", tmp_path / f"{name}.run", "--data", tmp_path / name, "--epochs", 1, "--json"
         ).json()

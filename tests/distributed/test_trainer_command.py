@@ -31,7 +31,7 @@ def weights(path: Path) -> list[np.ndarray[Any, Any]]:
 
 
 def test_workers_give_the_model_of_one_process(tmp_path: Path) -> None:
-    """A table with a validation set, best parameters and sharded moments; the run then goes on in one process."""
+    """A table with a validation set, best parameters and sharded moments; the run is then resumed in one process."""
     problem = classes(90)
     onnx.save(problem.model, tmp_path / "net.onnx")
     lines = [

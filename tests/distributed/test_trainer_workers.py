@@ -30,7 +30,7 @@ class Runs(NamedTuple):
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """All trainings by one process, then by two workers, then by four that share the optimizer's state.
 
-    A further run is begun by one process, goes on with two workers, then with four, and ends with one.
+    A further run is begun by one process, is resumed with two workers, then with four, and ends with one.
     """
     directory = tmp_path_factory.mktemp("runs")
     alone = jobs.run()
@@ -40,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     for name, strategy, size, before, step in (("two", "ddp", 2, "one", 4), ("four", "sharded", 4, "two", 3)):
         shutil.copytree(directory / before, directory / name)
         groups[name] = launch(
-            jobs.run_and_go_on,
+            jobs.run_and_resume,
             jobs.STRATEGIES[strategy],
             directory / name,
             directory / f"{name}-again",
@@ -170,18 +170,18 @@ def test_a_checkpoint_is_the_same_for_any_number_of_workers(runs: Runs) -> None:
         for file in ("checkpoint", "average"):
             saved, again = (runs.directory / folder / file for folder in (before, f"{name}-again"))
             assert again.read_bytes() == saved.read_bytes()
-        results = [worker["going on"] for worker in runs.workers[name]]
+        results = [worker["resumed"] for worker in runs.workers[name]]
         for result in results[1:]:
             assert_close(result["loaded"], results[0]["loaded"], rtol=0)
 
 
 def test_a_run_goes_on_with_other_numbers_of_workers(runs: Runs) -> None:
     """One process, two workers, four workers, one process: as one process without interruption."""
-    steps = [worker["going on"]["step"] for group in ("two", "four") for worker in runs.workers[group]]
+    steps = [worker["resumed"]["step"] for group in ("two", "four") for worker in runs.workers[group]]
     assert steps[:2] == steps[:1] * 2
     assert steps[2:] == steps[2:3] * 4
     assert 4 < steps[0] < steps[2] < 15
-    last = jobs.go_on(runs.directory / "four", runs.directory / "last", None)
+    last = jobs.resume_run(runs.directory / "four", runs.directory / "last", None)
     straight = jobs.begin(runs.directory / "straight", None)
     assert last["step"] == 15
     assert_close(last["parameters"], jobs.parameters(straight))
@@ -191,9 +191,9 @@ def test_a_run_goes_on_with_other_numbers_of_workers(runs: Runs) -> None:
 
 def test_moments_are_shared_among_the_workers(runs: Runs) -> None:
     """With `shard_optimizer` each of four parameters has its moments on one of four workers."""
-    assert [worker["going on"]["moments"] for worker in runs.workers["four"]] == [
+    assert [worker["resumed"]["moments"] for worker in runs.workers["four"]] == [
         {"momentum0": 1, "momentum1": 1}
     ] * 4
-    assert [worker["going on"]["moments"] for worker in runs.workers["two"]] == [
+    assert [worker["resumed"]["moments"] for worker in runs.workers["two"]] == [
         {"momentum0": 4, "momentum1": 4}
     ] * 2

@@ -1,4 +1,4 @@
-"""Checkpoints and deltas of one host go on in every other; what does not fit is an error, and nothing is lost."""
+"""Every host resumes from the checkpoints and deltas of every other; a mismatch is an error that loses nothing."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def test_artifacts_that_were_made_again_with_another_optimizer(
     optimizer: str,
     tmp_path: Path,
 ) -> None:
-    """Moments of another optimizer are refused; the same moments go on with other hyperparameters."""
+    """Moments of another optimizer are refused; the same moments are accepted with other hyperparameters."""
     case = case_of("adapted")
     generate_artifacts(
         case.net.model(),

@@ -139,7 +139,7 @@ def test_gradients_of_another_thread_are_left_alone(call: str, elsewhere: Callab
     with pytest.raises(TrainingStateError, match=r"in thread 'elsewhere_0'.*belong to thread 'MainThread'"):
         elsewhere(calls[call])
     np.testing.assert_array_equal(state.parameters["fc1.weight"].grad, before)
-    optimizer.step()  # the owner goes on
+    optimizer.step()  # the owner continues
     module.lazy_reset_grad()
     elsewhere(module, *batch)
     with pytest.raises(TrainingStateError, match=r"module\.lock"):

@@ -243,7 +243,7 @@ def numbers(directory: Path, kind: str) -> list[int]:
 
 
 def test_model_checkpoint_keeps_the_newest_steps(tmp_path: Path) -> None:
-    """60 samples in batches of 8, two per step: 4 steps an epoch; each save goes on as if nothing had happened."""
+    """60 samples in batches of 8, two per step: 4 steps an epoch; resuming from any save changes nothing."""
     problem = problems.classes()
     options = {
         "epochs": 3,

@@ -1,4 +1,4 @@
-"""Files of loggers are read by others; a run that goes on logs each step once."""
+"""Files of loggers are read by others; a resumed run logs each step once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make(directory: Path | None = None) -> Trainer:
 
 
 def killed_and_resumed(logger: Any, directory: Path, step: int) -> Trainer:
-    """Ends in a step after the last save, and goes on from there with a logger made anew."""
+    """Ends in a step after the last save, and resumes from there with a new logger."""
     problem = problems.classes()
     with pytest.raises(KeyboardInterrupt):
         make(directory).fit(problem.x, problem.y, callbacks=[logger(), killed(step)], **FIT)

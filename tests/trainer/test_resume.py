@@ -1,4 +1,4 @@
-"""Stopping and going on is bit-equal to not having stopped."""
+"""Stopping and resuming is bit-equal to not having stopped."""
 
 from __future__ import annotations
 

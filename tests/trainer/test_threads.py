@@ -55,7 +55,7 @@ class Each(Callback):
 def test_predictions_during_a_fit_are_of_one_state_of_the_parameters(
     ema_decay: float | None, pool: ThreadPoolExecutor
 ) -> None:
-    """Each is x w + b for some w and b between two steps, or for their averages; the fit goes on as if alone."""
+    """Each is x w + b for some w and b between two steps, or for their averages; the fit continues as if alone."""
     alone = linear(ema_decay=ema_decay)
     alone.fit(LINE.x, LINE.y, epochs=12, batch_size=4, verbose=False)
     trainer = linear(ema_decay=ema_decay)
@@ -278,7 +278,7 @@ def test_trainers_in_several_threads_draw_the_random_numbers_that_each_draws_alo
     for one, other in zip(alone, together, strict=True):
         for name, value in one.items():
             np.testing.assert_array_equal(value, other[name])
-    # The program's own numbers go on as if nothing had been trained.
+    # The program's own numbers continue as if nothing had been trained.
     assert np.random.random() == np.random.RandomState(5).random()
     assert random.random() == random.Random(5).random()
 

@@ -1,4 +1,4 @@
-"""A run from the shell that is interrupted and goes on, beside one that never stopped, and beside Python's."""
+"""A run from the shell that is interrupted and resumed, compared with one that never stopped, and beside Python's."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ FitLoop._finish_epoch = finish_and_wait
 sys.argv[0] = "onnxtrain"
 main()
 """
-"""The command, which does not go on behind its first epoch before the signal has come."""
+"""The command, which does not continue after its first epoch before the signal has come."""
 
 
 def test_a_signal_from_outside(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x = rng.standard_normal((200, 4)).astype(np.float32)
     np.savez(folder / "data.npz", x=x, y=x[:, :3].argmax(axis=1))
     script = (
-        "import sys; from onnxtrain.cli import _train, main; from cli.test_going_on import InterruptAt\n"
+        "import sys; from onnxtrain.cli import _train, main; from cli.test_resuming import InterruptAt\n"
         "_train.chosen_callbacks = lambda *given: [InterruptAt(7)]\n"
         "main()"
     )

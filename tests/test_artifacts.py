@@ -436,10 +436,10 @@ class Nothing(onnxblock.Block):
 # options for models.mlp(), exception, message
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "output twice": (
-        {"additional_output_names": ["logits", "logits"]}, GraphBuildError, "logits would be returned twice",
+        {"additional_output_names": ["logits", "logits"]}, GraphBuildError, "logits would be returned more than once",
     ),
     "loss as additional output": (
-        {"additional_output_names": ["loss"]}, GraphBuildError, "loss would be returned twice",
+        {"additional_output_names": ["loss"]}, GraphBuildError, "loss would be returned more than once",
     ),
     "no loss": ({"loss": None}, GraphBuildError, "'logits' is FLOAT of shape .*not a scalar"),
     "two losses of the model": (

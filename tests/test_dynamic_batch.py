@@ -138,11 +138,11 @@ def parse(text: str) -> onnx.ModelProto:
         ),
         (
             "g (float[4, 3] x) => (float[4, 3] y) <float[4, 1] r = {1., 2., 3., 4.}> { y = Mul(x, r) }",
-            r"\(Mul\) is built for 4 samples: it does not support another batch size",
+            r"\(Mul\) requires exactly 4 samples: it does not support another batch size",
         ),
         (
             "g (float[1, 3] x) => (float[3] y) <int64[1] a = {0}> { y = Squeeze(x, a) }",
-            r"\(Squeeze\) is built for 1 samples",
+            r"\(Squeeze\) requires exactly 1 samples",
         ),
         (
             "g (float[1, 3] x, float[2, 3] z) => (float[2, 3] y) { y = Add(x, z) }",

@@ -941,13 +941,13 @@ def test_names_make_default_optimizers() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AdamW(betas=(0.9, 1.0)), r"betas is \(0.9, 1.0\); it must be two numbers from 0 to below 1"),
+        (lambda: AdamW(betas=(0.9, 1.0)), r"betas is \(0.9, 1.0\); it must be two numbers in \[0, 1\)"),
         (lambda: AdamW(adam_mode=2), "adam_mode is 2; it must be 0"),
         (lambda: Adam(eps=-1e-8), "making Adam: eps is -1e-08"),
         (lambda: AdamW(weight_decay=float("nan")), "weight_decay is nan"),
         (lambda: AdamW(betas=0.9), "betas is 0.9; it must be two numbers"),
-        (lambda: SGD(momentum=-0.9), "momentum is -0.9; it must be zero or a positive number"),
-        (lambda: SGD(momentum="a"), "momentum is 'a'; it must be zero or a positive number"),
+        (lambda: SGD(momentum=-0.9), "momentum is -0.9; it must be a non-negative number"),
+        (lambda: SGD(momentum="a"), "momentum is 'a'; it must be a non-negative number"),
         (lambda: ClipGradNorm("a"), "max_norm is 'a'; it must be a positive number"),
         (
             lambda: SGD(nesterov=True),
@@ -976,7 +976,7 @@ def test_settings_that_mean_nothing_are_refused(make: Callable[[], object], mess
         (
             [ParameterSpec("w", "float32", ()), ParameterSpec("w_grad", "float32", ())],
             21,
-            "'w_grad' would be",
+            "two inputs or outputs would be named 'w_grad'",
         ),
         ([ParameterSpec("w", "float32", (2,))], 20, "opset 20; choose one from 21 to 26"),
     ],

@@ -21,7 +21,7 @@ from onnxtrain.errors import GraphBuildError, InputError
     [
         ({"requires_grad": 3}, TypeError, "requires_grad is a int; pass a list of strings"),
         ({"frozen_params": ["a", 1]}, TypeError, "frozen_params holds 1; pass a list"),
-        ({"dropout": 1.0}, InputError, "dropout must be a number from 0 up to 1"),
+        ({"dropout": 1.0}, InputError, "dropout must be a number in \\[0, 1\\)"),
         ({"precision": "fp16"}, ValueError, "precision='fp16' is unknown; pass one of 'fp32', 'bf16'"),
         (
             {"activations": "int8"},

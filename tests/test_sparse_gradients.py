@@ -451,11 +451,14 @@ def test_names_that_are_not_trained_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("optimizer", "why"),
     [
-        (AdamW(), "AdamW cannot update 'w': moments and weight decay move rows without a gradient too"),
-        (Adam(), "Adam cannot update 'w': moments"),
-        (RMSprop(), "RMSprop cannot update 'w': moments"),
-        (Lion(), "Lion cannot update 'w': moments"),
-        (Muon(), "Muon cannot update 'w': moments"),
+        (
+            AdamW(),
+            "AdamW cannot update 'w': its moments and weight decay also update rows without a gradient",
+        ),
+        (Adam(), "Adam cannot update 'w': its moments"),
+        (RMSprop(), "RMSprop cannot update 'w': its moments"),
+        (Lion(), "Lion cannot update 'w': its moments"),
+        (Muon(), "Muon cannot update 'w': its moments"),
         (SGD(momentum=0.9), "SGD cannot update 'w': momentum would move rows without a gradient too"),
         (SGD(momentum=0.9, weight_decay=0.1), "momentum and weight_decay would move rows"),
         (Adagrad(weight_decay=0.1), "Adagrad cannot update 'w': weight_decay would move rows"),

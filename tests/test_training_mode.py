@@ -82,7 +82,7 @@ def test_training_sample_by_sample_is_told(caplog: pytest.LogCaptureFixture) -> 
     problem = problems.line(samples=6, batch=1)
     trainer = Trainer(problem.model, "mse")
     trainer.fit(problem.x, problem.y, verbose=False)
-    assert "exported with a batch of 1: each optimizer step sees a single one" in caplog.text
+    assert "exported with a batch of 1: each optimizer step sees a single sample" in caplog.text
     assert "make_batch_dynamic" in caplog.text
     caplog.clear()
     trainer.evaluate(problem.x, problem.y)
@@ -174,7 +174,7 @@ def test_removed_dropout_is_told(
         assert "removed 2 Dropout module(s), so these places drop nothing in training: first, last." in text
         assert "Pass dropout=0.1, with the p of the PyTorch network" in text
         assert "or dropout=0.0 to train without it, e.g. because p is 0 in the network" in text
-    assert "nothing there: first, aside." in messages("training", output="z")
+    assert "nothing in training: first, aside." in messages("training", output="z")
     # Modes by pattern: the first one that matches.
     assert "nothing there: last." in messages({"[bf]*": "inference", "*": "training"})
     assert "nothing there: last." in messages("training", dropout={"first": 0.1})
@@ -209,7 +209,7 @@ def test_removed_dropout_is_told_where_nothing_can_be_switched(norm_net: dict[bo
     ):
         Trainer(norm_net[False], "cross_entropy", dropout={"head*": 0.1}, loss_input_names="y")
     for wrong in (1, -0.1, True, "0.1", {"*": 1.0}):
-        with pytest.raises(InputError, match=r"dropout must be a number from 0 up to 1, or one for each"):
+        with pytest.raises(InputError, match=r"dropout must be a number in \[0, 1\), or one per"):
             Trainer(norm_net[False], "cross_entropy", dropout=wrong)  # type: ignore[arg-type]
 
 
@@ -251,7 +251,7 @@ def test_the_shell_is_told_of_removed_dropout(
         1, "train", "run", "--data", "data.npz", "--dropout", "0.3"
     )
     for wrong in ("one", "1", "-0.1", "=0.1", "first=", "nan"):
-        assert f"--dropout is '{wrong}'; give a number from 0 up to 1" in said(
+        assert f"--dropout is '{wrong}'; give a number in [0, 1)" in said(
             1, "artifacts", "model.onnx", *given, f"--dropout={wrong}"
         )
 

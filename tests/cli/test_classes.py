@@ -107,7 +107,7 @@ def test_numbers_as_labels(run: Any, mlp: Path, data: Path) -> None:
     named = run(*arguments, "--positive", 2, "-o", mlp.with_name("two"))
     assert "f1 of '2'" in named.out
     assert (
-        "positive is 3, but the classes are 0 .. 2"
+        "positive is 3, but the classes are 0 to 2"
         in run(*arguments, "--positive", 3, "-o", mlp.with_name("x")).err
     )
     text = run(*arguments, "--positive", "fraud", "-o", mlp.with_name("y"))

@@ -86,7 +86,7 @@ def test_what_is_no_run_is_said_for_a_shell(run: Any, mlp: Path, data: Path, com
     places = {"MODEL": mlp, "DATA": data, "OTHER": mlp.parent / "o.onnx", "MISSING": mlp.parent / "missing"}
     result = run(*(places.get(word, word) for word in command.split()))
     assert result.code == 1
-    assert "Give the directory of a run, which `onnxtrain train` writes." in result.err
+    assert "Pass the directory of a run, as written by `onnxtrain train`." in result.err
     assert ("it is a file, not a directory" in result.err) == ("MODEL" in command)
 
 

@@ -139,16 +139,16 @@ def test_several_inputs_are_columns_of_their_names(run: Any, tmp_path: Path) -> 
     ("change", "options", "message"),
     [
         ({}, ["--one-hot"], "column 'age', row 3 {}: the value is missing. Fill such values by --impute"),
-        ({}, ["--impute", "mode"], "--impute is 'mode'; give mean, median, most_frequent or value=VALUE"),
+        ({}, ["--impute", "mode"], "--impute is 'mode'; pass mean, median, most_frequent or value=VALUE"),
         ({}, ["--impute", "mean"], "column 'sex', row 1 {}: 'male' is not a number. Encode"),
         ({"age": "old"}, ["--impute", "mean", "--inputs", "age,fare"], "column 'age', row 5 {}: 'old'"),
         ({}, ["--one-hot", "--ordinal"], "--one-hot and --ordinal are alternative encodings"),
         ({}, ["--inputs", "weight"], "has no column 'weight'; its columns are age, sex, fare, town, member, fate"),
         ({}, ["--inputs", "fare,fate"], "fate cannot be both in --inputs and the --target"),
-        ({}, ["--inputs", "fare,member"], "has 2 values per row (fare, member), and the input 'x' of the model"),
+        ({}, ["--inputs", "fare,member"], "has 2 values per row (fare, member), but the input 'x' of the model"),
         ({}, [*ENCODED, "--inputs", "sex,town,fare"], "has 6 values per row (sex (2), town (3), fare)"),
         ({"fate": None}, ENCODED, "column 'fate', row 5 {}: the target is missing"),
-        ({"fate": "unknown"}, ENCODED, "class labels must be 0 .. 1"),
+        ({"fate": "unknown"}, ENCODED, "class labels must be 0 to 1"),
     ],
 )  # fmt: skip
 def test_bad_tables_are_one_message(

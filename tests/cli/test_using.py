@@ -152,7 +152,7 @@ def test_classes_are_weighed_and_split_and_evaluated_between_epochs(
     for value, message in (
         ("rose=2", "--class-weight is 'rose=2'; give balanced alone, or CLASS=WEIGHT such as 1=10."),
         ("1", "--class-weight is '1'; give balanced alone"),
-        ("7=2", "names the classes [7], and there are 3"),
+        ("7=2", "names the classes [7], but the classes are 0 to 2"),
     ):
         result = run(*command, "--class-weight", value, "-o", tmp_path / "wrong")
         assert result.code == 1
@@ -224,7 +224,7 @@ def test_replace_head(run: Any, mlp: Path, tmp_path: Path) -> None:
         "-o",
         tmp_path / "run",
     )
-    assert "class labels must be 0 .. 2" in run(*arguments).err
+    assert "class labels must be 0 to 2" in run(*arguments).err
     result = run(*arguments, "--replace-head", 4, "--epochs", 15, "--lr", 0.02, "--json")
     assert result.code == 0, result.err
     document = result.json()

@@ -299,7 +299,7 @@ class TestRefused:
             ({"use_dora": True}, "use_dora"),
             (
                 {"lora_bias": True, "alora_invocation_tokens": [1, 2]},
-                "with alora_invocation_tokens, lora_bias, which",
+                "with alora_invocation_tokens, lora_bias; only",
             ),
             ({"layer_replication": [[0, 4], [2, 5]]}, "layer_replication"),
             ({"trainable_token_indices": [0]}, "trainable_token_indices"),
@@ -316,7 +316,7 @@ class TestRefused:
             ({"peft_type": "IA3"}, "of the kind IA3"),
             ({"bias": "all"}, "bias"),
             ({"modules_to_save": ["head"]}, "modules_to_save"),
-            ({"r": 3, "rank_pattern": {}}, "has rank 4, and adapter_config.json says 3"),
+            ({"r": 3, "rank_pattern": {}}, "has rank 4, but adapter_config.json says 3"),
             ({"r": "four"}, "not a PEFT folder"),
         ],
     )

@@ -270,7 +270,7 @@ def test_model_newer_than_the_runtime(run, kind, opset, ir_version):
     run.training.ir_version = ir_version
     run.training.opset_import[0].version = opset
     with pytest.raises(
-        ModelLoadError, match=rf"is of {kind} 99, and this onnxruntime runs up to \d+\. Install"
+        ModelLoadError, match=rf"has {kind} 99, but this onnxruntime supports at most \d+\. Install"
     ):
         Module(run.training.SerializeToString(), run.state())
 

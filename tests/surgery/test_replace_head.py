@@ -355,7 +355,7 @@ def test_several_outputs_need_a_choice(caplog: pytest.LogCaptureFixture) -> None
         ("a = Constant<value_ints=[1]>() y = ReduceMean(z, a)", "it takes the mean over the classes"),
         ("y = Squeeze(z)", "it removes the class axis if its size is 1"),
         ("s = Shape(x) y = Reshape(z, s)", "its shape is computed"),
-        ("s = Constant<value_ints=[-1]>() y = Reshape(z, s)", "no axis of their own"),
+        ("s = Constant<value_ints=[-1]>() y = Reshape(z, s)", "not a separate axis"),
         ("q = Constant<value_float=0.1>() u = Constant<value = uint8 {3}>() k = QuantizeLinear(z, q, u) "
          "y = DequantizeLinear(k, q, u)", "is quantized: replace the head of the float model"),
     ],

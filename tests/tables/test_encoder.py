@@ -164,7 +164,7 @@ def test_errors_name_the_arguments_of_python() -> None:
         (TableEncoder(target="fate"), "the value is missing. Fill such values by impute='median'"),
         (TableEncoder(inputs=["sex"]), "Encode columns of texts by encode='one-hot' or encode='ordinal'"),
         (TableEncoder(inputs=["age"], target="age"), "age cannot be both in inputs and the target"),
-        (TableEncoder(inputs=["age"], categorical="sex"), "sex of categorical is neither an input nor the target"),
+        (TableEncoder(inputs=["age"], categorical="sex"), "sex in categorical is neither an input nor the target"),
         (TableEncoder(inputs=["weight"]), "has no column 'weight'"),
     ):  # fmt: skip
         with pytest.raises(InputError) as error:

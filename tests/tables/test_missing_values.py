@@ -151,7 +151,7 @@ def test_numbers_in_csv(tmp_path: Path, text: str, values: list[list[float]]) ->
         ("a\n1\nN/A\n", "pass missing='N/A' when training. If the column holds categories, pass categorical='a'."),
         ("a\nold\n1\n", f"column 'a', row 1 {HERE}: 'old' is not a number, but row 2 has '1'"),
         ("a\n1\n1,5\n", "Reading the table"),
-        ("a,a\n1,2\n", "there are several columns a"),
+        ("a,a\n1,2\n", "several columns have the same name: a"),
         ("a\n1\n-inf\n", f"column 'a', row 2 {HERE}: -inf is infinite (1 such values)"),
         ("a\n1\n1e999\n", "is infinite"),
         ("a,b\n1,\n2,\n", "column 'b' has no values"),

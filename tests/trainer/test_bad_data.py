@@ -118,15 +118,15 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     ),
     "pandas: text": (
         lambda: table(pandas, a=["red"] * 24), Y,
-        r"column 'a' holds categories or strings \(.*'red'\), not numbers. Encode it first: pandas.get_dummies",
+        r"column 'a' contains categories or strings \(.*'red'\), not numbers. Encode it first: pandas.get_dummies",
     ),
     "pandas: category": (
         lambda: table(pandas, a=pandas.Categorical(["u", "v"] * 12)), Y,
-        r"column 'a' holds categories or strings \(category such as 'u'\)",
+        r"column 'a' contains categories or strings \(category such as 'u'\)",
     ),
     "pandas: time": (
         lambda: table(pandas, a=pandas.date_range("2020-01-01", periods=24)), Y,
-        r"column 'a' holds times \(datetime64",
+        r"column 'a' contains times \(datetime64",
     ),
     "polars: text": (
         lambda: table(polars, a=["red"] * 24), Y, r"Encode it first: frame.to_dummies\('name'\)",
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     "polars: lazy": (lambda: table(polars).lazy(), Y, r"pass frame.collect\(\)"),
     "pandas: labels are text": (
         lambda: table(pandas), pandas.Series(["u", "v", "w"] * 8, name="kind"),
-        r"column 'kind' holds categories or strings.*pandas.factorize",
+        r"column 'kind' contains categories or strings.*pandas.factorize",
     ),
     "pandas: labels are floats": (
         lambda: table(pandas), pandas.Series(Y.astype(float)),
@@ -149,7 +149,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         lambda: loader(X, Y.astype(float)), None,
         "The first batch: The target 'labels' should be int64, received dtype float64",
     ),
-    "DataLoader: label out of range": (lambda: loader(X, Y + 1), None, "class labels must be 0 .. 2"),
+    "DataLoader: label out of range": (lambda: loader(X, Y + 1), None, "class labels must be 0 to 2"),
     "DataLoader: wrong width": (lambda: loader(X[:, :3], Y), None, "axis 1 must be 4"),
     "DataLoader: beside targets": (lambda: loader(X, Y), Y, "targets are passed in addition to a DataLoader"),
     "dict: names": (lambda: [{"x": X, "y": Y}], None, r"has x, y \(missing: labels\). Rename"),
@@ -197,7 +197,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     "masked sample": (lambda: MaskedSamples(), None, "sample 5: values are missing"),
     "sparse": (lambda: scipy.sparse.csr_matrix(X), Y, r"input 'x' is sparse \(csr_matrix\). Convert it with .toarray"),
     "structured": (
-        lambda: np.array(list(map(tuple, X)), "f4,f4,f4,f4"), Y, "a structured array. Make columns of its fields",
+        lambda: np.array(list(map(tuple, X)), "f4,f4,f4,f4"), Y, "a structured array. Convert its fields to columns",
     ),
     "objects with gaps": (
         lambda: np.where(X > 1, None, X.astype(object)), Y, "not a rectangular array of numbers, or values are missing",
@@ -366,7 +366,7 @@ def test_a_fit_in_which_no_sample_counts_is_an_error_and_changes_nothing(
     trainer = Trainer(PROBLEM.model, CrossEntropyLoss(ignore_index=-100), directory=tmp_path / "run")
     called = Count()
     with pytest.raises(
-        InputError, match=r"No parameter was updated, because no label .*\(ignore_index\), .* weights of 0"
+        InputError, match=r"No parameter was updated, because no label .*\(ignore_index\), .* weight of 0"
     ):
         trainer.fit(*data, callbacks=[called], verbose=False, **options)
     # The error says so of a fit that went through its data to the end.

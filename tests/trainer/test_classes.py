@@ -119,7 +119,7 @@ def test_class_weights_that_make_no_sense() -> None:
     problem = uneven()
     for spec, message in (
         ("auto", "must be 'balanced', a dict or an array, received 'auto'"),
-        ({3: 1.0}, r"names the classes \[3\], and there are 3, counted from 0"),
+        ({3: 1.0}, r"names the classes \[3\], but the classes are 0 to 2"),
         ({"rose": 1.0}, r"class indices as keys, received \['rose'\]"),
         ([1.0, 2.0], r"has shape \[2\]; pass one weight for each of the 3 classes"),
         ([1.0, 2.0, -1.0], r"finite and non-negative, received \[1.0, 2.0, -1.0\]"),

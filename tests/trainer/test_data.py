@@ -36,12 +36,12 @@ X, LABELS = np.zeros((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (
             X,
             LABELS[:, None],
-            r"one integer per sample, received shape \[6, 1\]. Take them out of their column",
+            r"one integer per sample, received shape \[6, 1\]. Pass labels\[:, 0\]",
         ),
         (X, np.eye(3)[LABELS], r"they are one-hot. Pass labels.argmax\(axis=1\)"),
         (X, np.eye(3, dtype=np.int64)[LABELS], r"they are one-hot. Pass labels.argmax\(axis=1\)"),
         (X, LABELS[:, None] * np.ones(2, np.int64), r"'labels'.*rank 2 instead of 1"),
-        (X, LABELS + 1, r"class labels must be 0 .. 2, or -100.*received 3 at index \[2\]"),
+        (X, LABELS + 1, r"class labels must be 0 to 2, or -100.*received 3 at index \[2\]"),
         (X, -LABELS, r"received -1 at index \[1\] \(4 such labels\)"),
         (
             X,
@@ -223,5 +223,5 @@ def test_errors_of_data_that_is_not_transformed_name_the_argument() -> None:
         trainer.check_data(images, problem.y, transform=_scaled, validation_transform=_scaled)
     trainer.fit(images, problem.y, transform=_scaled, verbose=False)
     for call in (lambda: trainer.evaluate(images, problem.y), lambda: trainer.predict(images)):
-        with pytest.raises(InputError, match=r"received dtype uint8.*to convert this data, pass transform="):
+        with pytest.raises(InputError, match=r"received dtype uint8.*to convert it, pass transform="):
             call()

@@ -261,7 +261,7 @@ def test_positive_of_yes_and_no() -> None:
 @pytest.mark.parametrize(
     ("positive", "message"),
     [
-        (2, r"positive is 2, but the classes are 0 \.\. 1"),
+        (2, r"positive is 2, but the classes are 0 to 1"),
         (-1, "positive is -1"),
         ("fraud", "positive is 'fraud'"),
         (True, "positive is True"),

@@ -178,7 +178,7 @@ def test_sequences_are_classified_with_one_label_each() -> None:
         (({"input_ids": SEQUENCES, "lables": LABELS},), "needs targets"),
         (({"input_ids": SEQUENCES, "lables": LABELS}, LABELS), "unknown: lables"),
         (([[1, 2], [1.5]],), "float64|not an array of one shape|has no sequence"),
-        (([[1, 2], [WORDS * 99, 1, 1]],), "class labels must be 0 .. 31"),
+        (([[1, 2], [WORDS * 99, 1, 1]],), "class labels must be 0 to 31"),
     ],
     ids=["empty", "fewer labels", "shorter labels", "misspelt", "misspelt with labels", "no integers", "no token"],
 )  # fmt: skip

@@ -49,7 +49,10 @@ class _ClassLoss(Loss):
         if self.axis is not None:
             # By type, because True is an int for isinstance: axis=True would silently mean axis 1.
             require(
-                self, "axis", lambda axis: type(axis) is int and axis != 0, "an axis, and not 0, the batch"
+                self,
+                "axis",
+                lambda axis: type(axis) is int and axis != 0,
+                "an int other than 0, which is the batch axis",
             )
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
@@ -100,9 +103,9 @@ class _ClassLoss(Loss):
                 f"the class axis, pass {words().loss_setting(type(self).__name__, 'axis', 1)}"
             )
         why = (
-            f"which is as long as the last one ({dims[1]})"
+            f"which has the same size as the last axis ({dims[1]})"
             if is_static
-            else f"whose size is not known ({dims[1] or 'unnamed'})"
+            else f"whose size is unknown ({dims[1] or 'unnamed'})"
         )
         raise self._error(
             f"the scores {scores.name!r} have shape {scores.shape}. Classes are taken from axis 1, as in "

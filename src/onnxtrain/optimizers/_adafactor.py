@@ -44,14 +44,14 @@ class Adafactor(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "beta2_decay", lambda value: -math.inf < value <= 0, "zero or a negative number")
+        require(self, "beta2_decay", lambda value: -math.inf < value <= 0, "a number of at most 0")
         require(
             self,
             "eps",
             lambda eps: len(eps) == 2 and (eps[0] is None or 0 <= eps[0] < 1) and 0 <= eps[1] < math.inf,
-            "two numbers from 0 on, the first of them below 1 or None",
+            "two non-negative numbers, of which the first is below 1 or None",
         )
-        require(self, "d", lambda value: 1 <= value < math.inf, "a number from 1 on")
+        require(self, "d", lambda value: 1 <= value < math.inf, "a number of at least 1")
         require_not_negative(self, "weight_decay")
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:

@@ -163,7 +163,7 @@ class Optimizer(ABC):
         equals that of the dense step if the optimizer is elementwise and does not change elements whose gradient is
         zero.
         """
-        return "moments and weight decay move rows without a gradient too" if sparse else None
+        return "its moments and weight decay also update rows without a gradient" if sparse else None
 
     @abstractmethod
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
@@ -258,7 +258,7 @@ def ranked(op: Emitter, scalar: Operand, shape: ir.Shape | None, like: ir.Value)
 def require_not_negative(owner: object, *fields: str) -> None:
     """Raises GraphBuildError unless these fields of an optimizer are non-negative."""
     for field in fields:
-        require(owner, field, lambda value: 0 <= value < float("inf"), "zero or a positive number")
+        require(owner, field, lambda value: 0 <= value < float("inf"), "a non-negative number")
 
 
 def require_betas(owner: object) -> None:
@@ -267,7 +267,7 @@ def require_betas(owner: object) -> None:
         owner,
         "betas",
         lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-        "two numbers from 0 to below 1",
+        "two numbers in [0, 1)",
     )
 
 

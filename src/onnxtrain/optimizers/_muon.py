@@ -51,7 +51,7 @@ class Muon(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "momentum", lambda value: 0 <= value < 1, "a number from 0 to below 1")
+        require(self, "momentum", lambda value: 0 <= value < 1, "a number in [0, 1)")
         require_not_negative(self, "weight_decay", "eps")
         require(
             self,

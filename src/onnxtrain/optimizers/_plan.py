@@ -158,8 +158,8 @@ def _group_members(groups: Sequence[ParameterGroup], names: Sequence[str]) -> li
 
     def refusal(pattern: str) -> GraphBuildError:
         return GraphBuildError(
-            f"building the optimizer model: no trained parameter matches {pattern!r} of a group; they are "
-            f"{some_names(names)}"
+            f"building the optimizer model: no trained parameter matches {pattern!r} of a group; the "
+            f"trained parameters are {some_names(names)}"
         )
 
     return [matched_names(group.parameters, names, refusal) for group in groups]

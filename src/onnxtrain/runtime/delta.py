@@ -94,7 +94,7 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
     # only a fingerprint.
     differences = _differences(base, delta)
     if not differences and fingerprint(signatures(base.parameters), signatures(delta.statistics)) != model:
-        differences = ["names, dtypes or shapes of parameters that it does not hold differ"]
+        differences = ["names, dtypes or shapes of parameters that it does not contain differ"]
     if differences:
         raise CheckpointError(
             f"{where}: the delta belongs to another model: {join_differences(differences)}. Load the "

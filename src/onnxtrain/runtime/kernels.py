@@ -74,8 +74,8 @@ def _installed() -> tuple[str | None, str]:
         return None, "package onnxtrain-kernels is not installed"
     if kernels.FUNCTIONS != FUNCTIONS:
         problem = (
-            f"the installed onnxtrain-kernels computes version {kernels.FUNCTIONS} of the functions, "
-            f"and this onnxtrain needs version {FUNCTIONS}"
+            f"the installed onnxtrain-kernels implements version {kernels.FUNCTIONS} of the functions, but "
+            f"this onnxtrain needs version {FUNCTIONS}"
         )
         warnings.warn(f"{problem}: training runs without native kernels", RuntimeWarning, stacklevel=4)
         return None, problem

@@ -156,14 +156,15 @@ def _reason(error: Exception, device: Device) -> str:
     for kind, pattern in _NEWER_MODEL:
         if match := pattern.search(str(error)):
             return (
-                f"the model is of {kind} {match[1]}, and this onnxruntime runs up to {match[2]}. Install a newer "
-                "onnxruntime, or export the model with opset 21, which every supported onnxruntime runs, and "
-                "generate the artifacts from that."
+                f"the model has {kind} {match[1]}, but this onnxruntime supports at most {match[2]}. "
+                "Install a newer onnxruntime, or export the model with opset 21, which every supported "
+                "onnxruntime runs, and generate the artifacts again."
             )
     if "Training mode does not support BN" in str(error):
         return (
-            f"onnxruntime has no kernel of BatchNormalization in training mode for '{device}'. Generate the artifacts "
-            f"with {argument('profile', 'portable')}, whose models normalize by other ops, or train on the CPU."
+            f"onnxruntime has no training-mode BatchNormalization kernel for '{device}'. Generate the "
+            f"artifacts with {argument('profile', 'portable')}, which normalizes with other ops, or train "
+            "on the CPU."
         )
     # By name, because onnxruntime does not export its exceptions.
     if type(error).__name__ == "NotImplemented":

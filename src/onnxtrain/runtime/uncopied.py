@@ -13,8 +13,9 @@ class Uncopied:
     """
 
     _instead: ClassVar[str] = (
-        "Save the state by CheckpointState.save_checkpoint(state, path, include_optimizer_state=True), load it by "
-        "CheckpointState.load_checkpoint(path), and make a new Module and Optimizer of it."
+        "Save the state with CheckpointState.save_checkpoint(state, path, include_optimizer_state=True), "
+        "load it with CheckpointState.load_checkpoint(path), and create a new Module and Optimizer from "
+        "it."
     )
     """Advice at the end of the message."""
 

@@ -402,8 +402,8 @@ class TableEncoder:
 
     def _no_column(self, name: str, inputs: Sequence[str], where: str) -> InputError:
         return InputError(
-            f"The model has several inputs ({', '.join(inputs)}), each of which is the column of its name; {where} has "
-            f"no column '{name}' among its inputs."
+            f"The model has several inputs ({', '.join(inputs)}), which are matched to columns by name; "
+            f"{where} has no column '{name}' among its inputs."
         )
 
 

@@ -149,7 +149,7 @@ class Trainer(Uncopied):
         array([[2.]], dtype=float32)
     """
 
-    _instead = "Save it by trainer.save(path), and open a second one of its own by Trainer.resume(path)."
+    _instead = "Save it with trainer.save(path), and open a second one with Trainer.resume(path)."
 
     _state: TrainingState
 

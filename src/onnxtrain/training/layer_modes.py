@@ -259,7 +259,7 @@ def _put_back(removed: Sequence[str]) -> str:
     """Returns advice on how to put Dropout back, a sentence without its full stop."""
     if removed:
         return f"Pass {argument('dropout', 0.1)} for the removed Dropout of {some_names(removed, 5)}"
-    return "Dropout can be put back by onnxtrain.restore_dropout(model, p, before=[...])"
+    return "To insert Dropout, use onnxtrain.restore_dropout(model, p, before=[...])"
 
 
 def place_name(node: ir.Node) -> str:

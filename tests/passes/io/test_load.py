@@ -288,7 +288,7 @@ def test_output_that_nothing_defines():
 def test_text_that_is_no_utf8(text):
     content = build([helper.make_node("Gemm", ["x", "x"], ["y"])], [info("x", [2, 2])], [info("y", [2, 2])])
     proto = onnx.ModelProto.FromString(content.SerializeToString().replace(text, b"\xff" * len(text)))
-    with pytest.raises(ModelLoadError, match=r"has the text b'(\\xff)+', which is not valid UTF-8"):
+    with pytest.raises(ModelLoadError, match=r"contains the string b'(\\xff)+', which is not valid UTF-8"):
         load_model(proto)
 
 
@@ -363,10 +363,10 @@ def test_cyclic_graph():
 @pytest.mark.parametrize(
     ("op", "name", "value", "kinds"),
     [
-        ("Constant", "value", 3, "INT, and the standard has TENSOR"),
-        ("Constant", "value_floats", 2.0, "FLOAT, and the standard has FLOATS"),
-        ("Constant", "value_float", "text", "STRING, and the standard has FLOAT"),
-        ("Flatten", "axis", 1.0, "FLOAT, and the standard has INT"),
+        ("Constant", "value", 3, "INT, but the ONNX standard specifies TENSOR"),
+        ("Constant", "value_floats", 2.0, "FLOAT, but the ONNX standard specifies FLOATS"),
+        ("Constant", "value_float", "text", "STRING, but the ONNX standard specifies FLOAT"),
+        ("Flatten", "axis", 1.0, "FLOAT, but the ONNX standard specifies INT"),
     ],
 )
 @pytest.mark.parametrize("opset", [11, 21])  # 11 has a Constant without value_int, value_float and the like

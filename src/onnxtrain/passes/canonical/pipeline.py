@@ -88,7 +88,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
         problem = (
-            f"Converting the model from opset {opset} to {CANONICAL_OPSET} gave an invalid graph: {{}}. "
+            f"Converting the model from opset {opset} to {CANONICAL_OPSET} produced an invalid graph: {{}}. "
         )
         remedy = f"Export it again with opset {CANONICAL_OPSET} or newer."
         _check(model, UnsupportedOpsetError, problem + remedy)

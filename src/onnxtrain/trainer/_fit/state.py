@@ -107,7 +107,7 @@ class TrainingState:
         self.validating = False
         self.training_data: Source | None = None
         self.guard = FitGuard(run.lock)
-        self.resume_hint = "Trainer.resume('{}') and the same call of fit resume it."
+        self.resume_hint = "Trainer.resume('{}') and the same call to fit resume it."
         # A model that computes its loss from its inputs alone has no target to compare predictions with.
         measurable = bool(run.manifest.targets) and settings.prediction is not None
         target = run.manifest.targets[0] if run.manifest.targets else None

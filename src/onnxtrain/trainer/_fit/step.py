@@ -360,8 +360,8 @@ class Stepper:
         position.unfinished = True
         where = state.save_and_keep()
         remedy = reason.remedy or (
-            f"Lower the learning rate, clip gradients ({argument('clip_grad_norm', 1.0)}), or scale the inputs and "
-            "targets to about -1 .. 1."
+            f"Lower the learning rate, clip gradients ({argument('clip_grad_norm', 1.0)}), or scale the "
+            "inputs and targets to about [-1, 1]."
         )
         raise DivergenceError(
             f"Training stopped in epoch {epoch}, step {step}: {reason} (learning rate {rate:g}). The "

@@ -201,7 +201,7 @@ def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> Non
         if not places.any():
             continue
         sample = first + int(np.argwhere(places)[0][0]) if part.ndim else 0
-        mask = " (of a mask take numpy.finfo('float32').min in place of -inf)" if name == "infinity" else ""
+        mask = " (in a mask, use numpy.finfo('float32').min instead of -inf)" if name == "infinity" else ""
         raise InputError(
             f"The {word} '{spec.name}' contains {name} (first in sample {sample}); remove or fill such samples{mask}."
         )

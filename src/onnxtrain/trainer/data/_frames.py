@@ -157,12 +157,12 @@ def _place(series: Any, wrong: Array, polars: bool) -> str:
 
 
 _OF_POLARS = (
-    "frame.to_dummies('name') makes a column for each value, frame['name'].cast(polars.Categorical).to_physical() a "
-    "number"
+    "frame.to_dummies('name') creates one column per value, "
+    "frame['name'].cast(polars.Categorical).to_physical() one number per value"
 )
 _OF_PANDAS = (
-    "pandas.get_dummies(frame, columns=['name'], dtype='float32') makes a column for each value, "
-    "pandas.factorize(frame['name'])[0] a number"
+    "pandas.get_dummies(frame, columns=['name'], dtype='float32') creates one column per value, "
+    "pandas.factorize(frame['name'])[0] one number per value"
 )
 
 
@@ -174,7 +174,7 @@ def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
     if "date" in kind.lower() or "time" in kind.lower() or kind.lower().startswith("duration"):
         return f"The {label} contains times ({kind}{shown}), not numbers. Convert it, e.g. to seconds since a date."
     how = _OF_POLARS if polars else _OF_PANDAS
-    return f"The {label} contains categories or strings ({kind}{shown}), not numbers. Encode it first: {how} for each."
+    return f"The {label} contains categories or strings ({kind}{shown}), not numbers. Encode it first: {how}."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -82,7 +82,7 @@ def demo(
         typer.Option(
             min=0,
             metavar="NUMBER",
-            help="Derive weights, shuffling and the validation split from this number, e.g. 1.",
+            help="Seed the weights, shuffling and the validation split with this number, e.g. 1.",
         ),
     ] = 0,
     json: JsonOption = False,
@@ -108,9 +108,8 @@ def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
 def plan(options: PlanOptions, given: frozenset[str]) -> None:
     """Measure which ways to train a model fit in a memory budget: all parameters, adapters or the last layers.
 
-    Each way is measured by a few steps on random inputs, in a process of
-    its own that trains as a device does. Prints the command that trains
-    the recommended way.
+    Each way runs a few training steps on random inputs in a separate
+    process, as on a device. Prints the command for the recommended way.
     """
     from onnxtrain.cli._plan import run_command
 
@@ -122,8 +121,8 @@ def plan(options: PlanOptions, given: frozenset[str]) -> None:
 def train(options: TrainOptions, given: frozenset[str]) -> None:
     """Train a model on arrays or a table. Ctrl-C saves the run; `onnxtrain train DIR --data FILE` resumes it.
 
-    A resumed run keeps the options that it was started with: give only
-    --data. A finished run may be trained further with other --epochs,
+    A resumed run keeps the options that it was started with: pass only
+    --data. A finished run can be trained further with different --epochs,
     --batch-size, --learning-rate, --validation and --patience.
     """
     from onnxtrain.cli._train_command import run_command
@@ -147,7 +146,7 @@ def evaluate(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compute loss and metrics of a run on data, and for classes the precision, recall and F1 of each class."""
+    """Compute the loss and metrics of a run on data; for a classifier also precision, recall and F1 per class."""
     from onnxtrain.cli._use import evaluate_run
 
     evaluate_run(directory, data, batch_size, json)
@@ -198,7 +197,7 @@ def predict(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the model's outputs for each sample, and for classes the probabilities and the predicted class."""
+    """Write the model's outputs for each sample; for a classifier also class probabilities and the predicted class."""
     from onnxtrain.cli._use import write_predictions
 
     write_predictions(source, data, output, id, batch_size, json, only_probabilities=probabilities)
@@ -239,7 +238,7 @@ def export(
 @app.command(cls=CommandWithSwitches)
 @taking(MergeOptions)
 def merge(options: MergeOptions, given: frozenset[str]) -> None:
-    """Add a LoRA adapter to the weights of a model."""
+    """Merge a LoRA adapter into the weights of a model."""
     from onnxtrain.cli._merge import run_command
 
     run_command(options)
@@ -271,13 +270,13 @@ def ops(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Check also whether this profile supports artifacts of the model, and list the nodes that it does not "
-            "support, e.g. portable. Default: no such check.",
+            help="Also check whether this profile supports artifacts of the model, and list the nodes "
+            "that it does not support, e.g. portable. Default: no such check.",
         ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List ops and whether they have gradients, or check whether a model can be trained and name the obstacle."""
+    """List ops and whether they have gradients, or check whether a model can be trained and what prevents it."""
     from onnxtrain.cli._ops import list_ops, model_ops
 
     if model is None:
@@ -314,13 +313,16 @@ def check(
         list[str] | None,
         typer.Option(
             metavar="NAME=SIZE",
-            help="Give a symbolic dimension this size, e.g. sequence=16; repeat it for several. Default: a small one.",
+            help=(
+                "Set the size of a symbolic dimension, e.g. sequence=16; repeat it for several. Default: "
+                "a small size."
+            ),
         ),
     ] = None,
     seed: Annotated[
         int,
         typer.Option(
-            min=0, metavar="NUMBER", help="Derive random inputs and directions from this number, e.g. 1."
+            min=0, metavar="NUMBER", help="Seed the random inputs and directions with this number, e.g. 1."
         ),
     ] = 0,
     json: JsonOption = False,

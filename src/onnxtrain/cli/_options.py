@@ -289,8 +289,8 @@ class MergeOptions:
         show_default=False,
     )
     requantize: bool = switch(
-        "Quantize the merged weights again to the bits and blocks of the file, whose rounding may undo part of the "
-        "adapter. Default: they become float32."
+        "Quantize the merged weights again, to the file's bit width and block size; the rounding may undo "
+        "part of the adapter. Default: the merged weights become float32."
     )
     data: Path | None = option(
         "FILE.npz",

@@ -60,7 +60,7 @@ _INITIAL = frozenset({"true", "false", "gaussian", "eva", "orthogonal", "mica"})
 def save_adapter(
     state: CheckpointState | ModelSource, path: str | os.PathLike[str], format: Format = "onnx_adapter"
 ) -> None:
-    """Writes trained adapters to a file of ONNX Runtime or a folder of PEFT.
+    """Writes trained adapters to an ONNX Runtime adapter file or a PEFT folder.
 
     Args:
         state: the result of training with `lora=`: a `CheckpointState`, or the path of a checkpoint, e.g.

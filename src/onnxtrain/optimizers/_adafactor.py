@@ -19,7 +19,7 @@ from ._base import Moment, Optimizer, require_not_negative
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Optimizer):
-    """Adafactor (Shazeer and Stern, 2018), like torch.optim.Adafactor: the state of a matrix is a row and a column.
+    """Adafactor (Shazeer and Stern, 2018), like torch.optim.Adafactor: factored second moments.
 
     With the step t, b = t**beta2_decay and rho = min(lr, 1/sqrt(t)): rows' = (1 - b)·rows + b·mean(g² over each row),
     and columns' likewise. The estimate of g² is rows'·columns'/max(mean(rows'), eps1), or for vectors and scalars a

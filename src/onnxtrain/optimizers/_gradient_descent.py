@@ -23,7 +23,7 @@ from ._base import Moment, Optimizer, add_l2, moved_by, require_not_negative, ta
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent, as torch.optim.SGD.
+    """Stochastic gradient descent, like torch.optim.SGD.
 
     With g + weight_decay·w for g: w' = w - lr·g without momentum; with it b' = momentum·b + (1 - dampening)·g (but b' =
     g at the first step) and w' = w - lr·b', or with nesterov w' = w - lr·(g + momentum·b').
@@ -88,7 +88,7 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(Optimizer):
-    """Adagrad (Duchi et al., 2011), as torch.optim.Adagrad.
+    """Adagrad (Duchi et al., 2011), like torch.optim.Adagrad.
 
     With g + weight_decay·w for g: s' = s + g²; w' = w - lr/(1 + (step - 1)·lr_decay)·g/(sqrt(s') + eps).
 
@@ -131,7 +131,7 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class RMSprop(Optimizer):
-    """RMSprop (Tieleman and Hinton, 2012), as torch.optim.RMSprop.
+    """RMSprop (Tieleman and Hinton, 2012), like torch.optim.RMSprop.
 
     With g + weight_decay·w for g: v' = alpha·v + (1 - alpha)·g², change = g/(sqrt(v') + eps), b' = momentum·b + change,
     w' = w - lr·b'. If centered, v' - m'² stands for v' under the root, m' = alpha·m + (1 - alpha)·g; where rounding

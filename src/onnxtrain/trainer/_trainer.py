@@ -357,7 +357,7 @@ class Trainer(Uncopied):
         Raises:
             InputError: data or arguments do not fit; nothing was trained.
             DivergenceError: the loss became NaN or infinite; the last good state was restored and saved.
-            TrainingStateError: a fit of this trainer is under way, in another thread or around this call.
+            TrainingStateError: a fit of this trainer is running, in another thread or around this call.
         """
         epochs = check_integer(argument("epochs"), epochs)
         accumulate = check_integer(argument("accumulate"), accumulate)
@@ -493,14 +493,14 @@ class Trainer(Uncopied):
         return find_range(self._state, data, start, stop, steps)
 
     def stop_training(self) -> None:
-        """Ends the fit under way after the current epoch. Callbacks and other threads may call it."""
+        """Ends the current fit after the current epoch. Callbacks and other threads may call it."""
         self._state.workers.stop(self._state.position.history)
 
     def abandon_fit(self) -> None:
         """Forgets an interrupted fit: the next fit is a new one, and may have other arguments.
 
         Raises:
-            TrainingStateError: a fit is under way in another thread.
+            TrainingStateError: a fit is running in another thread.
         """
         self._state.abandon()
 
@@ -554,10 +554,10 @@ class Trainer(Uncopied):
     def predict_proba(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array:
-        """Returns the probabilities that belong to the logits of the loss, computed in inference mode.
+        """Returns the predicted probabilities: the model's logits after the activation that the loss implies.
 
-        For a cross-entropy, these are the softmax of the logits over the classes, for `nll` their exponential, and for
-        losses of binary logits (`bce_with_logits`, `focal`, `tversky`) their sigmoid.
+        The activation is softmax over the classes for cross-entropy, the exponential for `nll`, and the sigmoid for
+        losses of binary logits (`bce_with_logits`, `focal`, `tversky`). The model runs in inference mode.
 
         Args:
             inputs: see :meth:`predict`.
@@ -809,7 +809,7 @@ class Trainer(Uncopied):
 
     @property
     def recorded_keys(self) -> list[str]:
-        """Keys that the fit under way records for each epoch, e.g. ["loss", "accuracy", "val_loss"]."""
+        """Keys that the current fit records for each epoch, e.g. ["loss", "accuracy", "val_loss"]."""
         return self._state.recorded_keys
 
     @property

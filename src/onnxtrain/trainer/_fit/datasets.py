@@ -150,12 +150,12 @@ def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) 
 
     Raises:
         InputError: the loss does not support sample weights.
-        TrainingStateError: a fit without weights is under way.
+        TrainingStateError: a fit without weights is running.
     """
     opened = [source for source in sources if source is not None]
     with state.lock:
         if not state.run.weighted and any(source.weighted for source in opened):
-            # A fit under way reads batches without weights, which the rebuilt models would reject.
+            # The current fit reads batches without weights, which the rebuilt models would reject.
             if not for_fit:
                 state.guard.require_none("Using sample weights for the first time")
             state.run.weigh()

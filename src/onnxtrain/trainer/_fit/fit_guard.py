@@ -23,13 +23,13 @@ class FitGuard:
 
     @contextlib.contextmanager
     def fitting(self, averages_are_applied: bool) -> Iterator[None]:
-        """Marks a fit as under way within the block.
+        """Marks a fit as running within the block.
 
         Args:
             averages_are_applied: True if moving averages currently replace the trained values.
 
         Raises:
-            TrainingStateError: another fit is under way, or moving averages replace the trained values.
+            TrainingStateError: another fit is running, or moving averages replace the trained values.
         """
         with self._lock:
             self.require_none("Trainer.fit()")
@@ -46,7 +46,7 @@ class FitGuard:
             self._thread = None
 
     def require_none(self, doing: str, *, elsewhere: bool = False) -> None:
-        """Raises TrainingStateError while a fit is under way.
+        """Raises TrainingStateError while a fit is running.
 
         Args:
             doing: name of the call, for the message, e.g. "Trainer.fit()".

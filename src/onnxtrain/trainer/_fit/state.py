@@ -80,7 +80,7 @@ class TrainingState:
         task: meaning of predictions and targets, for metrics.
         metrics: metrics recorded in addition to the loss.
         validating: True during a fit with validation data.
-        training_data: data of the fit under way; None between fits.
+        training_data: data of the current fit; None between fits.
         guard: allows one fit at a time.
         resume_hint: sentence shown after Ctrl-C; `{}` is replaced with the directory.
     """
@@ -214,10 +214,10 @@ class TrainingState:
 
     @contextlib.contextmanager
     def fitting(self) -> Iterator[None]:
-        """Marks a fit as under way within the block, and keeps other trainers out of the directory.
+        """Marks a fit as running within the block, and keeps other trainers out of the directory.
 
         Raises:
-            TrainingStateError: another fit of this trainer is under way.
+            TrainingStateError: another fit of this trainer is running.
             CheckpointError: another trainer is working in the directory, or has saved there.
         """
         # Within `with trainer.averaged()`, a fit would train the averages, and lose its steps at the end of the block.
@@ -239,7 +239,7 @@ class TrainingState:
 
     @property
     def recorded_keys(self) -> list[str]:
-        """Keys that the fit under way records for each epoch."""
+        """Keys that the current fit records for each epoch."""
         keys = ["loss", *(metric.name for metric in self.metrics)]
         return [*keys, *(f"val_{key}" for key in keys if self.validating)]
 

@@ -385,7 +385,7 @@ class Diverged(Exception):
 
 
 class _StepGradients(StepGradients):
-    """Gradients of the step under way, for callbacks.
+    """Gradients of the current step, for callbacks.
 
     Args:
         stepper: takes the steps of the fit.

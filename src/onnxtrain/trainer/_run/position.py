@@ -124,7 +124,7 @@ class Position:
         averaged: number of optimizer steps in the moving averages.
         fit_start: value of `epoch` when the current or last fit began.
         fit_start_step: value of `step` when that fit began.
-        unfinished: True if that fit was interrupted or is under way.
+        unfinished: True if that fit was interrupted or is running.
         plan: arguments of that fit.
         stream: states of a stream's random generators at the start of the current pass, as text.
         averages: sums of loss and metrics over the current epoch.
@@ -179,7 +179,7 @@ class Position:
         """Returns the progress of the schedule.
 
         Args:
-            plan: arguments of the fit under way.
+            plan: arguments of the current fit.
             per_epoch: optimizer steps per epoch; None if unknown.
             total_steps: steps of one schedule over all fits; None for one schedule per fit.
         """

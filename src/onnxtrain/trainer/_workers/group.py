@@ -147,7 +147,7 @@ class WorkerGroup(Workers):
             )
 
     def stop(self, history: History) -> None:
-        """Asks all workers to end the fit after the epoch under way."""
+        """Asks all workers to end the fit after the current epoch."""
         self.stop_asked = True
 
     def read_share(self, data: Source) -> Iterator[list[Array]]:

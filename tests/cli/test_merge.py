@@ -98,4 +98,4 @@ def test_an_adapter_of_another_model_is_refused(run: Any, adapter: Path, tmp_pat
     onnx.save(products({"fc": (3, 2)}), tmp_path / "other.onnx")
     shown = run("merge", tmp_path / "other.onnx", adapter, "-o", tmp_path / "merged.onnx")
     assert shown.code == 1
-    assert "trained on other weights" in shown.err
+    assert "trained on other base weights" in shown.err

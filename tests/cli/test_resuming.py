@@ -92,7 +92,7 @@ def tensors(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("step", [1, 4, 5, 13])
-def test_goes_on_as_if_it_had_not_stopped(
+def test_resumes_as_if_it_had_not_stopped(
     run: Any,
     interrupt: Any,
     net: Path,
@@ -145,7 +145,7 @@ def test_goes_on_as_if_it_had_not_stopped(
 
 
 @pytest.mark.parametrize("step", [3, 9])
-def test_goes_on_with_weights_splits_and_evaluations(
+def test_resumes_with_weights_splits_and_evaluations(
     run: Any, interrupt: Any, net: Path, data: Path, tmp_path: Path, step: int
 ) -> None:
     arrays = arrays_in(data)
@@ -421,7 +421,7 @@ def test_options_that_do_not_fit_leave_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_log_and_saves_of_a_run_that_goes_on(
+def test_log_and_saves_of_a_resumed_run(
     run: Any, interrupt: Any, net: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """200 samples of which 160 are trained on, in 10 batches, two per step: 5 steps an epoch, 30 in all."""
@@ -474,6 +474,6 @@ def test_a_file_to_validate_on_is_remembered_beside_the_data_only(
             assert "val_loss" in more.json()["epochs"][1]
         else:
             assert more.code == 1
-            assert "give --validation again" in " ".join(more.err.split())
+            assert "pass --validation" in " ".join(more.err.split())
             again = run("train", directory, "--data", data, *options, "--json").json()["epochs"]
             assert [("val_loss" in epoch) for epoch in again] == [True, True]

@@ -174,7 +174,7 @@ def test_new_categories_and_gaps_are_told(run: Any, net: Path, tmp_path: Path) -
         (
             "town",
             "X",
-            "column 'town', row 4 (without the header): 'X' is none of the categories of training: C, Q, S",
+            "column 'town', row 4 (without the header): 'X' is not a category of the training data: C, Q, S",
         ),
         ("town", None, "column 'town', row 4 (without the header): the value is missing"),
         ("fare", None, "column 'fare', row 4 (without the header): the value is missing"),

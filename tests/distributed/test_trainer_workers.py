@@ -175,7 +175,7 @@ def test_a_checkpoint_is_the_same_for_any_number_of_workers(runs: Runs) -> None:
             assert_close(result["loaded"], results[0]["loaded"], rtol=0)
 
 
-def test_a_run_goes_on_with_other_numbers_of_workers(runs: Runs) -> None:
+def test_a_run_resumes_with_other_numbers_of_workers(runs: Runs) -> None:
     """One process, two workers, four workers, one process: as one process without interruption."""
     steps = [worker["resumed"]["step"] for group in ("two", "four") for worker in runs.workers[group]]
     assert steps[:2] == steps[:1] * 2

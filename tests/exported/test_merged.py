@@ -214,7 +214,7 @@ def test_a_warning_names_transposed_weights_that_are_merged(
     model = onnx.load_from_string(buffer.getvalue())
     with caplog.at_level(logging.WARNING, "onnxtrain"):
         generate_artifacts(model, loss="mse", optimizer="sgd", artifact_directory=tmp_path)
-    assert "is shared by /0/MatMul, /2/MatMul" in caplog.text
+    assert "/0/MatMul, /2/MatMul share it" in caplog.text
 
 
 @pytest.mark.torch

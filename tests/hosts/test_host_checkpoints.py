@@ -45,7 +45,7 @@ def halves(case: Case, folder: Path, seed: int = 3) -> tuple[Path, Path]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["checkpoint", "delta"])
 @pytest.mark.parametrize("writer", PROGRAMS)
-def test_every_host_goes_on_where_another_stopped(
+def test_every_host_resumes_where_another_stopped(
     writer: str, kind: str, case_of: Callable[[str], Case], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A frozen layer, statistics, moments, masks of Dropout, and names beyond ASCII."""
@@ -80,7 +80,7 @@ def test_properties_are_kept(
     assert dict(after.properties) == {"note": 'kept: "é"', "epoch": 3}
 
 
-def test_a_delta_goes_on_top_of_another(
+def test_a_delta_is_loaded_on_top_of_another(
     program: Host, device: Host, case_of: Callable[[str], Case], tmp_path: Path
 ) -> None:
     case = case_of("adapted")

@@ -156,8 +156,8 @@ def test_frozen_parameters_of_all_kinds(tmp_path):
             {"w": np.ones(3, np.float32), "v": np.ones(2, np.float16)},
             r"'v' is float32\[2\] in the delta and float16\[2\]",
         ),
-        ({"w": np.ones(4, np.float32), "v": np.ones(2, np.float32)}, r"or shapes of parameters that it does not hold"),
-        ({"x": np.ones(3, np.float32), "v": np.ones(2, np.float32)}, r"or shapes of parameters that it does not hold"),
+        ({"w": np.ones(4, np.float32), "v": np.ones(2, np.float32)}, r"parameters that it does not contain differ"),
+        ({"x": np.ones(3, np.float32), "v": np.ones(2, np.float32)}, r"parameters that it does not contain differ"),
         *(
             ({"w": np.full(3, k, np.float32), "v": np.ones(2, np.float32)}, r"is the same, but .* other values")
             for k in (0, 1, 2, 3, 4, 6)
@@ -194,7 +194,7 @@ def test_nominal_checkpoints_have_no_delta(run_dir):
     nominal = CheckpointState.load_checkpoint(run_dir / "nominal")
     with pytest.raises(CheckpointError, match=r"Saving the delta .* have no data yet"):
         CheckpointState.save_checkpoint(nominal, run_dir / "delta", trainable_only=True)
-    with pytest.raises(ValueError, match="choose one of the two"):
+    with pytest.raises(ValueError, match="pass one of the two"):
         CheckpointState.save_checkpoint(state, run_dir / "delta", nominal=True, trainable_only=True)
 
 

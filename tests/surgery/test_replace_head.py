@@ -146,13 +146,13 @@ def test_outputs_and_gradients_are_those_of_the_same_surgery_in_torch(
     caplog.clear()
     if (name, exporter, batch) == ("reshaped", "torchscript", "dynamic"):
         with pytest.raises(
-            ModelError, match=r"Reshape '/3/Reshape.*' is not for another .*: its shape is computed"
+            ModelError, match=r"Reshape '/3/Reshape.*' does not support another .*: its shape is computed"
         ):
             replaced(path, NEW)
         return
     model = replaced(path, NEW, seed=3)
     assert path.read_bytes() == before
-    assert ("are now the logits" in caplog.text) == (case.softmax is not None)
+    assert ("now contains the logits" in caplog.text) == (case.softmax is not None)
     values = {
         name: value.const_value.numpy()
         for name, value in model.graph.initializers.items()
@@ -330,7 +330,7 @@ def test_several_outputs_need_a_choice(caplog: pytest.LogCaptureFixture) -> None
     for name, kind in (("p", 1), ("c", 7), ("h", 1)):
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, None))
     with pytest.raises(
-        ModelError, match=r"several outputs \('y' behind Identity 'y', Gemm .*output=NAME.*head=NAME"
+        ModelError, match=r"several outputs \('y' computed by Identity 'y', Gemm .*output=NAME.*head=NAME"
     ):
         replaced(model, 5)
     with pytest.raises(ModelError, match="no output 'q'; its outputs are y, p, c, h"):
@@ -396,7 +396,7 @@ def test_no_head_names_the_last_ops_and_the_layers() -> None:
     del backbone.graph.node[-1]
     backbone.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("f", 1, ["batch", 4]))
     with pytest.raises(
-        ModelError, match=r"comes from Flatten 'f', GlobalAveragePool 'p', .* the last ones are conv.weight"
+        ModelError, match=r"comes from Flatten 'f', GlobalAveragePool 'p', .* the last layers are conv.weight"
     ):
         replaced(backbone, 5)
     with pytest.raises(ModelError, match="no linear layer 'fc2' at the end"):

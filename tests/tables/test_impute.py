@@ -246,7 +246,7 @@ def test_the_exported_file_treats_unknown_categories_alike(run: Any, table: Path
         result = run("predict", table.parent / source, "--data", table.with_name("other.csv"), "-o", out)
         assert result.code == (policy == "error"), result.err
         if policy == "error":
-            assert "'Rome' is none of the categories of training" in result.err
+            assert "'Rome' is not a category of the training data" in result.err
             continue
         outputs.append(pd.read_csv(out)[["logits_drowned", "logits_saved"]].to_numpy())
     session = ort.InferenceSession(table.with_name("run") / "trained.onnx")

@@ -187,7 +187,7 @@ def test_splits_by_class_that_are_refused() -> None:
         trainer.check_data(problem.x, np.arange(60) % 3, validation=2 / 60, stratify=True)
 
 
-def test_an_interrupted_fit_goes_on_with_the_same_weights_and_split(tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes_with_the_same_weights_and_split(tmp_path: Path) -> None:
     problem = uneven()
     fit: dict[str, Any] = {"epochs": 3, "batch_size": 16, "validation": 0.25, "verbose": False}
     fit |= {"class_weight": "balanced", "stratify": True, "evaluate_every": 2}

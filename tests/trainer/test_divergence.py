@@ -158,7 +158,7 @@ def test_nan_of_a_batch_without_labels_is_named_where_the_loss_is_no_mean_over_l
         trainer.fit({"x": problem.x, "kind": labels}, batch_size=10, shuffle=False, verbose=False)
 
 
-def test_training_goes_on_with_a_lower_rate() -> None:
+def test_training_resumes_with_a_lower_rate() -> None:
     problem = problems.line()
     trainer = Trainer(problem.model, "mse", "sgd", learning_rate=1e38)
     with pytest.raises(DivergenceError):

@@ -195,7 +195,7 @@ def test_clipping_bounds_the_step() -> None:
     assert np.abs(change).max() == pytest.approx(0.25, rel=1e-5)
 
 
-def test_second_fit_goes_on() -> None:
+def test_second_fit_continues() -> None:
     problem = problems.classes()
     once = Trainer(problem.model, problem.loss)
     once.fit(problem.x, problem.y, epochs=4, verbose=False)

@@ -83,7 +83,7 @@ def test_interrupt_and_resume_is_bit_equal(make: Any, step: int, tmp_path: Path)
     assert not resumed.resumes_fit
 
 
-def test_same_process_goes_on_too() -> None:
+def test_same_process_resumes_too() -> None:
     problem = problems.classes()
     straight = make_trainer(problem)
     straight.fit(problem.x, problem.y, **FIT)
@@ -235,7 +235,7 @@ def dropout_model() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("step", [1, 4, 5, 9])
-def test_dropout_goes_on_bit_equal(step: int, tmp_path: Path) -> None:
+def test_dropout_resumes_bit_equal(step: int, tmp_path: Path) -> None:
     problem = problems.classes()
     problem = problems.Problem(dropout_model(), problem.loss, problem.x, problem.y)
     straight = make_trainer(problem)

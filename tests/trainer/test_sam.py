@@ -154,7 +154,7 @@ def test_sparse_gradients_are_refused() -> None:
     assert (trainer.parameters["table"].data != before).any()
 
 
-def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes_bit_for_bit(tmp_path: Path) -> None:
     class Stop(Callback):
         def on_step_end(self, trainer: Trainer, loss: float) -> None:
             if trainer.global_step == 5:

@@ -156,7 +156,7 @@ def test_batch_whose_weights_are_all_0_is_left_out() -> None:
         np.testing.assert_array_equal(parameter.data, trainers[1].parameters[key].data)
 
 
-def test_fit_with_weights_goes_on_from_one_without(tmp_path: Path) -> None:
+def test_fit_with_weights_resumes_from_one_without(tmp_path: Path) -> None:
     """Moments and parameters stay; the run's files are those of models with weights, which a resumed run has too."""
     problem = problems.classes(samples=40)
     options: dict[str, Any] = {"batch_size": 8, "verbose": False}

@@ -87,7 +87,7 @@ def test_predictions_during_a_fit_are_of_one_state_of_the_parameters(
         np.testing.assert_array_equal(values(trainer)[name], value)
 
 
-def test_what_another_thread_saves_during_a_fit_goes_on_as_the_fit_does(
+def test_what_another_thread_saves_during_a_fit_resumes_as_the_fit_does(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     arguments: dict[str, Any] = {

@@ -177,7 +177,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         """Returns the probability of each class for each sample.
 
         Args:
-            X: samples [samples, features], or in the shape of the model's input.
+            X: samples, in the form passed to :meth:`fit`.
 
         Returns:
             float [samples, classes], with columns in the order of `classes_`.
@@ -195,7 +195,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         """Returns the predicted class of each sample.
 
         Args:
-            X: samples [samples, features], or in the shape of the model's input.
+            X: samples, in the form passed to :meth:`fit`.
 
         Returns:
             Labels [samples], from `classes_`.

@@ -89,7 +89,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         """Returns the predicted targets of each sample.
 
         Args:
-            X: samples [samples, features], or in the shape of the model's input.
+            X: samples, in the form passed to :meth:`fit`.
 
         Returns:
             [samples] if :meth:`fit` got a vector of targets, else [samples, targets].

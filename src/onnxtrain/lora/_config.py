@@ -135,7 +135,7 @@ class LoraConfig:
         return int(self._by_pattern(self.rank_pattern, module, self.r))
 
     def scaling(self, module: str) -> float:
-        """Returns the factor by which the adapter of a module multiplies B A: alpha / r, or alpha / sqrt(r) for rsLoRA."""
+        """Returns the scaling of a module's adapter: alpha / r, or alpha / sqrt(r) with `use_rslora`."""
         rank = self.rank(module)
         alpha = float(self._by_pattern(self.alpha_pattern, module, self.lora_alpha))
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)

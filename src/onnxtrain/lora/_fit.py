@@ -126,7 +126,7 @@ def check_whole(layers: Layers, weights: Mapping[str, Pair], doing: str) -> None
 
 def other_base(doing: str) -> str:
     return (
-        f"{doing}: it was trained on other weights than those of this model; pass the model that it was trained for. "
-        "To use it on another one of the same layers all the same, save it in the format of PEFT and remove "
-        f"{BASE_KEY!r} from the metadata of {WEIGHTS_FILE}"
+        f"{doing}: it was trained on other base weights; pass the model that it was trained for. To use it "
+        f"with this model anyway, save it in PEFT format and remove {BASE_KEY!r} from the metadata of "
+        f"{WEIGHTS_FILE}"
     )

@@ -161,7 +161,7 @@ def test_external_data_of_a_proto_without_directory(tmp_path, monkeypatch):
 def test_external_data_too_short(tmp_path):
     path = save_external(tmp_path / "m.onnx")
     os.truncate(tmp_path / "weights.bin", 30_000)
-    with pytest.raises(ModelLoadError, match="the file has 30000 bytes: it is truncated"):
+    with pytest.raises(ModelLoadError, match="the file has only 30000 bytes: it is truncated"):
         load_model(path)
 
 

@@ -61,7 +61,7 @@ def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """VJP of Resize, Y = X times a matrix along each resized axis: multiplies ct by the transposed matrices."""
     if n.scales is None and n.sizes is None:
-        raise unsupported(n, "neither scales nor sizes")
+        raise unsupported(n, "inputs without scales or sizes")
     # The matrices are computed by resizing identity matrices with the node's attributes, so they are right for every
     # mode and for symbolic sizes. They are dense: an axis of length n costs n², and up to n³ with
     # keep_aspect_ratio_policy.

@@ -47,7 +47,7 @@ from onnxtrain.optimizers import (
 )
 from onnxtrain.optimizers._base import bias_correction
 from onnxtrain.passes import infer_shapes
-from onnxtrain.passes.portable import find_obstacles, suit_every_host
+from onnxtrain.passes.portable import find_obstacles, make_portable
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.session import open_session
 from runtimes import needs_opset
@@ -513,7 +513,7 @@ def test_clipping_where_squares_overflow(dtype: str, sizes: tuple[float, ...], p
     if profile == "portable":
         if dtype == "float64":
             pytest.skip("browsers have no float64")
-        model = suit_every_host(model)
+        model = make_portable(model)
         assert find_obstacles(infer_shapes(model)) == []
     session = _session(model)
     state = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}

@@ -21,7 +21,7 @@ from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.onnxblock.onnxblock import parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
 from onnxtrain.passes import save_model, write_models
-from onnxtrain.passes.portable import find_obstacles, suit_every_host
+from onnxtrain.passes.portable import find_obstacles, make_portable
 from onnxtrain.runtime.artifact_folder import is_manifest
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.checkpoint import encode_checkpoint
@@ -83,7 +83,7 @@ def write_files(
     if graphs.inference is not None:
         models["inference_model"] = graphs.inference
     if manifest["profile"] == "portable":
-        models = {name: _suit_every_host(name, model) for name, model in models.items()}
+        models = {name: _make_portable(name, model) for name, model in models.items()}
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if wanted.nominal_checkpoint else [])]
     manifest["files"] = file_names = {
         name: f"{prefix}{name}" + (".onnx" if name in models else "") for name in names
@@ -122,7 +122,7 @@ def write_files(
     _log.info("wrote %s to %s", ", ".join(names), directory)
 
 
-def _suit_every_host(name: str, model: ir.Model) -> ir.Model:
+def _make_portable(name: str, model: ir.Model) -> ir.Model:
     """Rewrites a model of the portable profile with ops that every build of ONNX Runtime has.
 
     Args:
@@ -132,7 +132,7 @@ def _suit_every_host(name: str, model: ir.Model) -> ir.Model:
     Raises:
         GraphBuildError: some nodes cannot be rewritten.
     """
-    model = suit_every_host(model)
+    model = make_portable(model)
     obstacles = find_obstacles(model)
     if obstacles:
         listed = "; ".join(map(str, obstacles[:3])) + ("; ..." if len(obstacles) > 3 else "")
@@ -168,12 +168,12 @@ def _optimizer_model(
         for entry in graphs.manifest["parameters"]
         if entry["trainable"]
     ]
-    optimizer = _without_unreached(optimizer, graphs)
+    optimizer = _drop_unreached_patterns(optimizer, graphs)
     model = optimizers.build_optimizer_model(optimizer, parameters, graphs.manifest["opset"])
     return model, optimizers.manifest_entry(optimizer, parameters)
 
 
-def _without_unreached(optimizer: optimizers.Optimizer, graphs: TrainingGraphs) -> optimizers.Optimizer:
+def _drop_unreached_patterns(optimizer: optimizers.Optimizer, graphs: TrainingGraphs) -> optimizers.Optimizer:
     """Removes group names and patterns that match only parameters on which the loss doesn't depend."""
     # PyTorch accepts groups with parameters that get no gradient; the optimizer model only contains trained parameters.
     groups = []

@@ -117,7 +117,7 @@ def test_at_many_moments_of_training(run: Any, mlp: Path, data: Path) -> None:
             kinds.add(check(result, run, directory, data))
     assert {"nothing", "part"} <= kinds
     shutil.rmtree(directory)
-    result = watched(run, PressAt(name="tell_of_result"), *train(mlp, data))
+    result = watched(run, PressAt(name="print_result"), *train(mlp, data))
     assert check(result, run, directory, data) == "all"
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from onnxtrain.cli._declared import taking
+from onnxtrain.cli._declared import takes_options
 from onnxtrain.cli._help import CommandWithSwitches
 from onnxtrain.cli._interrupts import InterruptibleGroup
 from onnxtrain.cli._options import (
@@ -95,7 +95,7 @@ def demo(
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(ArtifactsOptions)
+@takes_options(ArtifactsOptions)
 def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
     """Write the artifacts that a device trains from."""
     from onnxtrain.cli._artifacts import run_command
@@ -104,7 +104,7 @@ def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(PlanOptions)
+@takes_options(PlanOptions)
 def plan(options: PlanOptions, given: frozenset[str]) -> None:
     """Measure which ways to train a model fit in a memory budget: all parameters, adapters or the last layers.
 
@@ -117,7 +117,7 @@ def plan(options: PlanOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(TrainOptions)
+@takes_options(TrainOptions)
 def train(options: TrainOptions, given: frozenset[str]) -> None:
     """Train a model on arrays or a table. Ctrl-C saves the run; `onnxtrain train DIR --data FILE` resumes it.
 
@@ -236,7 +236,7 @@ def export(
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(MergeOptions)
+@takes_options(MergeOptions)
 def merge(options: MergeOptions, given: frozenset[str]) -> None:
     """Merge a LoRA adapter into the weights of a model."""
     from onnxtrain.cli._merge import run_command

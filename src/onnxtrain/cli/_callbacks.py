@@ -101,7 +101,7 @@ def chosen_transform(options: TrainOptions) -> MixUp | CutMix | None:
     return None if cutmix is None else CutMix(cutmix)
 
 
-def for_transform(x: Any, y: Any) -> tuple[Any, Any]:
+def prepare_for_transform(x: Any, y: Any) -> tuple[Any, Any]:
     """Returns x and y as transforms expect them: a single array instead of a dictionary with one entry.
 
     Integer and Boolean targets become float32, because transforms average them.

@@ -202,7 +202,7 @@ def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-def judged_matrix(
+def confusion_matrix_if_small(
     trainer: Trainer, x: Any, y: Any, names: Sequence[str] | None, batch_size: int | None
 ) -> Any:
     """Returns the confusion matrix; None for over 20 classes, an unknown number, or several classes per sample."""

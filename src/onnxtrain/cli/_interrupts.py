@@ -72,7 +72,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def told_what_is_saved(directory: Path, data: str) -> Iterator[None]:
+def report_saved_state_on_interrupt(directory: Path, data: str) -> Iterator[None]:
     """Turns Ctrl-C in the block into :class:`Interrupted`, with a sentence that says what the run has saved.
 
     Args:

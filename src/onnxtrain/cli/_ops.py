@@ -17,7 +17,7 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError, InputError, NothingToTrain, OnnxTrainError
 from onnxtrain.losses import MSELoss, attach_loss
 from onnxtrain.passes import canonicalize, infer_shapes, load_model
-from onnxtrain.passes.portable import Obstacle, draw_from_input, find_obstacles, suit_every_host
+from onnxtrain.passes.portable import Obstacle, draw_from_input, find_obstacles, make_portable
 from onnxtrain.recipe import Profile, Recipe
 from onnxtrain.selection import is_float, select_parameters
 from onnxtrain.training.forward_graph import trained_outputs
@@ -116,7 +116,7 @@ def _obstacles(model: ir.Model) -> list[Obstacle]:
     # Gradients are checked, too: they may need ops that the model lacks. A model without gradients is checked alone.
     with contextlib.suppress(OnnxTrainError, StopIteration):
         model = _with_gradients(model.clone())
-    return find_obstacles(suit_every_host(infer_shapes(model)))
+    return find_obstacles(make_portable(infer_shapes(model)))
 
 
 def _with_gradients(model: ir.Model) -> ir.Model:

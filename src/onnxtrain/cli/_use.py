@@ -11,7 +11,7 @@ import numpy as np
 from onnxtrain.cli._classes import (
     class_names,
     class_report,
-    judged_matrix,
+    confusion_matrix_if_small,
     metric_labels,
     report_rows,
 )
@@ -39,7 +39,7 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
     values = trainer.evaluate(x, y, batch_size=batch_size)
     classes = None if encoder is None else encoder.classes_
     names = class_names(trainer, classes)
-    matrix = judged_matrix(trainer, x, y, names, batch_size)
+    matrix = confusion_matrix_if_small(trainer, x, y, names, batch_size)
     report = None if matrix is None or names is None else class_report(matrix, names)
     if json:
         document: dict[str, Any] = {"directory": str(directory), "data": str(path), **values}

@@ -95,5 +95,5 @@ class CausalLMLoss(Loss):
             return mean
         return {"labels": labels, "ignore_index": self.ignore_index, "weight": None, "shift": 1}
 
-    def _fitting(self, spec: TargetSpec) -> str:
+    def _shape_advice(self, spec: TargetSpec) -> str:
         return "pass one label per token, usually the tokens themselves: the loss shifts them"

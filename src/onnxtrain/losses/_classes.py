@@ -113,10 +113,10 @@ class _ClassLoss(Loss):
             f"axis, pass {words().loss_setting(type(self).__name__, 'axis', 1)}"
         )
 
-    def _fitting(self, spec: TargetSpec) -> str:
+    def _shape_advice(self, spec: TargetSpec) -> str:
         labels = spec.class_labels
         if labels is None or labels.scores is None:
-            return super()._fitting(spec)
+            return super()._shape_advice(spec)
         return (
             f"classes are taken from axis {labels.axis} of the scores. "
             f"{_other_axis(type(self).__name__, labels.scores, labels.axis)}"

@@ -271,11 +271,11 @@ def require_betas(owner: object) -> None:
     )
 
 
-def moved_by(owner: object, *fields: str) -> str | None:
+def sparse_refusal(owner: object, *fields: str) -> str | None:
     """Returns why sparse gradients cannot be used if one of these fields is not zero, else None.
 
     >>> from onnxtrain.optimizers import SGD
-    >>> moved_by(SGD(weight_decay=0.1), "momentum", "weight_decay")
+    >>> sparse_refusal(SGD(weight_decay=0.1), "momentum", "weight_decay")
     'weight_decay would move rows without a gradient too'
     """
     moving = [field for field in fields if getattr(owner, field)]

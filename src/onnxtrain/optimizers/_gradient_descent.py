@@ -18,7 +18,7 @@ from onnxtrain.functions.optimizer import (
     sgd_step,
 )
 
-from ._base import Moment, Optimizer, add_l2, moved_by, require_not_negative, takes_ranked_scalars
+from ._base import Moment, Optimizer, add_l2, require_not_negative, sparse_refusal, takes_ranked_scalars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class SGD(Optimizer):
         return [Moment("momentum")] if self.momentum else []
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
-        return moved_by(self, "momentum", "weight_decay") if sparse else None
+        return sparse_refusal(self, "momentum", "weight_decay") if sparse else None
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if not self.momentum:
@@ -112,7 +112,7 @@ class Adagrad(Optimizer):
         return [Moment("sum of squares of the gradient", self.initial_accumulator_value)]
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
-        return moved_by(self, "weight_decay") if sparse else None
+        return sparse_refusal(self, "weight_decay") if sparse else None
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if self.lr_decay:

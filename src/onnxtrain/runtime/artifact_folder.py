@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from onnxtrain.errors import CheckpointError
-from onnxtrain.runtime.atomic import drop_link
+from onnxtrain.runtime.atomic import remove_special_file
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import FORMAT
 
@@ -97,4 +97,4 @@ def keep_inside(path: str | os.PathLike[str], directory: Path) -> None:
     folder = Path(path).absolute().parent
     require_inside(folder, directory)
     if folder.resolve().is_relative_to(directory.resolve()):
-        drop_link(path)
+        remove_special_file(path)

@@ -72,7 +72,7 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     raise OSError(errno.EINVAL, "it is a symbolic link, a directory, a pipe or a device", os.fspath(path))
 
 
-def drop_link(path: str | os.PathLike[str]) -> None:
+def remove_special_file(path: str | os.PathLike[str]) -> None:
     """Removes `path` if it is a symbolic link, a pipe, a socket or a device, so that a write creates a new file.
 
     Call it before writing to a name not given by the user, in a directory from an untrusted source.
@@ -250,7 +250,7 @@ def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
     return moves, removals
 
 
-def _carry_out(
+def _apply_journal(
     directory: str, moves: Sequence[tuple[str, str]], removals: Sequence[str], *, again: bool = False
 ) -> None:
     """Makes the renames and removals of a journal, then removes the journal."""
@@ -281,7 +281,7 @@ def _finish(directory: str) -> None:
             # Saves never create links. Renamed, a link would replace a file.
             if os.path.islink(os.path.join(directory, temporary)):
                 raise ValueError(f"it names the symbolic link {temporary!r}")
-        _carry_out(directory, moves, removals, again=True)
+        _apply_journal(directory, moves, removals, again=True)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -404,7 +404,7 @@ class FileSet:
             if len(moves) + len(removals) > 1:
                 self._write_journal(moves, removals)
             try:
-                _carry_out(self._directory, moves, removals)
+                _apply_journal(self._directory, moves, removals)
             except OSError:
                 # If nothing has been renamed, removing the journal restores the old files. After the first rename, the
                 # journal must remain, so that the next reader completes the set.

@@ -16,9 +16,9 @@ from onnxtrain.runtime.dtypes import DType
 from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import Manifest, OptimizerSpec
 from onnxtrain.runtime.module import Module
+from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
 from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
-from onnxtrain.runtime.uncopied import Uncopied
 
 _DEFAULT_LEARNING_RATE = 1e-3
 _LARGEST_RATE = float(np.finfo(np.float32).max)
@@ -41,7 +41,7 @@ def check_learning_rate(value: float) -> float:
     return float(value)
 
 
-class Optimizer(Uncopied):
+class Optimizer(NotCopyable):
     """Updates the parameters of a module from their gradients by running the optimizer model.
 
     Moments, step count and learning rate are part of the module's checkpoint state. If the checkpoint contains them,

@@ -11,8 +11,8 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.lock import StateLock
+from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.store import Buffer, Store, to_storage
-from onnxtrain.runtime.uncopied import Uncopied
 
 
 class Parameter:
@@ -186,7 +186,7 @@ class Properties:
         return f"Properties({self._store.properties!r})"
 
 
-class CheckpointState(Uncopied):
+class CheckpointState(NotCopyable):
     """The state of a training run: parameters, statistics, optimizer state, properties.
 
     Make it by :meth:`load_checkpoint` from a file, or by :meth:`from_arrays`.

@@ -15,8 +15,8 @@ from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.device import CPU, Device
 from onnxtrain.runtime.dtypes import Array, DType
 from onnxtrain.runtime.lock import GradientOwner, StateLock
+from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.rows import RowGradient
-from onnxtrain.runtime.uncopied import Uncopied
 
 
 class Buffer:
@@ -195,7 +195,7 @@ class OptimizerProgress:
 
 
 @dataclass
-class Store(Uncopied):
+class Store(NotCopyable):
     """All tensors and scalars of a training run.
 
     Attributes:

@@ -19,6 +19,7 @@ from onnxtrain.passes import (
     DynamicBatchPass,
     ModelSource,
     TrainingModePass,
+    apply_workarounds,
     as_given,
     canonicalize,
     fixed_batch,
@@ -26,7 +27,6 @@ from onnxtrain.passes import (
     load_model,
     same_kind,
     save_model,
-    suit_runtime,
 )
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.session import open_session, run_on_arrays
@@ -171,7 +171,7 @@ def _session(model: ir.Model, path: Path) -> Any:
     # In training mode, BatchNormalization mixes samples by design, and runs with Dropout differ.
     quiet = canonicalize(model)
     TrainingModePass(batch_norm="inference", dropout="inference")(quiet)
-    save_model(suit_runtime(quiet), path)
+    save_model(apply_workarounds(quiet), path)
     return open_session(path, "model", parse_device("cpu"), None)
 
 

@@ -24,17 +24,17 @@ from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import Manifest
+from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
-from onnxtrain.runtime.uncopied import Uncopied
 from onnxtrain.trainer._checks import check_integer
 from onnxtrain.trainer._fit.datasets import (
     Data,
     Validation,
     advising_transform,
+    enable_sample_weights,
     fit_datasets,
-    weigh,
-    weighed_dataset,
+    weighted_dataset,
 )
 from onnxtrain.trainer._fit.events import Event, Events, StepGradients
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange, find_range
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     )
 
 
-class Trainer(Uncopied):
+class Trainer(NotCopyable):
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.
 
     Arguments that are fields of :class:`onnxtrain.Recipe` are described there.
@@ -412,7 +412,7 @@ class Trainer(Uncopied):
             )
             state.position.check(plan)
             state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
-            weigh(state, data, held_out, for_fit=True)
+            enable_sample_weights(state, data, held_out, for_fit=True)
             state.validating, state.training_data = held_out is not None, data
             warn_of_fixed_batch(state.run.batch_size, data.samples)
             state.workers.check_fixed_batch(state.run.batch_size)
@@ -489,7 +489,7 @@ class Trainer(Uncopied):
         """
         self._state.workers.require_one("Finding a learning rate")
         options = Options(batch_size, training=True)
-        data = weighed_dataset(self._state, inputs, targets, None, options, transform)
+        data = weighted_dataset(self._state, inputs, targets, None, options, transform)
         return find_range(self._state, data, start, stop, steps)
 
     def stop_training(self) -> None:
@@ -524,7 +524,7 @@ class Trainer(Uncopied):
                 batch size cannot compute.
         """
         return self._state.evaluate(
-            weighed_dataset(self._state, inputs, targets, sample_weight, Options(batch_size), transform)
+            weighted_dataset(self._state, inputs, targets, sample_weight, Options(batch_size), transform)
         )
 
     def predict(
@@ -613,11 +613,11 @@ class Trainer(Uncopied):
             InputError: the data does not fit, or it is not a classification with one right class per sample.
         """
         state = self._state
-        data = weighed_dataset(state, inputs, targets, None, Options(batch_size), transform)
+        data = weighted_dataset(state, inputs, targets, None, Options(batch_size), transform)
         with self.averaged():
             steps = state.run.evaluate(data.read(Pass()))
             # Copied, because ONNX Runtime writes the next batch's outputs to the same memory.
-            parts = [tuple(array.copy() for array in state.judged(step)) for step in steps]
+            parts = [tuple(array.copy() for array in state.metric_arrays(step)) for step in steps]
         prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return confusion_matrix(state.task, prediction, target)
 

@@ -49,7 +49,7 @@ def choose_parameters(
     )
     active = _active_values(forward, build.trainable)
     _check_adapters(forward, [name for name in build.trainable if name in adapters], active)
-    _leave_out_unreached(build, active)
+    _drop_unreached(build, active)
     return build, active
 
 
@@ -83,7 +83,7 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
     return active
 
 
-def _leave_out_unreached(build: Build, active: Collection[ir.Value]) -> None:
+def _drop_unreached(build: Build, active: Collection[ir.Value]) -> None:
     """Removes parameters that the loss does not depend on from the trained ones, and logs a warning that names them.
 
     PyTorch's optimizers skip parameters without a gradient (grad is None). With zero gradients instead, weight decay

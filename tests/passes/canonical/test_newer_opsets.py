@@ -16,12 +16,12 @@ from autodiff.case import Case, runtime_inputs
 from autodiff.cases import newer
 from onnxtrain import Trainer
 from onnxtrain.errors import UnsupportedOpsetError
-from onnxtrain.passes import canonicalize, load_model, suit_runtime, to_proto
+from onnxtrain.passes import apply_workarounds, canonicalize, load_model, to_proto
 from runtimes import needs_opset
 
 
 def in_opset_26(model: onnx.ModelProto) -> onnx.ModelProto:
-    written = to_proto(suit_runtime(canonicalize(load_model(model))))
+    written = to_proto(apply_workarounds(canonicalize(load_model(model))))
     assert (written.opset_import[0].version, written.ir_version) == (26, 13)
     onnx.checker.check_model(written, full_check=True)
     return written

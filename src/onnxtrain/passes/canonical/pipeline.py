@@ -80,7 +80,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     lift_constants(model, min_elements=BIG_ELEMENTS + 1)
     opset = model.graph.opset_imports[""]
     if opset < CANONICAL_OPSET:
-        model = _expand_what_conversion_breaks(model, opset)
+        model = _expand_unconvertible_ops(model, opset)
     # The converter needs the values: it turns sizes and axes into attributes or inputs.
     give_back(model, withheld)
     _check(model, ModelError, "The model is not valid ONNX: {}")
@@ -112,7 +112,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     return model
 
 
-def _expand_what_conversion_breaks(model: ir.Model, opset: int) -> ir.Model:
+def _expand_unconvertible_ops(model: ir.Model, opset: int) -> ir.Model:
     """Returns `model` with ops replaced by their function bodies if conversion would change or break them.
 
     GroupNormalization-18 scales per group, GroupNormalization-21 per channel, but the converter leaves the node

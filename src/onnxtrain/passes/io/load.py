@@ -90,7 +90,7 @@ def load_model(source: ModelSource) -> ir.Model:
         # onnx's checker requires a name, runtimes do not.
         graph.name = graph.name or "graph"
         for value in graph.initializers.values():
-            _settle_external_data(value, origin)
+            _load_small_external_data(value, origin)
             if value.const_value is not None and value.dtype != value.const_value.dtype:
                 # Converters to float16 annotate tensors as float16 even if they have left them in float32.
                 value.type = ir.TensorType(value.const_value.dtype)
@@ -370,7 +370,7 @@ def _check_reference(tensor: ir.ExternalTensor, origin: str) -> None:
         raise _refusal(origin, f"{error}") from error
 
 
-def _settle_external_data(value: ir.Value, origin: str) -> None:
+def _load_small_external_data(value: ir.Value, origin: str) -> None:
     """Reads the data of a small external initializer into memory."""
     tensor = value.const_value
     if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > _EAGER_BYTES:

@@ -147,8 +147,8 @@ def write_models(
         data = external_data_name(next(iter(models)))
         with files.open(data) as file:
             for views in shared.values():
-                place = _placed(next(iter(views.values())), file, data)
-                places |= {key: _at(place, tensor) for key, tensor in views.items()}
+                place = _append_to_file(next(iter(views.values())), file, data)
+                places |= {key: _with_type_of(place, tensor) for key, tensor in views.items()}
     data_files: dict[str, list[str]] = {}
     for name, model in models.items():
         own = write_model(model, files, name, placed=places)
@@ -241,7 +241,7 @@ def _with_tensors_in(
                 or tensor.nbytes <= _EXTERNAL_TENSOR_BYTES
             ):
                 continue
-            value.const_value = _placed(tensor, file, name)
+            value.const_value = _append_to_file(tensor, file, name)
     return clone
 
 
@@ -256,14 +256,14 @@ def _storage(tensor: ir.TensorProtocol) -> Hashable:
     return id(tensor)
 
 
-def _at(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+def _with_type_of(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
     """Returns a tensor of the bytes at `place` with the dtype and shape of `tensor`."""
     shape = ir.Shape(tensor.shape.numpy())
     name = str(tensor.name)
     return ir.ExternalTensor(place.location, place.offset, place.length, tensor.dtype, shape=shape, name=name)
 
 
-def _placed(tensor: ir.TensorProtocol, file: BinaryIO, name: str) -> ir.ExternalTensor:
+def _append_to_file(tensor: ir.TensorProtocol, file: BinaryIO, name: str) -> ir.ExternalTensor:
     """Appends the data of a tensor to the open file `name`; returns a tensor that refers to it."""
     # Padding to the next page.
     file.write(bytes(-file.tell() % _ALIGNMENT))

@@ -81,7 +81,7 @@ _SHARED_CONTRIB = frozenset(
 def find_obstacles(model: ir.Model) -> list[Obstacle]:
     """Returns the nodes that a stock build of ONNX Runtime for browsers or phones lacks or computes differently.
 
-    Expects a model after :func:`onnxtrain.passes.portable.suit_every_host`, which rewrites other obstacles, with
+    Expects a model after :func:`onnxtrain.passes.portable.make_portable`, which rewrites other obstacles, with
     inferred shapes.
     """
     found = []

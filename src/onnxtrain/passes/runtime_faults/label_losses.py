@@ -19,7 +19,7 @@ def is_reduced(node: ir.Node) -> bool:
     return logits.dtype == _FLOAT and node.attributes.get_string("reduction", "mean") != "none"
 
 
-def reduce_apart(node: ir.Node) -> None:
+def separate_reduction(node: ir.Node) -> None:
     """Sets the reduction of a classification loss to "none", and appends nodes that compute the sum or weighted mean.
 
     ONNX Runtime (1.32) has no kernel for these losses. It runs their function bodies, and no pass can rewrite the sums

@@ -32,7 +32,7 @@ class ResizeSizesPass(ir.passes.InPlacePass):
             (node, axes, sizes)
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
             if node.op_type == "Resize" and node.domain == ""
-            for axes, sizes in [_meant(node)]
+            for axes, sizes in [_intended_sizes(node)]
             if axes
         ]
         for node, axes, sizes in ambiguous:
@@ -43,7 +43,7 @@ class ResizeSizesPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, bool(ambiguous))
 
 
-def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
+def _intended_sizes(node: ir.Node) -> tuple[list[int], list[int]]:
     """Returns the resized axes and their intended sizes; two empty lists if onnx and ONNX Runtime agree."""
     source, *rest = node.inputs
     scales = rest[1].const_value if len(rest) > 1 and rest[1] is not None else None

@@ -140,7 +140,7 @@ def open_dataset(
     return open_source(layout, inputs, targets, weights, options, transform, at)
 
 
-def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) -> None:
+def enable_sample_weights(state: TrainingState, *sources: Source | None, for_fit: bool = False) -> None:
     """Rebuilds the models to take sample weights if a source has weights; all sources then provide weights.
 
     Args:
@@ -157,8 +157,8 @@ def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) 
         if not state.run.weighted and any(source.weighted for source in opened):
             # The current fit reads batches without weights, which the rebuilt models would reject.
             if not for_fit:
-                state.guard.require_none("Using sample weights for the first time")
-            state.run.weigh()
+                state.guard.require_no_fit("Using sample weights for the first time")
+            state.run.enable_sample_weights()
         # Models that take weights always require them: data without weights gets weights of 1.
         if state.run.weighted:
             # Sources opened before the rebuild do not know the weights' dtype, which is float64 for float64 logits.
@@ -167,7 +167,7 @@ def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) 
                 source.layout = source.layout.with_weights(weight)
 
 
-def weighed_dataset(
+def weighted_dataset(
     state: TrainingState,
     inputs: Any,
     targets: Any,
@@ -175,10 +175,10 @@ def weighed_dataset(
     options: Options,
     transform: TransformFunction | None = None,
 ) -> Source:
-    """Opens data, and rebuilds the models if it has sample weights; see :func:`weigh`."""
+    """Opens data, and rebuilds the models if it has sample weights; see :func:`enable_sample_weights`."""
     with advising_transform(state, transform):
         source = open_dataset(state, inputs, targets, weights, options, transform)
-    weigh(state, source)
+    enable_sample_weights(state, source)
     return source
 
 

@@ -32,7 +32,7 @@ class FitGuard:
             TrainingStateError: another fit is running, or moving averages replace the trained values.
         """
         with self._lock:
-            self.require_none("Trainer.fit()")
+            self.require_no_fit("Trainer.fit()")
             if averages_are_applied:
                 raise TrainingStateError(
                     "Trainer.fit() inside `with trainer.averaged():` would train the averages, and the "
@@ -45,7 +45,7 @@ class FitGuard:
         finally:
             self._thread = None
 
-    def require_none(self, doing: str, *, elsewhere: bool = False) -> None:
+    def require_no_fit(self, doing: str, *, elsewhere: bool = False) -> None:
         """Raises TrainingStateError while a fit is running.
 
         Args:

@@ -125,7 +125,7 @@ class FitLoop:
         while not guard.requested:
             # The last group of an epoch may be smaller, but never extends into the next epoch: metrics and validation
             # of an epoch belong to whole steps.
-            group = list(self._held(islice(batches, plan.accumulate)))
+            group = list(self._copied_if_volatile(islice(batches, plan.accumulate)))
             if not group:
                 break
             samples += self._stepper.step(group)
@@ -146,7 +146,7 @@ class FitLoop:
         # Ctrl-C during the validation of the last epoch does not interrupt: the fit is complete.
         return not (guard.requested and position.epoch < self._last_epoch)
 
-    def _held(self, batches: Iterable[list[Array]]) -> Iterator[list[Array]]:
+    def _copied_if_volatile(self, batches: Iterable[list[Array]]) -> Iterator[list[Array]]:
         """Yields the batches of a step; copies those that the next batch would overwrite."""
         last = self._plan.accumulate - 1
         for index, arrays in enumerate(batches):

@@ -229,7 +229,7 @@ class TrainingState:
     def abandon(self) -> None:
         """Makes the next fit a new one; see :meth:`Trainer.abandon_fit`."""
         with self.lock:
-            self.guard.require_none("Trainer.abandon_fit()", elsewhere=True)
+            self.guard.require_no_fit("Trainer.abandon_fit()", elsewhere=True)
             self.position.abandon()
 
     @property
@@ -299,9 +299,9 @@ class TrainingState:
         """Adds the loss and the metrics of one batch to averages; `count` is the result of :meth:`loss_count`."""
         averages.add_loss(step.loss, count)
         if any(metric.looks_at_predictions for metric in self.metrics):
-            averages.add_metrics(self.metrics, *self.judged(step), self.run.manifest.targets[0])
+            averages.add_metrics(self.metrics, *self.metric_arrays(step), self.run.manifest.targets[0])
 
-    def judged(self, step: Step) -> tuple[Array, Array]:
+    def metric_arrays(self, step: Step) -> tuple[Array, Array]:
         """Returns the prediction and the target of a batch that metrics compare.
 
         Raises:

@@ -137,7 +137,7 @@ class Run:
         """True if the models take a weight for each sample."""
         return self.manifest.sample_weight is not None
 
-    def weigh(self) -> None:
+    def enable_sample_weights(self) -> None:
         """Rebuilds the models to take a weight for each sample; parameters are not changed.
 
         Raises:

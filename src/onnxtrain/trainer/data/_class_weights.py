@@ -107,7 +107,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
         array = np.ones(count or max(weights, default=0) + 1)
         if beyond := [int(key) for key in weights if key >= len(array)]:
             raise InputError(
-                f"class_weight names the classes {beyond}, but the classes are 0 to {count - 1}."
+                f"class_weight names the classes {beyond}, but the classes are 0 to {len(array) - 1}."
             )
         for key, value in weights.items():
             array[int(key)] = value
@@ -117,7 +117,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
         if array.ndim != 1 or (count is not None and len(array) != count):
             raise InputError(
                 f"class_weight has shape {list(array.shape)}; pass one weight for each of the "
-                f"{count or ''} classes."
+                f"{'' if count is None else f'{count} '}classes."
             )
     if not (np.isfinite(array) & (array >= 0)).all():
         # A negative weight would maximize the loss of a class.

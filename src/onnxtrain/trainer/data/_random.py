@@ -64,7 +64,7 @@ _PATIENCE = 60.0
 _log = get_logger()
 
 
-def _renew() -> None:
+def _renew_lock() -> None:
     """Replaces the lock in a forked process, in which the thread that holds it does not exist."""
     global _drawing
     _drawing = threading.RLock()
@@ -72,11 +72,11 @@ def _renew() -> None:
 
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager
-def _turn() -> Iterator[None]:
+def _taking_turns() -> Iterator[None]:
     """Makes threads take turns to run code that draws seeded random numbers."""
     global _take_turns
     lock = _drawing if _take_turns else None
@@ -99,7 +99,7 @@ def _turn() -> Iterator[None]:
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
     """Seeds the random numbers drawn within the block by a key, and restores the generators afterwards."""
-    with _turn():
+    with _taking_turns():
         before = _capture()
         _seed(key)
         try:
@@ -121,7 +121,7 @@ class OwnNumbers:
     @contextmanager
     def drawn(self) -> Iterator[None]:
         """Draws the next numbers within the block, and restores the generators afterwards."""
-        with _turn():
+        with _taking_turns():
             outer = _capture()
             if self._inner is None:
                 _seed(self._key)

@@ -135,7 +135,7 @@ class Padding:
                 f"sample {longest} has {max(lengths)} tokens, but the model takes at most {length}; "
                 "truncate it."
             )
-        self._require_no_padding_in_the_way(lengths, length)
+        self._require_padding_has_no_effect(lengths, length)
         arrays = {}
         for spec in (*self.layout.inputs, *self.layout.targets):
             entries = [np.asarray(row[spec.name]) for row in rows]
@@ -206,7 +206,7 @@ class Padding:
                     f"sample {number} has no '{name}'; the model's inputs are {', '.join(self._names)}."
                 )
 
-    def _require_no_padding_in_the_way(self, lengths: Sequence[int], length: int) -> None:
+    def _require_padding_has_no_effect(self, lengths: Sequence[int], length: int) -> None:
         """Raises InputError if tokens would attend to padding: without a mask, only causal models can be padded."""
         causal = any(
             spec.class_labels is not None and spec.class_labels.shift for spec in self.layout.targets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 
-class Uncopied:
+class NotCopyable:
     """Base class of objects that hold sessions and the tensors that training updates in place.
 
     A shallow copy would share them: training the copy would train the original. Sessions can be neither copied nor

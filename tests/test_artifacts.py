@@ -514,7 +514,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, case: str) -> None:
 )
 @pytest.mark.parametrize("names", [b"w1", {"w1": 1}, 3, [1], [None]], ids=repr)
 def test_lists_of_names_must_be_that(option: str, names: Any) -> None:
-    with pytest.raises(TypeError, match=f"{option} (is|holds) .*pass a list of strings"):
+    with pytest.raises(TypeError, match=f"{option} (is|contains) .*pass a list of strings"):
         generate_artifacts(models.mlp(), **{option: names})
 
 

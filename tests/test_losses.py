@@ -724,7 +724,7 @@ def test_settings_that_mean_nothing_are_refused(make: Callable[[], Loss], messag
     [
         (MSELoss(), _value(None), _value(("n",)), "rank of scores 'logits' is unknown; run shape inference"),
         (MSELoss(), _value((3,), ir.DataType.INT64), _value((3,)), "'logits' are INT64; choose a floating"),
-        (MSELoss(), _value(("n", 3)), _value(("n",)), r"shape \[n\], where .* need \[n,3\]; reshape"),
+        (MSELoss(), _value(("n", 3)), _value(("n",)), r"shape \[n\], but .* need \[n,3\]; reshape"),
         (MSELoss(), _value((3,)), _value((3,), ir.DataType.DOUBLE), "is DOUBLE, not FLOAT; convert"),
         (CrossEntropyLoss(), _value((4,)), _value((), ir.DataType.INT64), r"need \[N, C, d1, ...\]"),
         (CrossEntropyLoss(), _value((4, 3)), _value((4,)), "is FLOAT, not INT64 or INT32"),

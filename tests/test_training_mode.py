@@ -176,8 +176,8 @@ def test_removed_dropout_is_told(
         assert "or dropout=0.0 to train without it, e.g. because p is 0 in the network" in text
     assert "nothing in training: first, aside." in messages("training", output="z")
     # Modes by pattern: the first one that matches.
-    assert "nothing there: last." in messages({"[bf]*": "inference", "*": "training"})
-    assert "nothing there: last." in messages("training", dropout={"first": 0.1})
+    assert "nothing in training: last." in messages({"[bf]*": "inference", "*": "training"})
+    assert "nothing in training: last." in messages("training", dropout={"first": 0.1})
     for quiet in ("inference", {"bn": "training", "*": "inference"}):
         assert LOST not in messages(quiet)
     for dropout in (0, 0.1, {"first": 0.0, "l*": 0.1}):
@@ -185,7 +185,7 @@ def test_removed_dropout_is_told(
     # A trainer also returns the other output.
     caplog.clear()
     Trainer(norm_net[False], "cross_entropy", batch_norm="training", loss_input_names="y")
-    assert "nothing there: first, last, aside." in caplog.text
+    assert "nothing in training: first, last, aside." in caplog.text
 
 
 @pytest.mark.torch
@@ -201,11 +201,11 @@ def test_removed_dropout_is_told_where_nothing_can_be_switched(norm_net: dict[bo
     # The optimizer of the exporter leaves no trace, and folds the BatchNormalization.
     with pytest.raises(GraphBuildError, match=r"restore_dropout\(model, p, before=\[...\]\)\. Otherwise"):
         Trainer(norm_net[True], "cross_entropy", batch_norm="training", loss_input_names="y")
-    with pytest.raises(GraphBuildError, match=r"dropout=0.1 has no place.*optimize=False.*before="):
+    with pytest.raises(GraphBuildError, match=r"dropout=0.1 has no effect.*optimize=False.*before="):
         Trainer(norm_net[True], "cross_entropy", dropout=0.1, loss_input_names="y")
     Trainer(norm_net[True], "cross_entropy", dropout=0, loss_input_names="y")
     with pytest.raises(
-        GraphBuildError, match=r"no Dropout matches 'head\*' of dropout; there are first, last"
+        GraphBuildError, match=r"no Dropout matches 'head\*' of dropout; the model has first, last"
     ):
         Trainer(norm_net[False], "cross_entropy", dropout={"head*": 0.1}, loss_input_names="y")
     for wrong in (1, -0.1, True, "0.1", {"*": 1.0}):

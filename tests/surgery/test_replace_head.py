@@ -146,7 +146,7 @@ def test_outputs_and_gradients_are_those_of_the_same_surgery_in_torch(
     caplog.clear()
     if (name, exporter, batch) == ("reshaped", "torchscript", "dynamic"):
         with pytest.raises(
-            ModelError, match=r"Reshape '/3/Reshape.*' does not support another .*: its shape is computed"
+            ModelError, match=r"Reshape '/3/Reshape.*, does not support another .*: its shape is computed"
         ):
             replaced(path, NEW)
         return
@@ -341,7 +341,7 @@ def test_several_outputs_need_a_choice(caplog: pytest.LogCaptureFixture) -> None
         caplog.clear()
         new = replaced(model, 5, **options)
         assert [value.name for value in new.graph.outputs] == ["y", "h"]
-        assert "The outputs 'p', 'c' were computed from the head" in caplog.text
+        assert "The outputs 'p', 'c' are removed: they were computed from the replaced head" in caplog.text
     logits = replaced(model, 5, output="p")
     assert [value.name for value in logits.graph.outputs] == ["p", "h"]
     assert "Softmax" not in {node.op_type for node in logits.graph}
@@ -399,7 +399,7 @@ def test_no_head_names_the_last_ops_and_the_layers() -> None:
         ModelError, match=r"comes from Flatten 'f', GlobalAveragePool 'p', .* the last layers are conv.weight"
     ):
         replaced(backbone, 5)
-    with pytest.raises(ModelError, match="no linear layer 'fc2' at the end"):
+    with pytest.raises(ModelError, match="does not end in a linear layer 'fc2'"):
         replaced(gemm(), 5, head="fc2")
 
 

@@ -318,7 +318,7 @@ def test_rules_that_do_not_fit_are_told(table: Path, given: dict[str, Any], mess
     ("texts", "message"),
     [
         (["mode"], "--impute is 'mode'; pass mean, median, most_frequent or value=VALUE for all columns"),
-        (["age=mode"], "--impute is 'age=mode'; give mean,"),
+        (["age=mode"], "--impute is 'age=mode'; pass mean,"),
         (["height=mean"], "has no column 'height'; its columns are age, fare,"),
         (["mean", "median"], "--impute gives two rules for all columns: mean and median."),
         (["age=mean", "age=value=1"], "two rules for the column 'age': age=mean and age=value=1."),

@@ -181,9 +181,9 @@ def test_splits_by_class_that_are_refused() -> None:
         trainer.fit(problem.x, problem.y, stratify=True, verbose=False)
     labels = np.zeros(60, int)
     labels[7] = 2
-    with pytest.raises(InputError, match="of the 2 classes the rarest, 2, has 1 in all"):
+    with pytest.raises(InputError, match="2 classes, of which the rarest, 2, has 1 in all"):
         trainer.check_data(problem.x, labels, validation=0.5, stratify=True)
-    with pytest.raises(InputError, match="2 samples are to be split off, and of the 3 classes"):
+    with pytest.raises(InputError, match="cannot split 2 samples off 3 classes"):
         trainer.check_data(problem.x, np.arange(60) % 3, validation=2 / 60, stratify=True)
 
 

@@ -57,7 +57,7 @@ X, LABELS = np.zeros((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (np.float32(1), LABELS, "no batch axis"),
         (np.where(np.eye(6, 4) > 0, np.nan, 0), LABELS, r"contains NaN \(first in sample 0\)"),
         (np.where(np.eye(6, 4, k=-2) > 0, np.inf, 0), LABELS, r"contains infinity \(first in sample 2\)"),
-        (np.where(np.eye(6, 4, k=-2) > 0, -np.inf, 0).astype(np.float16), LABELS, "take numpy.finfo"),
+        (np.where(np.eye(6, 4, k=-2) > 0, -np.inf, 0).astype(np.float16), LABELS, "use numpy.finfo"),
         (X.astype(float) + 1e39, LABELS, r"values too large for float32 \(largest: 1e\+39\)"),
         (X, None, r"needs targets \(labels\), received None"),
         ({"image": X}, LABELS, r"inputs are x; received image \(missing: x; unknown: image\)"),

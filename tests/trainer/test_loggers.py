@@ -94,9 +94,7 @@ def test_csv_of_a_row_that_was_cut_off_and_of_another_file(tmp_path: Path) -> No
     assert [row["step"] for row in read(steps)] == [1, 2, 3, 4, 6, 8, 10, 12, 14]
     steps.write_text("a,b\r\n1,2\r\n")
     trainer = Trainer.resume(tmp_path / "run")
-    with pytest.raises(
-        InputError, match=r"has the columns a, b in place of epoch, step, loss, learning_rate"
-    ):
+    with pytest.raises(InputError, match=r"has the columns a, b instead of epoch, step, loss, learning_rate"):
         trainer.fit(problem.x, problem.y, callbacks=[CSVLogger(path)], **FIT)
 
 

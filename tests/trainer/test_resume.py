@@ -367,14 +367,16 @@ def test_resume_finds_the_files_by_the_manifest(tmp_path: Path) -> None:
     generate_artifacts(
         problem.model, optimizer="adamw", artifact_directory=tmp_path / "a", prefix="other_", **options
     )
-    with pytest.raises(CheckpointError, match=r"there are several \(my_manifest.json, other_manifest.json\)"):
+    with pytest.raises(
+        CheckpointError, match=r"it contains several runs \(my_manifest.json, other_manifest.json\)"
+    ):
         Trainer.resume(tmp_path / "a")
     generate_artifacts(problem.model, artifact_directory=tmp_path / "c", **options)
     with pytest.raises(CheckpointError, match="has no optimizer model"):
         Trainer.resume(tmp_path / "c")
     manifest = tmp_path / "b" / "my_manifest.json"
     manifest.write_text(manifest.read_text().replace("my_checkpoint", "../a/my_checkpoint"))
-    with pytest.raises(ModelLoadError, match=r"its manifest 'my_manifest.json' is damaged"):
+    with pytest.raises(ModelLoadError, match=r"its manifest 'my_manifest.json' is corrupt"):
         Trainer.resume(tmp_path / "b")
 
 
@@ -400,7 +402,7 @@ def test_a_manifest_that_names_no_file_is_damaged(tmp_path: Path, name: str) -> 
     (tmp_path / "manifest.json").write_text(
         text.replace('"checkpoint": "checkpoint"', f'"checkpoint": "{name}"'), encoding="utf-8"
     )
-    with pytest.raises(ModelLoadError, match=r"its manifest 'manifest\.json' is damaged"):
+    with pytest.raises(ModelLoadError, match=r"its manifest 'manifest\.json' is corrupt"):
         Trainer.resume(tmp_path)
 
 

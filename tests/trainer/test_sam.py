@@ -147,7 +147,7 @@ def test_sparse_gradients_are_refused() -> None:
       { logits = Gather(table, x) }""")
     trainer = Trainer(model, "cross_entropy", "sgd", sparse_gradients="table")
     x = np.arange(10) % 5
-    with pytest.raises(InputError, match=r"those of table are sparse. Leave sparse_gradients out"):
+    with pytest.raises(InputError, match=r"the gradients of table are sparse. Leave sparse_gradients out"):
         trainer.fit(x, x % 2, callbacks=[SAM()], verbose=False)
     before = trainer.parameters["table"].data.copy()
     trainer.fit(x, x % 2, verbose=False)

@@ -184,7 +184,7 @@ def test_steps_per_epoch_goes_through_a_stream_pass_after_pass() -> None:
     assert parameters(trainer) == parameters(expected)
     arrays = make_trainer()
     assert len(arrays.fit(X, Y, epochs=2, batch_size=16, steps_per_epoch=2, verbose=False)) == 2
-    with pytest.raises(InputError, match="asks for 5 batches, and 60 samples make 4 of 16"):
+    with pytest.raises(InputError, match="asks for 5 batches, but 60 samples make only 4 of 16"):
         arrays.fit(X, Y, batch_size=16, steps_per_epoch=5, verbose=False)
 
 

@@ -128,7 +128,7 @@ def test_a_second_fit_is_an_error(pool: ThreadPoolExecutor) -> None:
             with pytest.raises(TrainingStateError) as caught:
                 call(LINE.x, LINE.y, verbose=False)
             refused.append(str(caught.value))
-        with pytest.raises(TrainingStateError, match=r"abandon_fit\(\): a fit"):
+        with pytest.raises(TrainingStateError, match=r"abandon_fit\(\): a call to fit"):
             pool.submit(trainer.abandon_fit).result()
 
     trainer.fit(LINE.x, LINE.y, callbacks=[Each(fit_again)], verbose=False)
@@ -192,7 +192,7 @@ def test_weights_do_not_come_into_a_fit_that_has_none() -> None:
     weights = np.ones(len(LINE.x), np.float32)
 
     def evaluate() -> None:
-        with pytest.raises(TrainingStateError, match="sample weights for the first time: a fit"):
+        with pytest.raises(TrainingStateError, match="sample weights for the first time: a call to fit"):
             trainer.evaluate(LINE.x, LINE.y, sample_weight=weights)
 
     trainer.fit(LINE.x, LINE.y, callbacks=[Each(evaluate)], verbose=False)

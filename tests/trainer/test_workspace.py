@@ -158,7 +158,7 @@ def test_a_manifest_of_something_else_is_never_replaced(tmp_path: Path) -> None:
     text = '{"name": "My web app", "start_url": "."}'
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(
-        CheckpointError, match=r"was not written by onnxtrain, and overwrite=True replaces runs"
+        CheckpointError, match=r"was not written by onnxtrain, and overwrite=True replaces only training runs"
     ):
         Trainer(problem.model, "mse", directory=tmp_path, overwrite=True)
     with pytest.raises(GraphBuildError, match=r"already exists and was not written by onnxtrain"):

@@ -102,8 +102,8 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
         )
     if frozen_digest(base.parameters, delta.trainable) != frozen:
         raise CheckpointError(
-            f"{where}: the model is the same, but the parameters that the delta does not contain had other "
-            "values when the delta was trained. Load the checkpoint it was trained from."
+            f"{where}: the model is the same, but the delta was trained on top of other values of the "
+            "parameters that it does not contain. Load the checkpoint it was trained from."
         )
     return Store(
         parameters=base.parameters | delta.parameters,

@@ -80,7 +80,7 @@ def test_the_number_is_that_of_the_inlined_graph(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(inline_functions, "MOST_NODES", 0)
     with pytest.raises(ModelError) as caught:
         canonicalize(load_model(model))
-    number = re.search(r"would have ([\d,]+) nodes", str(caught.value))
+    number = re.search(r"would expand to ([\d,]+) nodes", str(caught.value))
     assert number is not None
     assert int(number[1].replace(",", "")) == len(list(inlined.graph.all_nodes()))
     monkeypatch.undo()

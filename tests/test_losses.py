@@ -39,6 +39,7 @@ from onnxtrain.losses import (
     MSELoss,
     NLLLoss,
     PoissonNLLLoss,
+    QuantileLoss,
     SmoothL1Loss,
     TargetSpec,
     TverskyLoss,
@@ -139,6 +140,14 @@ def _tversky(
     return {"mean": terms.mean, "sum": terms.sum, "none": lambda: terms}[reduction]()
 
 
+def _quantile(
+    scores: torch.Tensor, target: torch.Tensor, reduction: str = "mean", quantile: float = 0.5
+) -> torch.Tensor:
+    d = target - scores
+    terms = torch.where(d > 0, quantile * d, (quantile - 1) * d)
+    return {"mean": terms.mean, "sum": terms.sum, "none": lambda: terms}[reduction]()
+
+
 def _bits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.integers(0, 2, shape).astype(np.float64)
 
@@ -214,6 +223,10 @@ _FORMS: list[LossCase] = [
         _counts,
         positive=True,
     ),
+    LossCase("quantile", QuantileLoss, {}, _quantile, _real),
+    LossCase(
+        "quantile-0.9", QuantileLoss, {"quantile": 0.9}, functools.partial(_quantile, quantile=0.9), _real
+    ),
     LossCase("tversky", TverskyLoss, {}, _tversky, _bits),
     LossCase(
         "tversky-image",
@@ -231,6 +244,13 @@ _FORMS: list[LossCase] = [
         _unit,
     ),
     LossCase("nll", NLLLoss, {}, F.nll_loss, _labels),
+    LossCase(
+        "nll-ignore=2",
+        NLLLoss,
+        {"ignore_index": 2},
+        functools.partial(F.nll_loss, ignore_index=2),
+        _ignoring_2,
+    ),
     LossCase(
         "nll-image",
         NLLLoss,
@@ -711,6 +731,8 @@ def test_targets_share_the_symbolic_dimensions_of_the_scores() -> None:
         (lambda: TverskyLoss(alpha=-1.0), "alpha is -1.0; it must be a non-negative number"),
         (lambda: TverskyLoss(beta=float("inf")), "beta is inf; it must be a non-negative number"),
         (lambda: TverskyLoss(smooth=0.0), "smooth is 0.0; it must be a positive number"),
+        (lambda: QuantileLoss(quantile=1), "quantile is 1.0; it must be between 0 and 1"),
+        (lambda: QuantileLoss(quantile=float("nan")), "quantile is nan"),
         (lambda: make_loss(3), "received 3"),
     ],
 )
@@ -811,6 +833,38 @@ def test_causal_lm_equals_the_loss_of_transformers() -> None:
     assert norm_relative_error(gradient, torch.autograd.grad(expected, leaf)[0].numpy()) < 1e-6
 
 
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.9])
+def test_quantile_equals_the_loss_of_scikit_learn(quantile: float) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    scores, target = np.random.default_rng(0).normal(size=(2, 40, 3))
+    scores[0] = target[0]
+    model = _loss_model(QuantileLoss(quantile=quantile), scores.shape, np.float64)
+    expected = metrics.mean_pinball_loss(target, scores, alpha=quantile)
+    assert float(_run(model, {"scores": scores, "target": target})) == pytest.approx(expected, rel=1e-12)
+
+
+def test_quantile_is_what_a_constant_learns() -> None:
+    """The gradient is zero at the quantile: below it, as many targets as `quantile` says."""
+    target = np.random.default_rng(0).permutation(np.arange(100.0))[:, None]
+    model = differentiate(
+        _loss_model(QuantileLoss(quantile=0.9), target.shape, np.float64), of="loss", wrt=["scores"]
+    )
+    slopes = [
+        _run(model, {"scores": np.full_like(target, score), "target": target}, "scores_grad").sum()
+        for score in (88.5, 89.5, 90.5)
+    ]
+    np.testing.assert_allclose(slopes, [-0.01, 0.0, 0.01], atol=1e-12)
+
+
+def test_quantile_gradient_of_a_hit_is_the_mean_of_both_sides() -> None:
+    target = np.zeros((4, 1))
+    model = differentiate(
+        _loss_model(QuantileLoss(quantile=0.9), target.shape, np.float64), of="loss", wrt=["scores"]
+    )
+    gradient = _run(model, {"scores": target, "target": target}, "scores_grad")
+    np.testing.assert_allclose(gradient, (0.5 - 0.9) / 4, rtol=1e-12)
+
+
 @pytest.mark.parametrize("shape", [("batch", 5), ("batch", 2, 3, 5)])
 def test_causal_lm_needs_scores_of_each_token(shape: tuple[int | str, ...]) -> None:
     with pytest.raises(GraphBuildError, match=r"causal_lm needs \[batch, sequence, vocabulary\]"):
@@ -824,6 +878,16 @@ def test_causal_lm_computes_no_copy_of_the_scores() -> None:
     assert not {"Transpose", "Slice", "Gather"} & {
         node.op_type for node in model.graph.node if "target" not in node.input
     }
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_loss_has_cases_of_its_settings(name: str) -> None:
+    default = make_loss(name)
+    forms = [form for form in _FORMS if form.loss is type(default)]
+    assert forms, "add LossCase(...) to _FORMS"
+    tested = {setting for form in forms for setting in form.options}
+    untested = {field.name for field in fields(default)} - tested - {"reduction"}
+    assert untested == set(), "add a LossCase to _FORMS that sets these fields"
 
 
 def test_every_class_of_loss_has_a_name() -> None:
@@ -855,7 +919,12 @@ def test_integers_are_floats_where_settings_are(name: str) -> None:
     default = make_loss(name)
     floats = [field.name for field in fields(default) if type(getattr(default, field.name)) is float]
     for field in floats:
-        whole, real = (replace(default, **{field: one}) for one in (1, 1.0))
+        try:
+            whole, real = (replace(default, **{field: one}) for one in (1, 1.0))
+        except GraphBuildError as error:
+            # No integer is between 0 and 1. The message has the converted number, too.
+            assert f"{field} is 1.0; it must be" in str(error)  # noqa: PT017
+            continue
         assert repr(whole) == repr(real)
         form = next(form for form in _FORMS if form.loss is LOSSES[name])
         scores, target = form.arrays()

@@ -36,6 +36,7 @@ from onnxtrain.optimizers import (
     GradientClipping,
     Lion,
     Muon,
+    NAdam,
     Optimizer,
     ParameterGroup,
     ParameterSpec,
@@ -93,6 +94,31 @@ def _adam(w, g, s, lr, t, eps=1e-8, weight_decay=0.0, **options):
     return _adamw(w, g + weight_decay * w, s, lr, t, eps=eps, weight_decay=0.0, **options)
 
 
+def _nadam(
+    w,
+    g,
+    s,
+    lr,
+    t,
+    betas=(0.9, 0.999),
+    eps=1e-8,
+    weight_decay=0.0,
+    momentum_decay=4e-3,
+    decoupled_weight_decay=False,
+):
+    if decoupled_weight_decay:
+        w = w * (1 - lr * weight_decay)
+    else:
+        g = g + weight_decay * w
+    mu, following = (betas[0] * (1 - 0.5 * 0.96 ** (n * momentum_decay)) for n in (t, t + 1))
+    s[0][...] = betas[0] * s[0] + (1 - betas[0]) * g
+    s[1][...] = betas[1] * s[1] + (1 - betas[1]) * g * g
+    s[2][...] = s[2] * mu
+    root = np.sqrt(s[1] / (1 - betas[1] ** t)) + eps
+    w = w - lr * (1 - mu) / (1 - s[2]) * g / root
+    return w - lr * following / (1 - s[2] * following) * s[0] / root
+
+
 def _sgd(w, g, s, lr, t, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
     g = g + weight_decay * w
     if not momentum:
@@ -146,7 +172,7 @@ def _adafactor(w, g, s, lr, t, dtype, beta2_decay=-0.8, eps=(None, 1e-3), d=1.0,
 
 def _muon(
     w, g, s, lr, t, momentum=0.95, nesterov=True, weight_decay=0.1, ns_steps=5, adjust_lr_fn="original",
-    ns_coefficients=(3.4445, -4.775, 2.0315),
+    ns_coefficients=(3.4445, -4.775, 2.0315), eps=1e-7,
 ):  # fmt: skip
     """Newton-Schulz steps act on the singular values alone, by the polynomial a s + b s³ + c s⁵."""
     s[0][...] = momentum * s[0] + (1 - momentum) * g
@@ -154,7 +180,7 @@ def _muon(
     if not np.isfinite(u).all():  # the norm is not finite either; LAPACK may not return
         return np.full_like(w, np.nan)
     left, values, right = np.linalg.svd(u, full_matrices=False)
-    values = values / max(np.linalg.norm(u), 1e-7)
+    values = values / max(np.linalg.norm(u), eps)
     for _ in range(ns_steps):
         values = np.polyval([ns_coefficients[2], 0, ns_coefficients[1], 0, ns_coefficients[0], 0], values)
     rows, columns = w.shape
@@ -185,9 +211,13 @@ class OptimizerCase:
     options: dict[str, Any] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: SHAPES)
     factored: bool = False
-    """True if the moments of a matrix are a row and a column."""
+    """True if moments have other shapes than the parameter, e.g. a row and a column."""
     calls: int = 1
-    """Number of composite functions that the step of one parameter calls."""
+    """Number of composite functions that the step of one parameter calls; 0 if its step is written in standard ops."""
+    tolerance: float = 1e-11
+    """Relative error in float64."""
+    twin_tolerance: float = 1e-11
+    """Relative difference from PyTorch in float64, if PyTorch itself is less exact."""
 
     def make(self, **more: Any) -> Optimizer:
         return self.optimizer(**self.options, **more)
@@ -204,6 +234,11 @@ class OptimizerCase:
 
 OLD_ADAMW = {"adam_mode": 1, "eps": 1e-6, "weight_decay": 0.0}
 """onnxruntime-training's AdamW."""
+
+FOLDED = 1e-6
+"""ONNX Runtime folds a factor of a product of matrices into an attribute, which is float32."""
+NADAM = {"calls": 0, "factored": True, "twin_tolerance": 1e-6}
+"""PyTorch (2.13) keeps the product of the momenta in float32."""
 
 CASES = [
     OptimizerCase("adamw", AdamW, _adamw, torch.optim.AdamW),
@@ -228,7 +263,26 @@ CASES = [
     ),
     OptimizerCase("adamw-old-beta1=0", AdamW, _adamw, None, OLD_ADAMW | {"betas": (0.0, 0.9)}),
     OptimizerCase("adam", Adam, _adam, torch.optim.Adam),
-    OptimizerCase("adam-l2", Adam, _adam, torch.optim.Adam, {"weight_decay": 0.3, "betas": (0.5, 0.9999)}),
+    OptimizerCase(
+        "adam-l2", Adam, _adam, torch.optim.Adam, {"weight_decay": 0.3, "betas": (0.5, 0.9999), "eps": 1e-3}
+    ),
+    OptimizerCase("nadam", NAdam, _nadam, torch.optim.NAdam, **NADAM),
+    OptimizerCase(
+        "nadam-l2",
+        NAdam,
+        _nadam,
+        torch.optim.NAdam,
+        {"betas": (0.8, 0.99), "eps": 1e-3, "weight_decay": 0.3, "momentum_decay": 0.1},
+        **NADAM,
+    ),
+    OptimizerCase(
+        "nadam-decay",
+        NAdam,
+        _nadam,
+        torch.optim.NAdam,
+        {"weight_decay": 0.3, "decoupled_weight_decay": True},
+        **NADAM,
+    ),
     OptimizerCase("sgd", SGD, _sgd, torch.optim.SGD),
     OptimizerCase("sgd-l2", SGD, _sgd, torch.optim.SGD, {"weight_decay": 0.3}),
     OptimizerCase("sgd-momentum", SGD, _sgd, torch.optim.SGD, {"momentum": 0.9}),
@@ -270,7 +324,17 @@ CASES = [
         shapes=NOT_EMPTY,
         factored=True,
     ),
-    OptimizerCase("muon", Muon, _muon, None, shapes=MATRICES, calls=0),
+    OptimizerCase("muon", Muon, _muon, None, shapes=MATRICES, calls=0, tolerance=FOLDED),
+    OptimizerCase(
+        "muon-coefficients",
+        Muon,
+        _muon,
+        None,
+        {"ns_coefficients": (2.0, -1.5, 0.5), "eps": 3.0},  # larger than the norms of some matrices
+        shapes=MATRICES,
+        calls=0,
+        tolerance=FOLDED,
+    ),
     OptimizerCase(
         "muon-plain",
         Muon,
@@ -285,6 +349,7 @@ CASES = [
         },
         shapes=MATRICES,
         calls=0,
+        tolerance=FOLDED,
     ),
 ]
 CLIPPING = {
@@ -394,7 +459,8 @@ def test_20_steps_in_float64_match_torch(case: OptimizerCase, clipping: Any) -> 
     state = _state(optimizer, np.float64, case.shapes)
     session = _session(build_optimizer_model(optimizer, _specs(ir.DataType.DOUBLE, case.shapes)))
     got = _train(_runner(session), state, np.float64)
-    if case.twin is None or clipping is not None:
+    compares_to_twin = case.twin is not None and clipping is None
+    if not compares_to_twin:
         # torch has no such form, and adds 1e-6 to the norm that it clips by: numpy in float64 it is
         exact = _train_numpy(case, clipping, np.float64)
         expected = {name: exact[name] for name in case.shapes}
@@ -407,8 +473,7 @@ def test_20_steps_in_float64_match_torch(case: OptimizerCase, clipping: Any) -> 
             twin.param_groups[0]["lr"] = float(np.float32(LEARNING_RATES[t - 1]))
             twin.step()
         expected = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
-    # ONNX Runtime folds a factor of a product of matrices into an attribute, which is float32.
-    tolerance = 1e-6 if case.optimizer is Muon else 1e-11
+    tolerance = case.twin_tolerance if compares_to_twin else case.tolerance
     for name, want in expected.items():
         np.testing.assert_allclose(got[name], want, rtol=tolerance, atol=tolerance / 10)
 
@@ -773,7 +838,10 @@ def test_interface_of_the_model(case: OptimizerCase) -> None:
     shapes = {v.name: tuple(v.shape) for v in (*model.graph.inputs, *model.graph.outputs)}
     assert shapes == expected | {"learning_rate": (), "step": ()}
     if not case.factored:
-        assert all(m.shape == shape for shape in case.shapes.values() for m in optimizer.state_spec(shape))
+        others = {
+            m.name for shape in case.shapes.values() for m in optimizer.state_spec(shape) if m.shape != shape
+        }
+        assert others == set(), "moments have other shapes than the parameter: pass factored=True to the case"
 
 
 @each_case
@@ -918,6 +986,23 @@ def test_integers_are_floats_where_settings_are(name: str) -> None:
         onnx.checker.check_model(ir.to_proto(build_optimizer_model(optimizer, [spec])), full_check=True)
     assert type(ClipGradNorm(1).max_norm) is type(ClipGradValue(1).value) is float
     assert type(AdamW(betas=(0, 0.9)).betas[0]) is float
+
+
+TESTED_APART = {"prodigy": "test_prodigy.py", "sparse_adam": "test_sparse_gradients.py"}
+"""Optimizers without a case, and the file that compares them with PyTorch or the paper."""
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - TESTED_APART.keys()))
+def test_every_optimizer_has_cases_of_its_settings(name: str) -> None:
+    cases = [case for case in CASES if case.optimizer is OPTIMIZERS[name]]
+    assert cases, (
+        "add OptimizerCase(...) to CASES; what depends on all parameters together needs a file of its own"
+    )
+    settings = {field.name for field in fields(OPTIMIZERS[name])} - {
+        field.name for field in fields(Optimizer)
+    }
+    untested = settings - {setting for case in cases for setting in case.options}
+    assert untested == set(), "add an OptimizerCase to CASES that sets these fields"
 
 
 def test_every_class_of_optimizer_has_a_name() -> None:

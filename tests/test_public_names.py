@@ -125,6 +125,10 @@ def test_recorded_names_and_arguments_stay(today: dict[str, list[list[str]] | No
     assert {name: what for name, what in wrong.items() if what} == {}
 
 
+def test_every_public_name_is_recorded(today: dict[str, list[list[str]] | None]) -> None:
+    assert today.keys() - RECORDED.keys() == set(), "record the new names: python tests/test_public_names.py"
+
+
 @pytest.mark.parametrize(
     ("now", "what"),
     [

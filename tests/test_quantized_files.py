@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import models
 from onnxtrain import Trainer, differentiate
 from onnxtrain.cli._app import app
+from onnxtrain.cli._command_options import InspectOptions
 from onnxtrain.cli._inspect import run_command
 from onnxtrain.cli._ops import model_ops
 from onnxtrain.errors import GraphBuildError, NothingToTrain
@@ -251,7 +252,7 @@ def test_the_shell_counts_the_same(tmp_path: Path, capsys: pytest.CaptureFixture
     onnx.save(int4_net(), tmp_path / "net.onnx")
     model_ops(tmp_path / "net.onnx", json=False)
     assert "(1 parameters)" in capsys.readouterr().out
-    run_command(tmp_path / "net.onnx", json=True)
+    run_command(InspectOptions(tmp_path / "net.onnx", json=True))
     initializers = json.loads(capsys.readouterr().out)["parameters"]
     assert [row["name"] for row in initializers if row["trained"]] == ["gain"]
 

@@ -21,7 +21,7 @@ from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.onnxblock.onnxblock import parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
 from onnxtrain.passes import save_model, write_models
-from onnxtrain.passes.portable import find_obstacles, make_portable
+from onnxtrain.passes.profiles import PROFILES
 from onnxtrain.runtime.artifact_folder import is_manifest
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.checkpoint import encode_checkpoint
@@ -82,8 +82,7 @@ def write_files(
         models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
     if graphs.inference is not None:
         models["inference_model"] = graphs.inference
-    if manifest["profile"] == "portable":
-        models = {name: _make_portable(name, model) for name, model in models.items()}
+    models = {name: _suit_hosts(name, model, manifest["profile"]) for name, model in models.items()}
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if wanted.nominal_checkpoint else [])]
     manifest["files"] = file_names = {
         name: f"{prefix}{name}" + (".onnx" if name in models else "") for name in names
@@ -122,22 +121,23 @@ def write_files(
     _log.info("wrote %s to %s", ", ".join(names), directory)
 
 
-def _make_portable(name: str, model: ir.Model) -> ir.Model:
-    """Rewrites a model of the portable profile with ops that every build of ONNX Runtime has.
+def _suit_hosts(name: str, model: ir.Model, profile: str) -> ir.Model:
+    """Rewrites a model for the hosts of a profile.
 
     Args:
         name: role of the model, for messages, e.g. "eval_model".
         model: the model.
+        profile: name of the profile, e.g. "portable".
 
     Raises:
         GraphBuildError: some nodes cannot be rewritten.
     """
-    model = make_portable(model)
-    obstacles = find_obstacles(model)
+    model = PROFILES[profile].rewrite(model)
+    obstacles = PROFILES[profile].obstacles(model)
     if obstacles:
         listed = "; ".join(map(str, obstacles[:3])) + ("; ..." if len(obstacles) > 3 else "")
         raise GraphBuildError(
-            f"generate_artifacts with profile='portable': {len(obstacles)} nodes of the {name.replace('_', ' ')} do "
+            f"generate_artifacts with profile={profile!r}: {len(obstacles)} nodes of the {name.replace('_', ' ')} do "
             f"not run on every host: {listed}. Change the model, or leave out profile to train on PCs and servers."
         )
     return model

@@ -19,6 +19,7 @@ LOSSES: dict[str, tuple[str, str]] = {
     "l1": ("L1Loss", "quantities"),
     "huber": ("HuberLoss", "quantities"),
     "smooth_l1": ("SmoothL1Loss", "quantities"),
+    "quantile": ("QuantileLoss", "quantities"),
     "poisson_nll": ("PoissonNLLLoss", "counts"),
 }
 """Per name, the class in `onnxtrain.losses` and the kind of its targets. Losses for the same targets are adjacent."""
@@ -29,6 +30,7 @@ OPTIMIZERS: dict[str, str] = {
     "sgd": "SGD",
     "adagrad": "Adagrad",
     "rmsprop": "RMSprop",
+    "nadam": "NAdam",
     "lion": "Lion",
     "adafactor": "Adafactor",
     "muon": "Muon",

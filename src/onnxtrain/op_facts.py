@@ -113,7 +113,8 @@ FACTS: Mapping[str, Fact] = {
     **_with_facts(Fact.ELEMENTWISE | Fact.EXACT, "Where"),
     **_with_facts(Fact.ELEMENTWISE, "BitShift Mod Pow"),
     # Quantization.
-    **_with_facts(Fact.STEP | Fact.OWN_DTYPE, "DynamicQuantizeLinear QuantizeLinear"),
+    **_with_facts(Fact.STEP | Fact.OWN_DTYPE | Fact.SAME_RANK, "DynamicQuantizeLinear QuantizeLinear"),
+    **_with_facts(Fact.OWN_DTYPE | Fact.SAME_RANK, "DequantizeLinear"),
     # Random numbers. Dropout draws from the session's generator, all others from their own state.
     **_with_facts(Fact.RANDOM | Fact.SWITCHED | Fact.SAME_RANK | Fact.FINITE_COTANGENT, "Dropout"),
     **_with_facts(Fact.RANDOM | Fact.SAME_RANK | Fact.OWN_DTYPE, "Bernoulli"),
@@ -141,7 +142,9 @@ FACTS: Mapping[str, Fact] = {
     # Sizes, padding, writing into a tensor.
     **_with_facts(Fact.READS_SHAPE, "Shape Size"),
     **_with_facts(Fact.FINITE_COTANGENT, "Pad"),
-    **_with_facts(Fact.SAME_RANK, "CenterCropPad ScatterElements ScatterND Trilu"),
+    **_with_facts(
+        Fact.SAME_RANK, "CenterCropPad GridSample ScatterElements ScatterND SwiGLU TensorScatter Trilu"
+    ),
 }
 """Facts about each op type of the standard domain, e.g. `FACTS["Slice"]`. Ops without facts are missing."""
 

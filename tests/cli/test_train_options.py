@@ -22,14 +22,17 @@ from cli.test_resuming import tensors
 from onnxtrain import EarlyStopping, Trainer
 from onnxtrain.cli import _train
 from onnxtrain.cli._app import app
+from onnxtrain.cli._command_options import ArtifactsOptions, PlanOptions
 from onnxtrain.cli._declared import options_of
 from onnxtrain.cli._help import full_help
-from onnxtrain.cli._options import ArtifactsOptions, PlanOptions
-from onnxtrain.cli._train_options import TrainOptions
+from onnxtrain.cli._train_options import TrainOptions, WorkerOptions
+from onnxtrain.cli._workers import chosen_strategy
+from onnxtrain.distributed import DataParallel
+from onnxtrain.errors import InputError
 from onnxtrain.losses import LOSSES, BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss
 from onnxtrain.optimizers import OPTIMIZERS
 from onnxtrain.recipe import Recipe, ShellOption
-from onnxtrain.trainer import SWA, CutMix, MixUp
+from onnxtrain.trainer import SWA, CutMix, MixUp, TimeLimit
 
 # Arguments of `Trainer` and `fit` that the command passes on under another name, or not at all.
 NOT_PASSED = {
@@ -130,7 +133,9 @@ class Shell:
         shown = self.run(*command, "--json", "--epochs", 3, *options)
         assert shown.code == 0, shown.err
         arrays = arrays_in(self.data)
-        trainer = Trainer(self.model, loss, learning_rate=0.01, **settings)
+        # Every field of a recipe works here, also one that is not an argument of `Trainer`.
+        recipe = {entry.name: settings.pop(entry.name) for entry in fields(Recipe) if entry.name in settings}
+        trainer = Trainer(self.model, recipe=Recipe(loss=loss, **recipe), learning_rate=0.01, **settings)
         target = arrays["y"] if y is None else y
         trainer.fit(arrays["x"], target, **{"epochs": 3, "verbose": False} | (fit or {}))
         assert shown.json()["epochs"] == trainer.history.epochs
@@ -221,6 +226,57 @@ def test_settings_of_the_fit_are_those_of_python(shell: Shell) -> None:
     assert other.history.epochs != trainer.history.epochs
 
 
+def test_only_the_rows_of_a_batch_are_updated(run: Any, tmp_path: Path) -> None:
+    """A moment of SparseAdam does not move rows that a batch does not read; Adam's does."""
+    text = """<ir_version: 10, opset_import: ["": 21]> net (int64[n] x) => (float[n, 3] y)
+      { y = Gather(table, x) }"""
+    model = onnx.parser.parse_model(text)
+    table = np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    onnx.save(model, tmp_path / "net.onnx")
+    x = np.random.default_rng(1).integers(0, 9, 40)
+    np.savez(tmp_path / "d.npz", x=x, y=np.zeros((40, 3), np.float32))
+    shell = Shell(run, tmp_path / "net.onnx", tmp_path / "d.npz")
+    options = ["--loss", "mse", "--batch-size", 4]
+    fit = {"batch_size": 4}
+    sparse = shell.trains_as(
+        [*options, "--optimizer", "sparse_adam", "--sparse-gradients", "tab*"],
+        "mse",
+        fit,
+        optimizer="sparse_adam",
+        sparse_gradients=["tab*"],
+    )
+    dense = shell.trains_as([*options, "--optimizer", "adam"], "mse", fit, optimizer="adam")
+    assert sparse.history.epochs != dense.history.epochs
+
+
+def test_the_device_of_the_shell_is_that_of_python(run: Any, shell: Shell) -> None:
+    shell.trains_as([*CROSS_ENTROPY, "--device", "cpu"], "cross_entropy", device="cpu")
+    with pytest.raises(InputError) as expected:
+        Trainer(shell.model, "cross_entropy", device="tpu")
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "--device", "tpu", "--overwrite")
+    result = run(*command, "-o", shell.directory)
+    assert result.code == 1
+    assert "tpu" in result.err
+    assert "cuda" in result.err
+    assert "cuda" in str(expected.value)
+
+
+def test_options_of_workers_reach_their_strategy(
+    run: Any, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--shard-optimizer", "--compress", "bf16", "--save-steps", 3]
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
+    alone = run(*command, *options)
+    assert alone.code == 1
+    assert "--shard-optimizer, --compress, --save-steps given without --workers" in alone.err
+    # In a worker, whose place is in its environment.
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    strategy = chosen_strategy(WorkerOptions(2, shard_optimizer=True, compress="bf16", save_steps=3))
+    assert strategy == DataParallel(shard_optimizer=True, compression="bf16", save_steps=3)
+
+
 def test_the_best_epoch_is_that_of_the_monitor(shell: Shell) -> None:
     options = ["--save-best", "--monitor", "val_accuracy", "--min-delta", 0.01, "--validation", 0.2]
     command = (
@@ -249,6 +305,14 @@ def test_the_best_epoch_is_that_of_the_monitor(shell: Shell) -> None:
     trainer.fit(arrays["x"], arrays["y"], epochs=8, validation=0.2, callbacks=[early], verbose=False)
     for name, parameter in trainer.parameters:
         assert parameter.data.tobytes() == tensors(shell.directory)[name]
+
+
+def test_time_limit_of_the_shell_is_that_of_python(shell: Shell) -> None:
+    options = [*CROSS_ENTROPY, "--time-limit", 1e-9]
+    trainer = shell.trains_as(options, "cross_entropy", {"callbacks": [TimeLimit(6e-8)]})
+    assert len(trainer.history) == 1
+    # One epoch of this data takes far less than half an hour.
+    shell.trains_as([*CROSS_ENTROPY, "--time-limit", 60], "cross_entropy")
 
 
 def test_swa_of_the_shell_is_that_of_python(shell: Shell) -> None:

@@ -32,6 +32,7 @@ from hostile.mutations import Rng, choose, damage
 from onnxtrain import Trainer
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.cli._command_options import InspectOptions
 from onnxtrain.cli._inspect import run_command
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.runtime.atomic import JOURNAL
@@ -88,7 +89,7 @@ def predict(folder: Path) -> None:
 
 def inspect(path: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
-        run_command(path, json=True)
+        run_command(InspectOptions(path, json=True))
 
 
 def generate(folder: Path) -> None:

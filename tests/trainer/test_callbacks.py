@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from onnxtrain import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau, Trainer
 from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.trainer import TimeLimit
 from trainer import problems
 
 
@@ -109,6 +111,9 @@ def test_order_of_calls() -> None:
         (lambda: EarlyStopping(patience=0), "patience must be an integer >= 1"),
         (lambda: EarlyStopping(mode="down"), "mode must be 'auto', 'min' or 'max'"),
         (lambda: ReduceLROnPlateau(factor=2.0), "expected 0 < factor < 1"),
+        (lambda: TimeLimit(0), "seconds must be a positive number, received 0"),
+        (lambda: TimeLimit(float("nan")), "seconds must be a positive number, received nan"),
+        (lambda: TimeLimit("1h"), "seconds must be a positive number, received '1h'"),
     ],
 )
 def test_settings_of_callbacks_are_checked(make: object, message: str) -> None:
@@ -329,3 +334,62 @@ def test_model_checkpoint_keeps_the_newest_epochs(tmp_path: Path) -> None:
 def test_bad_settings_of_model_checkpoint(arguments: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         ModelCheckpoint("there", **arguments)
+
+
+class Slow(Callback):
+    """Makes each step take 0.05 s longer; raises an error after step `fails_after`."""
+
+    def __init__(self, fails_after: int = 0) -> None:
+        self.fails_after = fails_after
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        time.sleep(0.05)
+        if trainer.global_step == self.fails_after:
+            raise RuntimeError("killed")
+
+
+def fits_into(seconds: list[float], limit: float) -> int:
+    """Number of epochs of these durations until another one could exceed the limit."""
+    count = 1
+    while sum(seconds[:count]) + max(seconds[:count]) <= limit:
+        count += 1
+    return count
+
+
+def test_time_limit_ends_the_fit_before_the_epoch_that_would_exceed_it() -> None:
+    problem = problems.line()
+    trainer = Trainer(problem.model, "mse")
+    before = 0
+    # A later fit has the whole limit to itself. Epochs of 0.05 s or more: all 40 never fit into the limit.
+    for _ in range(2):
+        history = trainer.fit(
+            problem.x,
+            problem.y,
+            epochs=40,
+            batch_size=40,
+            callbacks=[Slow(), TimeLimit(1.5)],
+            verbose=False,
+        )
+        seconds = history.seconds[before:]
+        assert history.stopped == "early"
+        assert len(seconds) == fits_into(seconds, 1.5)
+        before += len(seconds)
+
+
+def test_time_limit_trains_at_least_one_epoch() -> None:
+    problem = problems.line()
+    trainer = Trainer(problem.model, "mse")
+    trainer.fit(problem.x, problem.y, epochs=3, callbacks=[TimeLimit(1e-9)], verbose=False)
+    assert len(trainer.history) == 1
+
+
+def test_time_limit_of_a_resumed_fit_counts_the_epochs_before(tmp_path: Path) -> None:
+    problem = problems.line()
+    data = {"inputs": problem.x, "targets": problem.y, "epochs": 40, "batch_size": 40, "verbose": False}
+    killed = Trainer(problem.model, "mse", directory=tmp_path)
+    with pytest.raises(RuntimeError, match="killed"):
+        killed.fit(**data, callbacks=[Slow(fails_after=3), TimeLimit(1.5)])
+    resumed = Trainer.resume(tmp_path)
+    assert len(resumed.history) == 2
+    seconds = resumed.fit(**data, callbacks=[Slow(), TimeLimit(1.5)]).seconds
+    assert len(seconds) == max(fits_into(seconds, 1.5), 3)

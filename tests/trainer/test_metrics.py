@@ -20,7 +20,6 @@ from onnxtrain import EarlyStopping, Trainer
 from onnxtrain.errors import InputError, MissingPackageError
 from onnxtrain.losses import CrossEntropyLoss
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
-from onnxtrain.trainer import METRICS
 from onnxtrain.trainer._metrics.metrics import Averages, make_metrics
 from onnxtrain.trainer._metrics.whole_set import Task
 from trainer import problems
@@ -108,22 +107,6 @@ def test_loss_of_the_model_itself_has_no_metrics() -> None:
         trainer.fit(x, x, verbose=False)
     with pytest.raises(InputError, match="metrics need a target"):
         Trainer(model, loss=None, metrics=["mae"])
-
-
-def test_table_of_metrics() -> None:
-    rates = [name + suffix for name in ("f1", "precision", "recall") for suffix in AVERAGES]
-    assert {name: metric.higher_is_better for name, metric in METRICS.items()} == {
-        "accuracy": True,
-        "probability_accuracy": True,
-        "binary_accuracy": True,
-        "mae": False,
-        "mse": False,
-        "rmse": False,
-        "perplexity": False,
-        **dict.fromkeys(rates, True),
-        "auroc": True,
-        "r2": True,
-    }
 
 
 AVERAGES = ("", "_macro", "_micro", "_weighted")

@@ -5,24 +5,25 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from onnxtrain.cli._declared import takes_options
+from onnxtrain.cli._command_options import (
+    ArtifactsOptions,
+    CheckOptions,
+    DemoOptions,
+    EvaluateOptions,
+    ExportOptions,
+    InspectOptions,
+    MergeOptions,
+    OpsOptions,
+    PlanOptions,
+    PredictOptions,
+)
+from onnxtrain.cli._declared import taking
 from onnxtrain.cli._help import CommandWithSwitches
 from onnxtrain.cli._interrupts import InterruptibleGroup
-from onnxtrain.cli._options import (
-    ArtifactsOptions,
-    BatchSizeOption,
-    ConfigOption,
-    JsonOption,
-    MergeOptions,
-    ModelArgument,
-    PlanOptions,
-    RunArgument,
-)
 from onnxtrain.cli._output import guarded, logging_to_terminal
 from onnxtrain.cli._train_options import TrainOptions
 
@@ -64,34 +65,13 @@ def options(
 
 
 @app.command(cls=CommandWithSwitches)
-def demo(
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="Write the model and the results to this directory, e.g. digits.",
-        ),
-    ] = Path("demo-output"),
-    epochs: Annotated[
-        int, typer.Option(min=1, metavar="COUNT", help="Train for this many epochs, e.g. 5.")
-    ] = 15,
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            metavar="NUMBER",
-            help="Seed the weights, shuffling and the validation split with this number, e.g. 1.",
-        ),
-    ] = 0,
-    json: JsonOption = False,
-) -> None:
+@taking(DemoOptions)
+def demo(options: DemoOptions, given: frozenset[str]) -> None:
     """Train a convolutional network on handwritten digits and check the exported model."""
     # Commands import their implementation when they run: importing all of it would delay `--help` by a second.
     from onnxtrain.cli._demo import run_command
 
-    run_command(output, epochs, seed, json)
+    run_command(options)
 
 
 @app.command(cls=CommandWithSwitches)
@@ -131,108 +111,30 @@ def train(options: TrainOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-def evaluate(
-    directory: RunArgument,
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="Evaluate on this file: .npz arrays or a .csv or .parquet table like the training data, target "
-            "included.",
-            show_default=False,
-        ),
-    ],
-    batch_size: BatchSizeOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Compute the loss and metrics of a run on data; for a classifier also precision, recall and F1 per class."""
+@taking(EvaluateOptions)
+def evaluate(options: EvaluateOptions, given: frozenset[str]) -> None:
+    """Compute loss and metrics of a run on data, and for classes the precision, recall and F1 of each class."""
     from onnxtrain.cli._use import evaluate_run
 
-    evaluate_run(directory, data, batch_size, json)
+    evaluate_run(options)
 
 
 @app.command(cls=CommandWithSwitches)
-def predict(
-    source: Annotated[
-        Path, typer.Argument(metavar="MODEL|RUN", help="Path of an .onnx file, or directory of a run.")
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="Predict for this file: .npz arrays or a .csv or .parquet table like the training data; it needs no "
-            "target.",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the predictions to this .npz, .csv or .parquet file.",
-        ),
-    ] = Path("predictions.npz"),
-    id: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--id",
-            "--id-column",
-            metavar="COLUMN",
-            help="Write this column of the table before the predictions, e.g. passenger_id; repeat it for "
-            "several. Default: the columns of `train --id`.",
-        ),
-    ] = None,
-    probabilities: Annotated[
-        bool,
-        typer.Option(
-            "--probabilities/--no-probabilities",
-            help="Write only the class probabilities, and the columns of --id. Default: also the outputs of the "
-            "network and the predicted class.",
-        ),
-    ] = False,
-    batch_size: BatchSizeOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Write the model's outputs for each sample; for a classifier also class probabilities and the predicted class."""
+@taking(PredictOptions)
+def predict(options: PredictOptions, given: frozenset[str]) -> None:
+    """Write the model's outputs for each sample, and for classes the probabilities and the predicted class."""
     from onnxtrain.cli._use import write_predictions
 
-    write_predictions(source, data, output, id, batch_size, json, only_probabilities=probabilities)
+    write_predictions(options)
 
 
 @app.command(cls=CommandWithSwitches)
-def export(
-    directory: RunArgument,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the model to this file, e.g. model.onnx."),
-    ],
-    outputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--outputs",
-            metavar="NAME",
-            help="Return this value of the network instead of its outputs, e.g. features; repeat it for "
-            "several. Default: the network's outputs.",
-        ),
-    ] = None,
-    network: Annotated[
-        bool,
-        typer.Option(
-            "--network",
-            help="Write only the network, whose inputs are the encoded columns of a table. Default: a model whose "
-            "inputs are the columns themselves.",
-        ),
-    ] = False,
-    json: JsonOption = False,
-) -> None:
+@taking(ExportOptions)
+def export(options: ExportOptions, given: frozenset[str]) -> None:
     """Write the trained model of a run as an ordinary .onnx file."""
     from onnxtrain.cli._use import export_run
 
-    export_run(directory, output, outputs, network, json)
+    export_run(options)
 
 
 @app.command(cls=CommandWithSwitches)
@@ -245,116 +147,30 @@ def merge(options: MergeOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-def ops(
-    model: Annotated[
-        Path | None,
-        typer.Argument(metavar="[MODEL]", help="Path of an .onnx file to check. Default: list all ops."),
-    ] = None,
-    status: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STATUS",
-            help="List only ops of this status: rule, function, nondifferentiable, not yet or unknown. Default: all.",
-        ),
-    ] = None,
-    domain: Annotated[
-        str,
-        typer.Option(
-            metavar="DOMAIN",
-            help="List the ops of this domain that onnxruntime has, e.g. com.microsoft. Default: the ops of the ONNX "
-            "standard.",
-            show_default=False,
-        ),
-    ] = "",
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Also check whether this profile supports artifacts of the model, and list the nodes "
-            "that it does not support, e.g. portable. Default: no such check.",
-        ),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """List ops and whether they have gradients, or check whether a model can be trained and what prevents it."""
-    from onnxtrain.cli._ops import list_ops, model_ops
+@taking(OpsOptions)
+def ops(options: OpsOptions, given: frozenset[str]) -> None:
+    """List ops and whether they have gradients, or check whether a model can be trained and name the obstacle."""
+    from onnxtrain.cli._ops import run_command
 
-    if model is None:
-        list_ops(domain, status, json)
-    else:
-        model_ops(model, json, profile)
+    run_command(options)
 
 
 @app.command(cls=CommandWithSwitches)
-def check(
-    model: ModelArgument,
-    of: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Differentiate this output, e.g. logits. Default: the model's first one."
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--parameter",
-            metavar="PATTERN",
-            help="Check only the parameters whose names match, e.g. 'fc.*'; repeat it for several. Default: all.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.npz",
-            help="Use the arrays in this file as inputs, by name, e.g. data.npz. Default: random inputs.",
-        ),
-    ] = None,
-    dim: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=SIZE",
-            help=(
-                "Set the size of a symbolic dimension, e.g. sequence=16; repeat it for several. Default: "
-                "a small size."
-            ),
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="NUMBER", help="Seed the random inputs and directions with this number, e.g. 1."
-        ),
-    ] = 0,
-    json: JsonOption = False,
-) -> None:
+@taking(CheckOptions)
+def check(options: CheckOptions, given: frozenset[str]) -> None:
     """Compare the gradients of a model with finite differences."""
     from onnxtrain.cli._check import run_command
 
-    run_command(model, of, only, data, dim, seed, json)
+    run_command(options)
 
 
 @app.command(cls=CommandWithSwitches)
-def inspect(
-    directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR|FILE",
-            help="Directory of a run or of artifacts, or path of a checkpoint or an .onnx file.",
-        ),
-    ],
-    parameters: Annotated[
-        bool,
-        typer.Option(
-            "--parameters",
-            help="List the inputs and parameters of a run, too. Default: only its settings, best epoch and files.",
-        ),
-    ] = False,
-    json: JsonOption = False,
-) -> None:
+@taking(InspectOptions)
+def inspect(options: InspectOptions, given: frozenset[str]) -> None:
     """Show a run's results and next steps, or the parameters of artifacts, a checkpoint or a model."""
     from onnxtrain.cli._inspect import run_command
 
-    run_command(directory, json, parameters)
+    run_command(options)
 
 
 def run() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtrain.artifacts import generate_artifacts, returned_outputs
+from onnxtrain.cli._command_options import ArtifactsOptions, InspectOptions
 from onnxtrain.cli._inspect import run_command as inspect
-from onnxtrain.cli._options import ArtifactsOptions, ModelOptions
+from onnxtrain.cli._options import ModelOptions
 from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.losses import LOSSES
@@ -63,4 +64,4 @@ def run_command(options: ArtifactsOptions) -> None:
         artifact_directory=options.output,
         nominal_checkpoint=options.nominal,
     )
-    inspect(options.output, options.json)
+    inspect(InspectOptions(options.output, json=options.json))

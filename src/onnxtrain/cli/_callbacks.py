@@ -1,42 +1,159 @@
-"""Creates the callbacks and the augmentation of `onnxtrain train`."""
+"""Declares the options of `onnxtrain train` for callbacks and augmentation, and creates these from them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from onnxtrain.cli._train_options import TrainOptions
+from onnxtrain.cli._declared import Kept, option, switch
 from onnxtrain.errors import InputError
-from onnxtrain.trainer import (
-    SAM,
-    SWA,
-    Callback,
-    CSVLogger,
-    CutMix,
-    EarlyStopping,
-    MixUp,
-    ModelCheckpoint,
-    TensorBoardLogger,
-)
+
+# The functions below import the trainer when they run: `--help` reads this module, and must not import onnx.
+if TYPE_CHECKING:
+    from onnxtrain.trainer import Callback, CutMix, EarlyStopping, MixUp
 
 SAVES = "checkpoints"
 """Name of the subdirectory of a run for the checkpoints of `--save-every`."""
 
 
-def chosen_callbacks(options: TrainOptions, directory: Path) -> list[Callback]:
+@dataclass(frozen=True)
+class RegularizeOptions:
+    """Options for averaged weights, flat minima and augmentation."""
+
+    panel: ClassVar[str] = "Averages, flat minima, augmentation"
+    kept: ClassVar[Kept] = "run"
+
+    ema_decay: float | None = option(
+        "FACTOR",
+        "Validate and export an exponential moving average of the weights with this decay per step, e.g. 0.999. "
+        "Default: the weights themselves.",
+    )
+    # A string, because typer has no type for both an epoch (16) and a fraction (0.75).
+    swa_start: str | None = option(
+        "EPOCH|FRACTION",
+        "Export an average of the weights (SWA) over all epochs from this one on, or after this fraction of the "
+        "epochs, e.g. 16 or 0.75. Default: off.",
+        kept="fit",
+    )
+    swa_lr: float | None = option(
+        "RATE",
+        "Use this learning rate in the epochs that --swa-start averages, e.g. 0.05. Default: the schedule's rate.",
+        kept="fit",
+    )
+    sam: float | None = option(
+        "RADIUS",
+        "Seek flat minima (SAM) with the gradient at the worst weights within this L2 distance, e.g. 0.05. Each step "
+        "takes two forward and backward passes. Default: off.",
+        min=0,
+    )
+    mixup: float | None = option(
+        "ALPHA",
+        "Mix pairs of samples and of targets in training (mixup), with weights drawn from Beta(ALPHA, ALPHA), e.g. "
+        "0.2. Default: off.",
+    )
+    cutmix: float | None = option(
+        "ALPHA",
+        "Paste a box of another image into each training image (CutMix), and mix the targets by its area, drawn from "
+        "Beta(ALPHA, ALPHA), e.g. 1.0. Default: off.",
+    )
+
+
+@dataclass(frozen=True)
+class BestOptions:
+    """Options for the choice of the exported epoch and for early stopping."""
+
+    panel: ClassVar[str] = "Best epoch"
+    kept: ClassVar[Kept] = "fit"
+
+    monitor: str | None = option(
+        "NAME",
+        "Compare epochs by this recorded value in --patience and --save-best, e.g. val_f1. Default: val_loss, or loss "
+        "without --validation.",
+    )
+    patience: int | None = option(
+        "EPOCHS",
+        "Stop after this many epochs without an improvement of --monitor, e.g. 5, and export the weights of the best "
+        "epoch. Default: train all epochs and export the last.",
+        min=1,
+    )
+    time_limit: float | None = option(
+        "MINUTES",
+        "Stop before an epoch that would take the training beyond this many minutes, e.g. 30. Default: no limit.",
+        kept="anew",
+        min=0,
+    )
+    min_delta: float | None = option(
+        "AMOUNT",
+        "Count only improvements of --monitor larger than this, e.g. 0.001. Default: any improvement.",
+        min=0,
+    )
+    save_best: bool = switch(
+        "Train all epochs and export the weights of the best epoch by --monitor. Default: export the last epoch."
+    )
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """Options for log files and checkpoints. They may change at any time, because they do not affect the result."""
+
+    panel: ClassVar[str] = "Logs and saves"
+    kept: ClassVar[Kept] = "anew"
+
+    log: Path | None = option(
+        "FILE.csv",
+        "Write a row per epoch to this file, and a row per step to a second file next to it, e.g. log.csv. Default: no "
+        "log.",
+    )
+    tensorboard: Path | None = option(
+        "DIR",
+        "Write TensorBoard event files to this directory, e.g. logs. Default: none.",
+    )
+    save_every: int | None = option(
+        "STEPS",
+        "Save a checkpoint to DIR/checkpoints every STEPS steps, e.g. 500. Default: only after each epoch, to DIR.",
+        min=1,
+    )
+    keep: int | None = option(
+        "COUNT",
+        "Keep this many of the newest checkpoints of --save-every, e.g. 5. Default: 3.",
+        min=1,
+    )
+
+
+@dataclass(frozen=True)
+class CallbackOptions:
+    """Options of `onnxtrain train` for callbacks and augmentation.
+
+    Attributes:
+        regularize, best, logs: groups of options.
+    """
+
+    regularize: RegularizeOptions = field(default_factory=RegularizeOptions)
+    best: BestOptions = field(default_factory=BestOptions)
+    logs: LogOptions = field(default_factory=LogOptions)
+
+
+def chosen_callbacks(
+    options: CallbackOptions, directory: Path, epochs: int, validated: bool
+) -> list[Callback]:
     """Returns the callbacks that the options ask for, in the order in which `fit` calls them.
 
     Args:
         options: options of the command.
         directory: directory of the run.
+        epochs: number of epochs of the fit.
+        validated: True if the fit validates, so that it records `val_loss`.
 
     Raises:
         InputError: options cannot be combined, or a value is out of range.
     """
+    from onnxtrain.trainer import SAM, SWA, CSVLogger, ModelCheckpoint, TensorBoardLogger, TimeLimit
+
     regularize, logs = options.regularize, options.logs
     callbacks: list[Callback] = [] if regularize.sam is None else [SAM(regularize.sam)]
     # The order matters: losses are logged and saved after SAM has changed the gradient.
-    if (early := _early_stopping(options)) is not None:
+    if (early := _early_stopping(options.best, epochs, validated)) is not None:
         callbacks.append(early)
     if regularize.swa_start is not None:
         callbacks.append(SWA(_start(regularize.swa_start), regularize.swa_lr))
@@ -48,6 +165,8 @@ def chosen_callbacks(options: TrainOptions, directory: Path) -> list[Callback]:
             )
     elif regularize.swa_lr is not None:
         raise InputError("--swa-lr is given without --swa-start.")
+    if options.best.time_limit is not None:
+        callbacks.append(TimeLimit(60 * options.best.time_limit))
     if logs.log is not None:
         callbacks.append(CSVLogger(logs.log))
     if logs.tensorboard is not None:
@@ -60,18 +179,19 @@ def chosen_callbacks(options: TrainOptions, directory: Path) -> list[Callback]:
     return callbacks
 
 
-def _early_stopping(options: TrainOptions) -> EarlyStopping | None:
+def _early_stopping(best: BestOptions, epochs: int, validated: bool) -> EarlyStopping | None:
     """Returns the callback that restores the best epoch, or None without `--patience` and `--save-best`."""
-    best = options.best
+    from onnxtrain.trainer import EarlyStopping
+
     if best.patience is None and not best.save_best:
         # Without --patience or --save-best they would silently have no effect.
         given = {"--monitor": best.monitor, "--min-delta": best.min_delta}
         if alone := [name for name, value in given.items() if value is not None]:
             raise InputError(f"{' and '.join(alone)} needs --patience or --save-best, which compare epochs.")
         return None
-    monitor = best.monitor or ("loss" if options.validation is None else "val_loss")
+    monitor = best.monitor or ("val_loss" if validated else "loss")
     # With --save-best alone the fit never stops early: the patience is as long as the fit.
-    patience = best.patience if best.patience is not None else options.epochs
+    patience = best.patience if best.patience is not None else epochs
     return EarlyStopping(monitor, patience, best.min_delta or 0.0, restore_best=True)
 
 
@@ -86,12 +206,14 @@ def _start(text: str) -> int | float:
         ) from None
 
 
-def chosen_transform(options: TrainOptions) -> MixUp | CutMix | None:
+def chosen_transform(options: CallbackOptions) -> MixUp | CutMix | None:
     """Returns the augmentation of `--mixup` or `--cutmix`, or None without either.
 
     Raises:
         InputError: both are given, or ALPHA is out of range.
     """
+    from onnxtrain.trainer import CutMix, MixUp
+
     mixup, cutmix = options.regularize.mixup, options.regularize.cutmix
     # timm alternates between the two from batch to batch; in Python, a custom transform can do so, too.
     if mixup is not None and cutmix is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxtrain.cli._command_options import CheckOptions
 from onnxtrain.cli._data import Arrays, load_arrays
 from onnxtrain.cli._options import parse_dims
 from onnxtrain.cli._output import print_json, print_table, table
@@ -18,29 +19,28 @@ from onnxtrain.passes import TrainingModePass, canonicalize, load_model
 from onnxtrain.selection import select_parameters
 
 
-def run_command(
-    model: Path,
-    of: str | None,
-    only: Sequence[str] | None,
-    data: Path | None,
-    dim: Sequence[str] | None,
-    seed: int,
-    json: bool,
-) -> None:
+def run_command(options: CheckOptions) -> None:
     """Checks the gradients and prints one row per parameter; exits with code 1 if a gradient is wrong."""
     # Gradients are built for the canonical form, so the finite differences must use it, too.
-    loaded = canonicalize(load_model(model))
+    loaded = canonicalize(load_model(options.model))
     # Dropout would draw a new mask for each evaluation, and the differences would measure the masks.
     TrainingModePass(dropout="inference")(loaded)
-    names = select_parameters(loaded, only or None, None).trainable
-    inputs = _inputs(loaded, data) if data is not None else None
-    results = check_gradients(loaded, of=of, wrt=names, inputs=inputs, dims=parse_dims(dim or ()), seed=seed)
+    names = select_parameters(loaded, options.parameter or None, None).trainable
+    inputs = _inputs(loaded, options.data) if options.data is not None else None
+    results = check_gradients(
+        loaded,
+        of=options.of,
+        wrt=names,
+        inputs=inputs,
+        dims=parse_dims(options.dim or ()),
+        seed=options.seed,
+    )
     wrong = sum(1 for result in results if result.verdict == "differs")
-    if json:
+    if options.json:
         rows = [asdict(result) | {"passed": result.passed} for result in results]
-        print_json({"model": str(model), "passed": not wrong, "parameters": rows})
+        print_json({"model": str(options.model), "passed": not wrong, "parameters": rows})
     else:
-        _print(model, results, wrong)
+        _print(options.model, results, wrong)
     if wrong:
         # The exit code lets a build fail on a wrong gradient.
         sys.exit(1)

@@ -78,10 +78,12 @@ def switch(help: str, python: str = "", kept: Kept | None = None) -> Any:
     return option(None, help, default=False, python=python, kept=kept)
 
 
-def argument(metavar: str, help: str) -> Any:
-    """Declares a field as a required argument of a command."""
+def argument(metavar: str, help: str, default: Any = REQUIRED) -> Any:
+    """Declares a field as an argument of a command, by default a required one."""
     settings = {"metavar": metavar, "help": help}
-    return field(metadata={"make": typer.Argument, "names": (), "settings": settings, "rule": Rule()})
+    return field(
+        default=default, metadata={"make": typer.Argument, "names": (), "settings": settings, "rule": Rule()}
+    )
 
 
 class Option(NamedTuple):

@@ -5,23 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from onnxtrain.cli._command_options import DemoOptions
 from onnxtrain.cli._output import info, print_json, print_table, summary_table
 from onnxtrain.demo import DemoResult, run_demo
 from onnxtrain.errors import OnnxTrainError
 
 
-def run_command(output: Path, epochs: int, seed: int, json: bool) -> None:
+def run_command(options: DemoOptions) -> None:
     """Runs the demo and prints its results.
 
     Raises:
         OnnxTrainError: the exported model and the trainer differ in accuracy.
     """
     info("Training a convolutional network on scikit-learn's handwritten digits with ONNX Runtime alone.")
-    result = run_demo(output, epochs, seed=seed)
-    if json:
+    result = run_demo(options.output, options.epochs, seed=options.seed)
+    if options.json:
         print_json({**asdict(result), "files": [str(path) for path in result.files]})
     else:
-        _print(result, output)
+        _print(result, options.output)
     # Raised after the table is printed, because a bug report needs its numbers.
     if result.exported_accuracy != result.test_accuracy:
         raise OnnxTrainError(

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain._settings import settings_text
+from onnxtrain.cli._command_options import InspectOptions
 from onnxtrain.cli._inspect_run import describe_run, run_tables
 from onnxtrain.cli._output import print_command, print_json, print_table, summary_table, table
 from onnxtrain.errors import ModelLoadError, OnnxTrainError
@@ -22,21 +23,17 @@ from onnxtrain.selection import select_parameters
 from onnxtrain.trainer._run.position import PROPERTY, Position
 
 
-def run_command(path: Path, json: bool, parameters: bool = False) -> None:
+def run_command(options: InspectOptions) -> None:
     """Prints the contents of a run, a directory of artifacts, a checkpoint file or an .onnx file.
-
-    Args:
-        path: directory or file.
-        json: True to print one JSON document.
-        parameters: True to list the parameters of a run, too.
 
     Raises:
         ModelLoadError: the path is none of these, or the model is damaged.
         CheckpointError: the checkpoint is damaged.
     """
+    path = options.path
     # Told apart by suffix: checkpoints have none, and .onnx files have no magic number.
     if path.is_file() and path.suffix == ".onnx":
-        _inspect_model(path, json)
+        _inspect_model(path, options.json)
         return
     manifest: Manifest | None = None
     store: Store | None
@@ -56,7 +53,7 @@ def run_command(path: Path, json: bool, parameters: bool = False) -> None:
     run = None
     if manifest is not None and store is not None and PROPERTY in store.properties:
         run = document["run"] = describe_run(path, manifest, store)
-    if json:
+    if options.json:
         print_json(document)
         return
     if run is None:
@@ -66,7 +63,7 @@ def run_command(path: Path, json: bool, parameters: bool = False) -> None:
         print_table(*run_tables(path, run, trained))
         for purpose, command in run["next"].items():
             print_command(f"{purpose}: {command}")
-    if run is not None and not parameters:
+    if run is not None and not options.parameters:
         return
     if manifest is not None:
         arguments = [("input", spec) for spec in manifest.inputs] + [

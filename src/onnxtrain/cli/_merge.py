@@ -8,8 +8,8 @@ from typing import Any
 
 import onnx
 
+from onnxtrain.cli._command_options import MergeOptions
 from onnxtrain.cli._data import assign, load_arrays
-from onnxtrain.cli._options import MergeOptions
 from onnxtrain.cli._output import print_json, print_table, summary_table
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.lora import METADATA_KEY, LoraConfig, merge

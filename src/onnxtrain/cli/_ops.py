@@ -7,18 +7,19 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff import OpCoverage, add_gradients, coverage, coverage_of
+from onnxtrain.cli._command_options import OpsOptions
 from onnxtrain.cli._output import print_json, print_table, table
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError, InputError, NothingToTrain, OnnxTrainError
 from onnxtrain.losses import MSELoss, attach_loss
 from onnxtrain.passes import canonicalize, infer_shapes, load_model
-from onnxtrain.passes.portable import Obstacle, draw_from_input, find_obstacles, make_portable
-from onnxtrain.recipe import Profile, Recipe
+from onnxtrain.passes.portable import Obstacle, draw_from_input
+from onnxtrain.passes.profiles import PROFILES
+from onnxtrain.recipe import Recipe
 from onnxtrain.selection import is_float, select_parameters
 from onnxtrain.training.forward_graph import trained_outputs
 from onnxtrain.training.training_graph import build_training_graphs
@@ -30,6 +31,18 @@ _MEANING = {
     "not yet": "not yet",
     "unknown": "not known",
 }
+
+
+def run_command(options: OpsOptions) -> None:
+    """Lists all ops, or checks a model; exits with code 1 if the model cannot be trained.
+
+    Raises:
+        InputError: there is no such status, domain or profile.
+    """
+    if options.model is None:
+        list_ops(options.domain, options.status, options.json)
+    else:
+        model_ops(options.model, options.json, options.profile)
 
 
 def list_ops(domain: str, status: str | None, json: bool) -> None:
@@ -66,8 +79,8 @@ def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
     Raises:
         InputError: there is no such profile.
     """
-    if profile not in (None, *get_args(Profile)):
-        raise InputError(f"--profile is {profile!r}; choose from {', '.join(get_args(Profile))}")
+    if profile is not None and profile not in PROFILES:
+        raise InputError(f"--profile is {profile!r}; choose from {', '.join(PROFILES)}")
     model = canonicalize(load_model(path))
     # Counted in the canonical form, for which gradients are built.
     counts = Counter((node.domain, node.op_type) for node in model.graph)
@@ -85,7 +98,7 @@ def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
         }
         for (domain, op), count in sorted(counts.items())
     ]
-    obstacles = _obstacles(model) if profile == "portable" else []
+    obstacles = _obstacles(model, profile) if profile else []
     if json:
         document = {"model": str(path), "trainable": problem is None, "problem": problem, "ops": rows}
         listed = {"profile": profile, "fits": not obstacles, "obstacles": [asdict(o) for o in obstacles]}
@@ -105,18 +118,18 @@ def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
         sys.exit(1)
 
 
-def _obstacles(model: ir.Model) -> list[Obstacle]:
-    """Returns the nodes of a model and of its gradients that the profile "portable" does not support."""
-    model = model.clone()
+def _obstacles(model: ir.Model, profile: str) -> list[Obstacle]:
+    """Returns the nodes of a model and of its gradients that a profile does not support."""
+    model, hosts = model.clone(), PROFILES[profile]
     try:
         # Only Dropout: other random ops remain in the eval model.
-        draw_from_input(model, ["Dropout"])
+        draw_from_input(model, hosts.drawn & {"Dropout"})
     except GraphBuildError as error:
         return [Obstacle("Dropout", "", str(error))]
     # Gradients are checked, too: they may need ops that the model lacks. A model without gradients is checked alone.
     with contextlib.suppress(OnnxTrainError, StopIteration):
         model = _with_gradients(model.clone())
-    return find_obstacles(make_portable(infer_shapes(model)))
+    return hosts.obstacles(hosts.rewrite(infer_shapes(model)))
 
 
 def _with_gradients(model: ir.Model) -> ir.Model:

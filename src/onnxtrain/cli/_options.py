@@ -1,13 +1,10 @@
-"""Declares options of the commands, one field each: type, help text, default, and whether a run keeps the value."""
+"""Declares the options that several commands share, one field each, in groups."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-
-import typer
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
 from onnxtrain._names import (
     OPTIMIZERS,
@@ -16,7 +13,7 @@ from onnxtrain._names import (
 )
 from onnxtrain.cli._complete import complete_losses, complete_optimizers
 from onnxtrain.cli._config import use_config
-from onnxtrain.cli._declared import REQUIRED, Kept, argument, flag, option, switch, with_recipe_options
+from onnxtrain.cli._declared import Kept, flag, option, switch, with_recipe_options
 from onnxtrain.errors import InputError
 
 CONFIG_HELP = (
@@ -25,19 +22,11 @@ CONFIG_HELP = (
 )
 # Eager: typer must read the file first, because its values are the defaults of all other options.
 CONFIG_SETTINGS: dict[str, Any] = {"callback": use_config, "is_eager": True}
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE.toml", help=CONFIG_HELP, **CONFIG_SETTINGS)
-]
+RUN_HELP = "Directory of a run, written by `onnxtrain train`."
 JSON_HELP = "Print one JSON document instead of tables. Default: tables."
-JsonOption = Annotated[bool, typer.Option("--json/--no-json", help=JSON_HELP)]
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Path of an .onnx file.")]
-RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Directory of a run, written by `onnxtrain train`.")
-]
 BATCH_SIZE_HELP = (
     "Process this many samples at a time, e.g. 128. Default: 32, or the model's fixed batch size."
 )
-BatchSizeOption = Annotated[int | None, typer.Option(min=1, metavar="SAMPLES", help=BATCH_SIZE_HELP)]
 
 
 @dataclass(frozen=True)
@@ -200,107 +189,6 @@ class TableOptions:
         """Returns the options that differ from their defaults, e.g. ["--target", "--one-hot"]."""
         defaults = {entry.name: entry.default for entry in fields(self)}
         return [flag(name) for name, value in vars(self).items() if value and value != defaults[name]]
-
-
-@dataclass(frozen=True)
-class ArtifactsOptions:
-    """Options of `onnxtrain artifacts`.
-
-    Attributes:
-        source: path of the model.
-        model, memory, optimizer, lora: groups of options.
-    """
-
-    source: Path = argument("MODEL", "Path of an .onnx file.")
-    model: ModelOptions = field(default_factory=ModelOptions)
-    memory: MemoryOptions = field(default_factory=MemoryOptions)
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    lora: LoraOptions = field(default_factory=LoraOptions)
-    config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
-    output: Path = option(
-        "DIR",
-        "Write the artifacts to this directory, e.g. device.",
-        "--output",
-        "-o",
-        default=Path("artifacts"),
-        python="artifact_directory",
-    )
-    nominal: bool = switch(
-        "Also write a checkpoint with names and shapes but without values. Default: off.",
-        "nominal_checkpoint",
-    )
-    json: bool = switch(JSON_HELP)
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """Options of `onnxtrain plan`.
-
-    Attributes:
-        source: path of the model.
-        model, optimizer: groups of options.
-    """
-
-    source: Path = argument("MODEL", "Path of an .onnx file.")
-    memory: str = option(
-        "SIZE",
-        "Find ways to train within this memory budget for the whole process, e.g. 512MB, 1.5GB or 800MiB.",
-        default=REQUIRED,
-        show_default=False,
-    )
-    model: ModelOptions = field(default_factory=ModelOptions)
-    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
-    lora_rank: list[int] | None = option(
-        "RANK",
-        "Measure adapters of this LoRA rank, e.g. 8; repeat it for several. Default: 4, 8, 16 and 32.",
-        python="ranks",
-        min=1,
-    )
-    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
-    dim: list[str] | None = option(
-        "NAME=SIZE",
-        "Set the size of a symbolic dimension, e.g. sequence_length=128; repeat it for several. Default: only the "
-        "batch size is set, see --batch-size.",
-        python="dims",
-    )
-    threads: int | None = option(
-        "COUNT", "Run each op with this many threads, e.g. 4. Default: one per core.", min=1
-    )
-    json: bool = switch(JSON_HELP)
-
-
-@dataclass(frozen=True)
-class MergeOptions:
-    """Options of `onnxtrain merge`.
-
-    Attributes:
-        source: path of the model.
-        adapter: path of the adapter.
-    """
-
-    source: Path = argument("MODEL", "Path of an .onnx file.")
-    adapter: Path = argument("ADAPTER", "Path of an .onnx_adapter file, or of a directory written by PEFT.")
-    output: Path = option(
-        "FILE",
-        "Write the merged model to this file, e.g. merged.onnx.",
-        "--output",
-        "-o",
-        default=REQUIRED,
-        show_default=False,
-    )
-    requantize: bool = switch(
-        "Quantize the merged weights again, to the file's bit width and block size; the rounding may undo "
-        "part of the adapter. Default: the merged weights become float32."
-    )
-    data: Path | None = option(
-        "FILE.npz",
-        "Compute --loss over the arrays in this file, before and after the merge, e.g. test.npz. Default: no losses.",
-    )
-    loss: str | None = option(
-        "NAME", f"Compute this loss over --data: {losses_by_targets()}. Default: no losses."
-    )
-    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
-    json: bool = switch(JSON_HELP)
 
 
 def parse_dims(items: Sequence[str]) -> dict[str, int]:

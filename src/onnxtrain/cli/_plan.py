@@ -9,8 +9,9 @@ from typing import Any
 
 from onnxtrain.artifacts import returned_outputs
 from onnxtrain.cli._artifacts import check_loss, prepared
+from onnxtrain.cli._command_options import PlanOptions
 from onnxtrain.cli._declared import flag, flat, options_of
-from onnxtrain.cli._options import PlanOptions, parse_dims
+from onnxtrain.cli._options import parse_dims
 from onnxtrain.cli._output import info, print_command, print_json, print_table, table
 from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.errors import InputError

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from onnxtrain.cli._command_options import ArtifactsOptions, PlanOptions
 from onnxtrain.cli._declared import flag, flat
 from onnxtrain.cli._lora import chosen_lora
 from onnxtrain.cli._loss import chosen_loss
 from onnxtrain.cli._optimizer import chosen_optimizer
-from onnxtrain.cli._options import ArtifactsOptions, PlanOptions
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.errors import InputError
 from onnxtrain.recipe import Recipe, ShellOption

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Collection, Mapping
 
 from onnxtrain._words import Words
+from onnxtrain.cli._command_options import MergeOptions, PlanOptions
 from onnxtrain.cli._declared import flag, off_flag, options_of
-from onnxtrain.cli._options import MergeOptions, PlanOptions
 from onnxtrain.cli._train_options import TrainOptions
 
 # Options by the value of `TableEncoder(encode=...)` that they set.

@@ -60,8 +60,10 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             weights = _table_weights(data, encoder)
             # The code below reads the options of the run, not the defaults of this command.
             options = recall(trainer, options, given, digest(arrays | weights))
-        callbacks = chosen_callbacks(options, directory)
-        transform = chosen_transform(options)
+        callbacks = chosen_callbacks(
+            options.callbacks, directory, options.epochs, options.validation is not None
+        )
+        transform = chosen_transform(options.callbacks)
         # Loaded before the models are built, so that a wrong file is reported immediately.
         held_out = _validation_data(options.validation)
         if not resuming:
@@ -137,8 +139,8 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         # The exit code tells scripts that the run was interrupted.
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
-    averaged = options.regularize.swa_start is not None
-    print_result(Fitted(trainer, x, y, validation, encoder, early, averaged), options, directory)
+    averaged = options.callbacks.regularize.swa_start is not None
+    tell_of_result(Fitted(trainer, x, y, validation, encoder, early, averaged), options, directory)
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
@@ -252,7 +254,7 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
         directory: directory of the run.
     """
     metrics, positive = chosen_metrics(options.metric, options.positive, classes)
-    recipe = chosen_recipe(options, mixed=chosen_transform(options) is not None)
+    recipe = chosen_recipe(options, mixed=chosen_transform(options.callbacks) is not None)
     model = prepared(options.source, options.model, seed=options.seed)
     check_loss(canonicalize(model), options.model.loss)
     return Trainer(
@@ -262,7 +264,7 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
         scheduler=_schedule(options.rate),
         warmup_steps=options.rate.warmup,
         warmup_ratio=options.rate.warmup_ratio,
-        ema_decay=options.regularize.ema_decay,
+        ema_decay=options.callbacks.regularize.ema_decay,
         metrics=metrics,
         positive=positive,
         directory=directory,

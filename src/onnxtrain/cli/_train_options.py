@@ -1,4 +1,4 @@
-"""Declares the options of `onnxtrain train`, one field each."""
+"""Declares the options of `onnxtrain train`, one field each. Those of callbacks are in `_callbacks.py`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from onnxtrain._names import enumerated, settings_by_name
+from onnxtrain.cli._callbacks import CallbackOptions
 from onnxtrain.cli._complete import complete_metrics, complete_schedules
-from onnxtrain.cli._declared import REQUIRED, Kept, argument, option, switch
+from onnxtrain.cli._declared import REQUIRED, argument, option, switch
 from onnxtrain.cli._options import (
     BATCH_SIZE_HELP,
     CONFIG_HELP,
@@ -83,104 +84,6 @@ class ScheduleOptions:
 
 
 @dataclass(frozen=True)
-class RegularizeOptions:
-    """Options for averaged weights, flat minima and augmentation."""
-
-    panel: ClassVar[str] = "Averages, flat minima, augmentation"
-    kept: ClassVar[Kept] = "run"
-
-    ema_decay: float | None = option(
-        "FACTOR",
-        "Validate and export an exponential moving average of the weights with this decay per step, e.g. 0.999. "
-        "Default: the weights themselves.",
-    )
-    # A string, because typer has no type for both an epoch (16) and a fraction (0.75).
-    swa_start: str | None = option(
-        "EPOCH|FRACTION",
-        "Export an average of the weights (SWA) over all epochs from this one on, or after this fraction of the "
-        "epochs, e.g. 16 or 0.75. Default: off.",
-        kept="fit",
-    )
-    swa_lr: float | None = option(
-        "RATE",
-        "Use this learning rate in the epochs that --swa-start averages, e.g. 0.05. Default: the schedule's rate.",
-        kept="fit",
-    )
-    sam: float | None = option(
-        "RADIUS",
-        "Seek flat minima (SAM) with the gradient at the worst weights within this L2 distance, e.g. 0.05. Each step "
-        "takes two forward and backward passes. Default: off.",
-        min=0,
-    )
-    mixup: float | None = option(
-        "ALPHA",
-        "Mix pairs of samples and of targets in training (mixup), with weights drawn from Beta(ALPHA, ALPHA), e.g. "
-        "0.2. Default: off.",
-    )
-    cutmix: float | None = option(
-        "ALPHA",
-        "Paste a box of another image into each training image (CutMix), and mix the targets by its area, drawn from "
-        "Beta(ALPHA, ALPHA), e.g. 1.0. Default: off.",
-    )
-
-
-@dataclass(frozen=True)
-class BestOptions:
-    """Options for the choice of the exported epoch and for early stopping."""
-
-    panel: ClassVar[str] = "Best epoch"
-    kept: ClassVar[Kept] = "fit"
-
-    monitor: str | None = option(
-        "NAME",
-        "Compare epochs by this recorded value in --patience and --save-best, e.g. val_f1. Default: val_loss, or loss "
-        "without --validation.",
-    )
-    patience: int | None = option(
-        "EPOCHS",
-        "Stop after this many epochs without an improvement of --monitor, e.g. 5, and export the weights of the best "
-        "epoch. Default: train all epochs and export the last.",
-        min=1,
-    )
-    min_delta: float | None = option(
-        "AMOUNT",
-        "Count only improvements of --monitor larger than this, e.g. 0.001. Default: any improvement.",
-        min=0,
-    )
-    save_best: bool = switch(
-        "Train all epochs and export the weights of the best epoch by --monitor. Default: export the last epoch."
-    )
-
-
-@dataclass(frozen=True)
-class LogOptions:
-    """Options for log files and checkpoints. They may change at any time, because they do not affect the result."""
-
-    panel: ClassVar[str] = "Logs and saves"
-    kept: ClassVar[Kept] = "anew"
-
-    log: Path | None = option(
-        "FILE.csv",
-        "Write a row per epoch to this file, and a row per step to a second file next to it, e.g. log.csv. Default: no "
-        "log.",
-    )
-    tensorboard: Path | None = option(
-        "DIR",
-        "Write TensorBoard event files to this directory, e.g. logs. Default: none.",
-    )
-    save_every: int | None = option(
-        "STEPS",
-        "Save a checkpoint to DIR/checkpoints every STEPS steps, e.g. 500. Default: only after each epoch, to DIR.",
-        min=1,
-    )
-    keep: int | None = option(
-        "COUNT",
-        "Keep this many of the newest checkpoints of --save-every, e.g. 5. Default: 3.",
-        min=1,
-    )
-
-
-@dataclass(frozen=True)
 class WorkerOptions:
     """Options for training one model with several processes."""
 
@@ -223,7 +126,7 @@ class TrainOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
-        table, model, memory, optimizer, lora, rate, regularize, best, logs, workers: groups of options.
+        table, model, memory, optimizer, lora, rate, callbacks, workers: groups of options.
     """
 
     source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to resume.")
@@ -303,9 +206,7 @@ class TrainOptions:
         "fraud=10 gives one class ten times the weight; repeat it for several. Default: equal weights.",
         kept="fit",
     )
-    regularize: RegularizeOptions = field(default_factory=RegularizeOptions)
-    best: BestOptions = field(default_factory=BestOptions)
-    logs: LogOptions = field(default_factory=LogOptions)
+    callbacks: CallbackOptions = field(default_factory=CallbackOptions)
     workers: WorkerOptions = field(default_factory=WorkerOptions)
     seed: int = option(
         "NUMBER",

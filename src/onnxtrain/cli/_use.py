@@ -15,6 +15,7 @@ from onnxtrain.cli._classes import (
     metric_labels,
     report_rows,
 )
+from onnxtrain.cli._command_options import EvaluateOptions, ExportOptions, PredictOptions
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._export import export_model
 from onnxtrain.cli._loss import fit_targets, label_targets
@@ -30,26 +31,30 @@ from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._metrics.probabilities import probabilities
 
 
-def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool) -> None:
+def evaluate_run(options: EvaluateOptions) -> None:
     """Prints the loss and metrics of a run over a dataset, with a report per class and the confusion matrix."""
-    trainer, encoder = _open(directory)
-    arrays = to_arrays(load_data(path), encoder, trainer.manifest, label_targets(trainer))
-    x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
+    trainer, encoder = _open(options.directory)
+    arrays = to_arrays(load_data(options.data), encoder, trainer.manifest, label_targets(trainer))
+    x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
     y = fit_targets(trainer, y)
-    values = trainer.evaluate(x, y, batch_size=batch_size)
+    values = trainer.evaluate(x, y, batch_size=options.batch_size)
     classes = None if encoder is None else encoder.classes_
     names = class_names(trainer, classes)
-    matrix = confusion_matrix_if_small(trainer, x, y, names, batch_size)
+    matrix = judged_matrix(trainer, x, y, names, options.batch_size)
     report = None if matrix is None or names is None else class_report(matrix, names)
-    if json:
-        document: dict[str, Any] = {"directory": str(directory), "data": str(path), **values}
+    if options.json:
+        document: dict[str, Any] = {
+            "directory": str(options.directory),
+            "data": str(options.data),
+            **values,
+        }
         if matrix is not None:
             document |= {"classes": report, "confusion_matrix": matrix.tolist()}
         print_json(document)
         return
     labels = metric_labels(trainer, classes, list(values))
     rows = [(labels[key], f"{value:,.6g}") for key, value in values.items()]
-    print_table(heading(f"{directory} on {path.name}"), summary_table(None, rows))
+    print_table(heading(f"{options.directory} on {options.data.name}"), summary_table(None, rows))
     if matrix is None or names is None or report is None:
         return
     columns = ("class", "samples", "share", "precision", "recall", "f1")
@@ -61,59 +66,41 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
     print_table(heading("Confusion matrix: rows are true classes, columns are predicted ones"), matrix_table)
 
 
-def export_run(
-    directory: Path, output: Path, outputs: Sequence[str] | None, network: bool, json: bool
-) -> None:
-    """Exports the trained model of a run, with the encoding of its table unless `network` is True."""
-    trainer, encoder = _open(directory)
-    chosen = list(outputs) if outputs else None
-    names = export_model(trainer, None if network else encoder, output, chosen)
-    if json:
-        print_json({"directory": str(directory), "model": str(output), "outputs": names})
+def export_run(options: ExportOptions) -> None:
+    """Exports the trained model of a run, with the encoding of its table unless `--network` is given."""
+    trainer, encoder = _open(options.directory)
+    names = export_model(
+        trainer, None if options.network else encoder, options.output, options.outputs or None
+    )
+    if options.json:
+        print_json({"directory": str(options.directory), "model": str(options.output), "outputs": names})
         return
-    print_table(f"Trained model: {output} (outputs: {', '.join(names)})")
+    print_table(f"Trained model: {options.output} (outputs: {', '.join(names)})")
 
 
-def write_predictions(
-    source: Path,
-    path: Path,
-    output: Path,
-    ids: Sequence[str] | None,
-    batch_size: int | None,
-    json: bool,
-    *,
-    only_probabilities: bool = False,
-) -> None:
+def write_predictions(options: PredictOptions) -> None:
     """Writes the outputs of a run or of an .onnx file for each sample.
-
-    Args:
-        source: directory of a run, or path of an .onnx file.
-        path: file with the samples.
-        output: file to write.
-        ids: columns of a table to write first; None for those that the run was trained with.
-        batch_size: samples per batch; None for the model's fixed batch size, or 32.
-        json: True to print one JSON document.
-        only_probabilities: True to write only the class probabilities.
 
     Raises:
         InputError: the suffix of the output is unknown, the data does not fit, or there are no probabilities to write.
         ModelError: the output cannot be written.
     """
+    source, path, output = options.source, options.data, options.output
     # Checked first, because the model may take long.
     suffix = output.suffix.lower()
     if suffix not in (".npz", *TABLE_SUFFIXES):
         raise InputError(f"--output is '{output}'; choose an .npz, .csv or .parquet file.")
     data = load_data(path)
-    if ids and not isinstance(data, Table):
+    if options.id and not isinstance(data, Table):
         raise InputError(f"--id names columns of a table (.csv, .parquet); '{path}' is not a table.")
     if source.is_dir():
-        predictions = _run_predictions(source, data, path, batch_size)
+        predictions = _run_predictions(source, data, path, options.batch_size)
     else:
-        values, encoder = model_predictions(source, data, path, batch_size)
+        values, encoder = model_predictions(source, data, path, options.batch_size)
         predictions = _Predictions(values, None if encoder is None else encoder.classes_, encoder)
-    if only_probabilities:
+    if options.probabilities:
         predictions = predictions._replace(outputs=_only_probabilities(predictions, source))
-    columns = _ids(data, ids, predictions.encoder) if isinstance(data, Table) else {}
+    columns = _ids(data, options.id, predictions.encoder) if isinstance(data, Table) else {}
     try:
         if source.is_dir():
             keep_inside(output, source)
@@ -121,7 +108,7 @@ def write_predictions(
     except OSError as error:
         raise ModelError(f"Writing the predictions to '{output}' failed: {error}.") from error
     samples = len(next(iter(predictions.outputs.values())))
-    if json:
+    if options.json:
         shapes = {name: list(array.shape) for name, array in predictions.outputs.items()}
         print_json({"predictions": str(output), "samples": samples, "id": list(columns), "outputs": shapes})
         return

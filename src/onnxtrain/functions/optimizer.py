@@ -245,3 +245,21 @@ def _adafactor_change(
     u = op.Div(g, op.Sqrt(op.Max(estimate, eps1_squared)))
     alpha = op.Div(op.Mul(rho, op.Max(rms(w), eps2)), op.Max(op.Div(rms(u), d), 1.0))
     return op.Sub(op.Mul(w, decay), op.Mul(u, alpha))
+
+
+ELEMENTWISE_STEPS = frozenset(
+    step.name
+    for step in (
+        *(
+            adam_step,
+            adamw_step,
+            clipped_adam_step,
+            clipped_adamw_step,
+            sgd_step,
+            momentum_step,
+            nesterov_step,
+        ),
+        *(adagrad_step, *_RMSPROP.values(), lion_step),
+    )
+)
+"""Op types, without the dtype, of the steps whose scalars may have the shape [1, ..., 1] instead of []."""

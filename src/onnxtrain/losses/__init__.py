@@ -42,6 +42,7 @@ from ._focal import FocalLoss
 from ._label_ops import LABEL_OPS
 from ._mean import loss_mean
 from ._poisson import PoissonNLLLoss
+from ._quantile import QuantileLoss
 from ._scores import warn_of_probabilities
 from ._tversky import TverskyLoss
 
@@ -63,6 +64,7 @@ __all__ = [
     "MSELoss",
     "NLLLoss",
     "PoissonNLLLoss",
+    "QuantileLoss",
     "Reduction",
     "SampleLoss",
     "SmoothL1Loss",

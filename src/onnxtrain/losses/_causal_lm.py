@@ -20,7 +20,7 @@ _POSITIONS = "loss_positions"
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLMLoss(Loss):
-    """Cross-entropy of the logits at each token against the next token, as in transformers.
+    """Cross-entropy of the logits at each token against the next token, as in transformers: -log softmax(scores)[next].
 
     Scores are logits [batch, sequence, vocabulary], labels int64 [batch, sequence]: usually the tokens of the input
     themselves. The logits at position t are compared with the label at t + 1, so labels must not be shifted by the

@@ -230,8 +230,9 @@ class NLLLoss(_ClassLoss):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CrossEntropyLoss(_ClassLoss):
-    """Cross-entropy of softmax(scores) along the class axis against class labels or class probabilities.
+    """Cross-entropy of softmax(scores) along the class axis: -log softmax(scores)[label].
 
+    The target is class labels, or with `probabilities` one probability per class: -sum(target·log softmax(scores)).
     With `probabilities`, the target has the shape and dtype of the scores; the mean is then over positions, and weights
     only scale the terms of the classes.
 

@@ -69,7 +69,7 @@ class SampleLoss(_TermwiseLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class MSELoss(ElementwiseLoss):
-    """Squared error (scores - target)²."""
+    """Squared error (score - target)²."""
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference = op.Sub(scores, target)
@@ -79,7 +79,7 @@ class MSELoss(ElementwiseLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class L1Loss(ElementwiseLoss):
-    """Absolute error |scores - target|."""
+    """Absolute error |score - target|."""
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         return op.Abs(op.Sub(scores, target))
@@ -87,7 +87,7 @@ class L1Loss(ElementwiseLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class HuberLoss(ElementwiseLoss):
-    """With d = scores - target: d²/2 where |d| <= delta, delta·(|d| - delta/2) elsewhere.
+    """Huber loss of d = score - target: d²/2 where |d| <= delta, delta·(|d| - delta/2) elsewhere.
 
     Attributes:
         delta: error at which the loss changes from quadratic to linear; positive, in units of the scores, e.g. 1.0.
@@ -128,9 +128,9 @@ class SmoothL1Loss(ElementwiseLoss):
 # Without `eq`, because weights may be arrays, whose comparison returns an array.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BCEWithLogitsLoss(ElementwiseLoss):
-    """Binary cross-entropy of sigmoid(scores); targets are probabilities in [0, 1].
+    """Binary cross-entropy -t·log(p) - (1 - t)·log(1 - p) of p = sigmoid(score), for targets t in [0, 1].
 
-    Computed as (1 - t)·x + (1 + (p - 1)·t)·softplus(-x) with p = pos_weight, which is numerically stable.
+    Computed as (1 - t)·x + (1 + (w - 1)·t)·softplus(-x) of scores x, with w = pos_weight, which is numerically stable.
 
     Attributes:
         activation: "sigmoid".

@@ -16,10 +16,11 @@ from ._elementwise import ElementwiseLoss, softplus
 
 @dataclass(frozen=True, kw_only=True)
 class FocalLoss(ElementwiseLoss):
-    """Binary cross-entropy that down-weights easy examples (Lin et al., 2017, equation 5); targets are 0 or 1.
+    """Binary cross-entropy times (1 - p)^gamma for target 1, and p^gamma for target 0, with p = sigmoid(score).
 
-    With p = sigmoid(score): -alpha·(1 - p)^gamma·log(p) for target 1, -(1 - alpha)·p^gamma·log(1 - p) for target 0. For
-    a target t between 0 and 1, the loss is t times the first plus 1 - t times the second, as in binary cross-entropy.
+    It down-weights easy examples (Lin et al., 2017, equation 5): -alpha·(1 - p)^gamma·log(p) for target 1, -(1 -
+    alpha)·p^gamma·log(1 - p) for target 0. For a target t between 0 and 1, the loss is t times the first plus 1 - t
+    times the second, as in binary cross-entropy.
 
     Attributes:
         activation: "sigmoid".

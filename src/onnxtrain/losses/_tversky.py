@@ -16,10 +16,10 @@ from ._elementwise import SampleLoss, sample_sum
 
 @dataclass(frozen=True, kw_only=True)
 class TverskyLoss(SampleLoss):
-    """1 minus the Tversky index of each sample (Salehi et al., 2017, equation 3); targets are 0 or 1, or between.
+    """1 - (TP + smooth) / (TP + alpha·FP + beta·FN + smooth): 1 minus the Tversky index of each sample.
 
-    With p = sigmoid(score) and sums over all positions of a sample: TP = Σ p·t, FP = Σ p·(1 - t), FN = Σ (1 - p)·t, and
-    the loss is 1 - (TP + smooth) / (TP + alpha·FP + beta·FN + smooth). With alpha = beta = 0.5, it is the Dice loss.
+    With p = sigmoid(score) and sums over all positions of a sample: TP = Σ p·t, FP = Σ p·(1 - t), FN = Σ (1 - p)·t
+    (Salehi et al., 2017, equation 3). Targets t are 0 or 1, or between. With alpha = beta = 0.5, it is the Dice loss.
 
     Attributes:
         activation: "sigmoid".

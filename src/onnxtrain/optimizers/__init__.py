@@ -25,6 +25,7 @@ from ._clipping import ClipGradNorm, ClipGradValue, GradientClipping
 from ._gradient_descent import SGD, Adagrad, RMSprop
 from ._lion import Lion
 from ._muon import Muon
+from ._nadam import NAdam
 from ._plan import ParameterSpec, moment_dtype
 from ._prodigy import Prodigy
 
@@ -42,6 +43,7 @@ __all__ = [
     "Moment",
     "MomentSpec",
     "Muon",
+    "NAdam",
     "Optimizer",
     "ParameterGroup",
     "ParameterSpec",

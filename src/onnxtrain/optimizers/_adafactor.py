@@ -27,7 +27,7 @@ class Adafactor(Optimizer):
     rms(w))/max(1, rms(u)/d)·u. Steps are relative to the magnitude of the parameter: learning rates are around 1e-2.
 
     Attributes:
-        elementwise: False, as root mean squares and moments need the parameter's own shape.
+        elementwise: False, as root mean squares and moments are those of a whole parameter.
         beta2_decay: exponent of b, at most 0, e.g. -0.8. The closer to 0, the faster old gradients are forgotten.
         eps: (eps1, eps2), e.g. (None, 1e-3). eps1 keeps the estimate away from zero; None means the machine epsilon
             of the dtype. If the root mean square of a parameter is below eps2, eps2 is used instead.

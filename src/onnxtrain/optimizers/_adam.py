@@ -19,7 +19,6 @@ from ._base import (
     bias_correction,
     require_betas,
     require_not_negative,
-    takes_ranked_scalars,
 )
 
 _MOMENTS = (Moment("running mean of the gradient"), Moment("running mean of its square"))
@@ -134,7 +133,6 @@ class AdamW(_AdamFamily):
             step_size = op.Mul(step_size, decay)
         return *self._coefficients(), step_size, eps, decay
 
-    @takes_ranked_scalars
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
@@ -168,7 +166,6 @@ class Adam(_AdamFamily):
         # both.
         return None if self.weight_decay else super().scaled(op, scalars, factor)
 
-    @takes_ranked_scalars
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
@@ -203,7 +200,6 @@ class SparseAdam(_AdamFamily):
         # torch.optim.SparseAdam adds eps to the root before the bias correction, unlike Adam.
         return *self._coefficients(), *self._corrected(op, learning_rate, step, scale_eps=False)
 
-    @takes_ranked_scalars
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:

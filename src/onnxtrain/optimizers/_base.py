@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain._settings import integers_to_floats, require
@@ -116,7 +115,7 @@ class Optimizer(ABC):
     """
 
     elementwise: ClassVar[bool] = True
-    """True if each element is updated independently of the others: :meth:`update` may get a flattened parameter."""
+    """True if each element is updated independently of the others."""
 
     clip_grad: GradientClipping | None = None
     groups: Sequence[ParameterGroup] = ()
@@ -217,44 +216,6 @@ class Optimizer(ABC):
         """
 
 
-_Update = TypeVar("_Update", bound=Callable[..., Any])
-
-
-def takes_ranked_scalars(update: _Update) -> _Update:
-    """Marks an `Optimizer.update` that combines tensors only with each other and with :func:`ranked` scalars.
-
-    Parameters whose last axis has size one are then not flattened, which avoids a Reshape that copies the graph input.
-    An `update` that overrides the marked method is not marked, because its scalars may need shape [].
-    """
-    update.__dict__["takes_ranked_scalars"] = True
-    return update
-
-
-def has_unit_tail(shape: ir.Shape | None) -> bool:
-    """True if the last of several axes has size one, as in the weight of a 1x1 convolution."""
-    return shape is not None and shape.rank() > 1 and shape[-1] == 1
-
-
-def ranked(op: Emitter, scalar: Operand, shape: ir.Shape | None, like: ir.Value) -> Operand:
-    """Returns a scalar in the shape with which ONNX Runtime combines it fastest with tensors of `shape`.
-
-    If the last axis has size one, ONNX Runtime (1.20 to 1.32) combines a tensor with a scalar of shape [] element by
-    element, which takes 60 times as long as for a vector. It skips axes that have size one in both, hence [1, ..., 1].
-
-    Args:
-        op: emitter of the optimizer model.
-        scalar: a number, or a value of shape [].
-        shape: shape of the tensors, e.g. [64, 32, 1, 1]; None if it is unknown.
-        like: a value with the tensors' dtype.
-    """
-    if shape is None or not has_unit_tail(shape):
-        return scalar
-    ones = [1] * shape.rank()
-    if isinstance(scalar, ir.Value):
-        return op.Reshape(scalar, ones)
-    return op.const(np.reshape(np.asarray(scalar), ones), like=like)
-
-
 def require_not_negative(owner: object, *fields: str) -> None:
     """Raises GraphBuildError unless these fields of an optimizer are non-negative."""
     for field in fields:
@@ -285,7 +246,7 @@ def sparse_refusal(owner: object, *fields: str) -> str | None:
 def add_l2(op: Emitter, w: ir.Value, g: ir.Value, weight_decay: float) -> ir.Value:
     """Returns g + weight_decay·w, the gradient of the loss with an L2 penalty."""
     # No node without decay: ONNX Runtime would compute a product with 0 and a sum for every element.
-    return op.Add(g, op.Mul(w, ranked(op, weight_decay, w.shape, w))) if weight_decay else g
+    return op.Add(g, op.Mul(w, weight_decay)) if weight_decay else g
 
 
 def bias_correction(op: Emitter, beta: float, step: ir.Value, like: ir.Value) -> ir.Value:

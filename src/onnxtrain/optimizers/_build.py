@@ -15,10 +15,11 @@ from onnxtrain.passes.canonical.opset import fit_ir_version
 from onnxtrain.passes.io.load import CANONICAL_OPSET, MAX_OPSET
 from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass
 
-from ._base import Optimizer, StepInputs, has_unit_tail, ranked
+from ._base import Optimizer, StepInputs
 from ._clipping import cast
 from ._plan import ParameterSpec, Update, moment_dtype, plan_updates
 from ._rows import Rows
+from ._scalar_ranks import ScalarRanks
 
 _Settings = tuple[Optimizer, float, ir.DataType]
 """An optimizer, the factor of its learning rate, and the dtype of the computation."""
@@ -75,6 +76,8 @@ def build_optimizer_model(
         # Reserved, because a parameter may have the name that the emitter would choose for an intermediate value.
         op.unique_name(name)
     _write(op, optimizer, slots, learning_rate, step)
+    for name in [name for name, constant in graph.initializers.items() if not constant.uses()]:
+        del graph.initializers[name]
     LongSumsPass()(model)
     fit_ir_version(model)
     return model
@@ -178,19 +181,6 @@ class _Slot:
         return self.update.optimizer, self.update.learning_rate_scale, self.dtype
 
     @property
-    def is_flat(self) -> bool:
-        """True if the step is computed on the flattened parameter."""
-        # A step defined outside this package may have scalars with shape [], with which ONNX Runtime combines such a
-        # tensor slowly, see `ranked`. Copying the tensors with Reshape is faster.
-        optimizer = self.update.optimizer
-        return optimizer.elementwise and not self.takes_ranked_scalars and has_unit_tail(self.w.shape)
-
-    @property
-    def takes_ranked_scalars(self) -> bool:
-        """True if the scalars of the step may have as many axes as the parameter."""
-        return "takes_ranked_scalars" in type(self.update.optimizer).update.__dict__
-
-    @property
     def inputs(self) -> list[ir.Value]:
         """All graph inputs, in the order of the model."""
         return [self.w, self.g, *([] if self.indices is None else [self.indices]), *self.moments]
@@ -219,17 +209,7 @@ def _write(
     op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
 ) -> None:
     """Emits the nodes in three stages: clipped gradients, scalars per settings, the update of each parameter."""
-    reshaped: dict[tuple[ir.Value, int], Operand] = {}
-
-    def for_shape_of(w: ir.Value, scalar: Operand, like: ir.Value) -> Operand:
-        """Returns the scalar as :func:`ranked` does; parameters with equally many axes share the Reshape node."""
-        if not isinstance(scalar, ir.Value) or w.shape is None or not has_unit_tail(w.shape):
-            return ranked(op, scalar, w.shape, like)
-        key = scalar, w.shape.rank()
-        if key not in reshaped:
-            reshaped[key] = ranked(op, scalar, w.shape, like)
-        return reshaped[key]
-
+    ranks = ScalarRanks(op)
     gradients = [cast(op, slot.g, slot.dtype) for slot in slots]
     # Sparse gradients are summed per row before clipping, which needs the norm of the whole gradient.
     rows_of = [None if slot.indices is None else Rows(op, slot.indices) for slot in slots]
@@ -254,12 +234,11 @@ def _write(
             scalars_of[settings] = (scalars, pending) if scaled is None else (scaled, None)
         pending = scalars_of[settings][1]
         if pending is not None:
-            gradient = op.Mul(gradient, for_shape_of(slot.w, pending, gradient))
+            with ranks.within(slot.w.shape, [gradient], [pending]):
+                gradient = op.Mul(gradient, pending)
         state = slot.state if rows is None else [rows.read(table) for table in slot.state]
-        values = [cast(op, state[0], dtype), gradient, *state[1:]]
-        w, g, *moments = (op.Reshape(value, [-1]) for value in values) if slot.is_flat else values
         states.append(state)
-        inputs.append(StepInputs(w, g, moments))
+        inputs.append(StepInputs(cast(op, state[0], dtype), gradient, state[1:]))
     # A second loop, because scalars shared by several parameters may depend on the clipped gradients of all of them.
     shared = {}
     for settings, (scalars, _) in scalars_of.items():
@@ -267,12 +246,12 @@ def _write(
         shared[settings] = settings[0].shared_scalars(op, scalars, members)
     for slot, rows, state, step_inputs in zip(slots, rows_of, states, inputs, strict=True):
         step_scalars = shared[slot.settings]
-        if slot.takes_ranked_scalars:
-            step_scalars = [for_shape_of(slot.w, scalar, step_inputs.w) for scalar in step_scalars]
-        results = slot.update.optimizer.update(op, *step_inputs, step_scalars)
+        tensors = [step_inputs.w, step_inputs.g, *step_inputs.moments]
+        with ranks.within(slot.w.shape, tensors, step_scalars):
+            results = slot.update.optimizer.update(op, *step_inputs, step_scalars)
         for held, old, new, name in zip(slot.state, state, results, slot.outputs, strict=True):
             assert old.dtype is not None
-            output = cast(op, op.reshape_like(new, old) if slot.is_flat else new, old.dtype)
+            output = cast(op, new, old.dtype)
             if rows is not None:
                 output = rows.write(held, output)
             output.name, output.shape = name, held.shape

@@ -18,7 +18,7 @@ from onnxtrain.functions.optimizer import (
     sgd_step,
 )
 
-from ._base import Moment, Optimizer, add_l2, require_not_negative, sparse_refusal, takes_ranked_scalars
+from ._base import Moment, Optimizer, add_l2, moved_by, require_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,6 @@ class SGD(Optimizer):
         # Without momentum and penalty, the learning rate only multiplies the gradient, so it can include the factor.
         return None if self.momentum or self.weight_decay else [op.Mul(factor, scalar) for scalar in scalars]
 
-    @takes_ranked_scalars
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
@@ -121,7 +120,6 @@ class Adagrad(Optimizer):
             learning_rate = op.Div(learning_rate, op.Add(op.Mul(done, self.lr_decay), 1.0))
         return (learning_rate, self.eps)
 
-    @takes_ranked_scalars
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
@@ -168,7 +166,6 @@ class RMSprop(Optimizer):
         common = (learning_rate, self.alpha, 1 - self.alpha, self.eps)
         return (*common, self.momentum) if self.momentum else common
 
-    @takes_ranked_scalars
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.functions.optimizer import lion_step
 
-from ._base import Moment, Optimizer, require_betas, require_not_negative, takes_ranked_scalars
+from ._base import Moment, Optimizer, require_betas, require_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,6 @@ class Lion(Optimizer):
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         return *self.betas, learning_rate, op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
 
-    @takes_ranked_scalars
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:

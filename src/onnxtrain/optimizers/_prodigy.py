@@ -28,7 +28,7 @@ class Prodigy(Optimizer):
     decay have an estimate of their own.
 
     Attributes:
-        elementwise: False, as r and d are scalars, which must not be flattened together with the parameter.
+        elementwise: False, as r and d are sums over all parameters.
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
         eps: keeps the denominator from zero, e.g. 1e-8.
         weight_decay: coefficient of decoupled weight decay, e.g. 0.01.

@@ -63,12 +63,15 @@ try:
     from torch._dynamo.variables.misc import RandomVariable
     from torch._dynamo.variables.tensor import SymNodeVariable
     from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
+    from torch._functorch.predispatch import _enter_dual_level as enter_dual_level
+    from torch._functorch.predispatch import _exit_dual_level as exit_dual_level
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
     from torch._guards import ChainedSource, CompileContext, TracingContext
     from torch._ops import HigherOrderOperator
     from torch._subclasses import fake_impls
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch._subclasses.functional_tensor import FunctionalTensorMode
+    from torch.fx._lazy_graph_module import _LazyGraphModule
     from torch.fx._symbolic_trace import is_fx_symbolic_tracing
     from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size as constrain_range_for_size
     from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
@@ -99,6 +102,28 @@ try:
     # The legacy vmap, which `is_grads_batched` uses.
     enter_vmap = torch._C._vmapmode_increment_nesting
     leave_vmap = torch._C._vmapmode_decrement_nesting
+    # Compiles the code of a graph that FX would compile in its first call.
+    compile_now = _LazyGraphModule.force_recompile
+    # Functions that Dynamo inserts into graphs in place of context managers.
+    enter_autocast, exit_autocast = (
+        torch.amp.autocast_mode._enter_autocast,
+        torch.amp.autocast_mode._exit_autocast,
+    )
+    enter_inference_mode = torch.autograd.grad_mode._enter_inference_mode
+    exit_inference_mode = torch.autograd.grad_mode._exit_inference_mode
+    is_fwd_grad_enabled, set_fwd_grad_enabled = torch._C._is_fwd_grad_enabled, torch._C._set_fwd_grad_enabled
+    get_inplace_requires_grad_allowed = torch._C._functorch.get_inplace_requires_grad_allowed
+    set_inplace_requires_grad_allowed = torch._C._functorch.set_inplace_requires_grad_allowed
+    saved_tensors_hooks_error = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message
+    _disable_saved_tensors_hooks = torch._C._autograd._saved_tensors_hooks_disable
+    _enable_saved_tensors_hooks = torch._C._autograd._saved_tensors_hooks_enable
+    sdpa_settings: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+        *(
+            (getattr(torch._C, f"_get_{kind}_sdp_enabled"), getattr(torch._C, f"_set_sdp_use_{kind}"))
+            for kind in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
+        ),
+        (torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order),
+    )
     # Dynamo (PyTorch 2.13) inserts this function into a graph for `tensor.data`.
     get_data = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
     saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -121,6 +146,15 @@ except (AttributeError, ImportError) as error:
         f"ORTModule cannot run on PyTorch {torch.__version__}, which lacks a part that it needs: {error}. "
         "Install a version that onnxtrain's [torch] extra allows: pip install 'onnxtrain[torch]'"
     ) from error
+
+
+def set_saved_tensors_hooks_error(message: str | None) -> None:
+    """Makes registering saved-tensor hooks raise an error with this message; None allows hooks."""
+    if message is None:
+        _enable_saved_tensors_hooks()
+    else:
+        _disable_saved_tensors_hooks(message)
+
 
 DYNAMIC_AXES = "_dynamo_propagated_dynamic_indices"
 """Attribute of a tensor: the axes, e.g. {0}, whose sizes Dynamo captures as symbols if possible, as with

@@ -5,19 +5,18 @@ from __future__ import annotations
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.schedules import SCHEDULES
-from onnxtrain.trainer._callbacks import (
-    SAM,
-    SWA,
-    CSVLogger,
-    EarlyStopping,
-    Logger,
-    MLflowLogger,
-    ModelCheckpoint,
-    OptunaPruning,
-    ReduceLROnPlateau,
-    TensorBoardLogger,
-    WandbLogger,
-)
+from onnxtrain.trainer._callbacks.checkpoint import ModelCheckpoint
+from onnxtrain.trainer._callbacks.csv import CSVLogger
+from onnxtrain.trainer._callbacks.early_stopping import EarlyStopping
+from onnxtrain.trainer._callbacks.logger import Logger
+from onnxtrain.trainer._callbacks.mlflow import MLflowLogger
+from onnxtrain.trainer._callbacks.optuna import OptunaPruning
+from onnxtrain.trainer._callbacks.plateau import ReduceLROnPlateau
+from onnxtrain.trainer._callbacks.sam import SAM
+from onnxtrain.trainer._callbacks.swa import SWA
+from onnxtrain.trainer._callbacks.tensorboard import TensorBoardLogger
+from onnxtrain.trainer._callbacks.time_limit import TimeLimit
+from onnxtrain.trainer._callbacks.wandb import WandbLogger
 from onnxtrain.trainer._fit.events import StepGradients
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange
 from onnxtrain.trainer._metrics.metrics import METRICS, Metric
@@ -46,6 +45,7 @@ __all__ = [
     "ReduceLROnPlateau",
     "StepGradients",
     "TensorBoardLogger",
+    "TimeLimit",
     "Trainer",
     "WandbLogger",
     "pack_tokens",

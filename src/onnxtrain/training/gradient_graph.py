@@ -9,7 +9,6 @@ import onnx_ir as ir
 from onnxtrain.autodiff import add_gradients, append_outputs, expand_path
 from onnxtrain.emitter import Emitter, values_by_name
 from onnxtrain.fusion import fuse_exported, fuse_kernels
-from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.passes import (
     CleanupPass,
     FloatDequantizedPass,
@@ -20,6 +19,7 @@ from onnxtrain.passes import (
     simplify_gradients,
 )
 from onnxtrain.passes.portable import draw_from_input
+from onnxtrain.passes.profiles import PROFILES
 from onnxtrain.recipe import Recipe
 from onnxtrain.selection import batch_norms
 from onnxtrain.training.build_state import Build
@@ -38,9 +38,7 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     """
     as_deployed = recipe.activations == "deployed"
     # Before differentiation, so that the gradient uses the same random numbers.
-    build.random = draw_from_input(
-        build.forward, RANDOM_OPS if recipe.profile == "portable" else RANDOM_OPS - {"Dropout"}
-    )
+    build.random = draw_from_input(build.forward, PROFILES[recipe.profile].drawn)
     build.updated = _chain_statistics(build.forward, list(build.statistics))
     # Folds only in a frozen backbone, whose parameters are constants of the graph.
     FoldFrozenBatchNormPass()(build.forward)

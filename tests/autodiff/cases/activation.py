@@ -19,6 +19,7 @@ CASES = [
     Case("Elu", (F(3, 4),), fn.elu),
     Case("Elu", (F(3, 4),), lambda x: fn.elu(x, 0.75), {"alpha": 0.75}),
     Case("Selu", (F(3, 4),), lambda x: SELU_GAMMA * fn.elu(x, SELU_ALPHA)),
+    Case("Selu", (F(3, 4),), lambda x: 1.25 * fn.elu(x, 0.75), {"alpha": 0.75, "gamma": 1.25}),
     Case("Celu", (F(3, 4),), fn.celu),
     Case("Celu", (F(3, 4),), lambda x: fn.celu(x, 2.5), {"alpha": 2.5}),
     Case("Gelu", (F(3, 4, low=-4.0, high=4.0),), fn.gelu),

@@ -22,6 +22,13 @@ def _attend(q, k, v, mask=None, *, causal=False, scale=None, softcap=0.0):
     return scores.softmax(-1) @ v
 
 
+def _windowed(q, k, v, *, left=-1, right=-1):
+    """Each query attends to `left` keys before its own position, and to `right` keys after it; -1 for all."""
+    distance = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
+    seen = (distance >= -left) | torch.tensor(left < 0)
+    return _attend(q, k, v, seen & ((distance <= right) | torch.tensor(right < 0)))
+
+
 def _heads(t, count):
     return t.reshape(*t.shape[:2], count, -1).transpose(1, 2)
 
@@ -41,6 +48,13 @@ CASES = [
     Case("Attention", (Q, K, V), lambda q, k, v: _attend(q, k, v, causal=True), {"is_causal": 1}, opset=23),
     Case("Attention", (Q, K, V, FLOAT_MASK), _attend, opset=23, name="float_mask"),
     Case("Attention", (Q, K, V, BOOL_MASK), _attend, opset=23, name="bool_mask"),
+    *(
+        Case(
+            "Attention", (Q, K, V), lambda q, k, v, w=(left, right): _windowed(q, k, v, left=w[0], right=w[1]),
+            {"left_window_size": left, "right_window_size": right}, opset=25,
+        )
+        for left, right in ((1, 0), (-1, 1), (0, -1), (0, 2))
+    ),
     Case(
         "Attention", (F(2, 4, 3, 6), F(2, 2, 5, 6), F(2, 2, 5, 6)), lambda q, k,
         v: _attend(q, k, v, scale=0.25, softcap=2.0), {"scale": 0.25, "softcap": 2.0}, opset=23,
@@ -82,5 +96,10 @@ CASES += [
     Case(
         "RotaryEmbedding", (F(2, 4, 3, 8), F(5, 2), F(5, 2), POSITIONS), lambda x, c, s,
         p: _rotate(x, c, s, p, size=4), {"rotary_embedding_dim": 4}, opset=23, name="partial",
+    ),
+    Case(
+        "RotaryEmbedding", (F(2, 3, 32), F(5, 4), F(5, 4), POSITIONS), lambda x, c, s,
+        p: _rotate(x.unflatten(2, (4, 8)).transpose(1, 2), c, s, p).transpose(1, 2).flatten(2),
+        {"num_heads": 4}, opset=23, name="three_axes", symbolic={0: (0, 1)},
     ),
 ]  # fmt: skip

@@ -102,6 +102,7 @@ CASES = [
         "ConvTranspose", (2, 2, 3, 3), (2, 2, 4, 4), name="many-taps-output_shape", output_shape=[9, 9],
         strides=[3, 2], equal_to={"output_shape": None, "pads": [1, 0, 0, 0], "output_padding": [0, 1]},
     ),
+    case("ConvTranspose", (2, 2, 3, 4), (2, 3, 2, 3), name="dilations", dilations=[2, 3], strides=[1, 2]),
     case("ConvTranspose", (2, 2, 3, 3), (2, 2, 3, 2), name="valid", auto_pad="VALID", strides=[2, 3]),
     case(
         "ConvTranspose", (2, 2, 3, 3), (2, 2, 4, 3), name="same-upper", auto_pad="SAME_UPPER", strides=[1, 2],

@@ -137,6 +137,15 @@ CASES += [
         lambda x, i: nnf.max_unpool2d(x, i % 24, 2),
         {"kernel_shape": [2, 2], "strides": [2, 2]},
     ),
+    Case(
+        "MaxUnpool",
+        (F(2, 2, 2, 3), R(np.arange(24).reshape(2, 2, 2, 3) * 4)),
+        lambda x, i: (
+            torch.zeros(96, dtype=x.dtype).index_put((i.flatten(),), x.flatten()).reshape(2, 2, 4, 6)
+        ),
+        {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 0, 0]},
+        name="pads",
+    ),
     # With larger sizes the standard and ONNX Runtime compute different things: test_max_unpool.py.
     Case(
         "MaxUnpool",

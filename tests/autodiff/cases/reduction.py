@@ -51,6 +51,7 @@ ELEMENTWISE = {
     "ReduceSum": lambda x: x * 1,
     "ReduceMean": lambda x: x * 1,
     "ReduceMax": lambda x: x * 1,
+    "ReduceMin": lambda x: x * 1,
     "ReduceProd": lambda x: x * 1,
     "ReduceL1": torch.abs,
     "ReduceL2": torch.abs,

@@ -8,14 +8,10 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from autodiff.fuzz import contrib
 from autodiff.fuzz.graph import Graph
 from autodiff.fuzz.judge import CRASH, INCONCLUSIVE, REFUSED, RIGHT, WRONG, judge
-from autodiff.fuzz.layers import AVAILABLE, DRAWERS, graphs, random_graph
+from autodiff.fuzz.layers import DRAWERS, graphs, random_graph
 from autodiff.fuzz.survey import survey
-from autodiff.test_completeness import QUANTIZED
-from onnxtrain.autodiff import coverage
-from onnxtrain.autodiff._registry import RULES
 
 GRAPHS = int(os.environ.get("ONNXTRAIN_FUZZ_GRAPHS", "100"))
 CHUNK = 50
@@ -38,31 +34,6 @@ ALLOWED = {
 def allowed(message: str) -> bool:
     """Tell whether a refusal is documented."""
     return any(re.search(pattern, message) for pattern in ALLOWED)
-
-
-NOT_DRAWN = {
-    **dict.fromkeys(QUANTIZED, "gradients straight through rounding are not the differences"),
-    **dict.fromkeys(
-        ("CausalConvWithState", "LinearAttention", "SwiGLU"),
-        "opsets up to 26 are drawn; `cases/newer.py` has cases of those behind it",
-    ),
-}
-"""Ops with a gradient that the fuzz leaves out, and why."""
-
-OTHER_DOMAINS = {
-    "ai.onnx.ml": "of its one op with a rule, `test_contrib.py` has a case",
-    "com.microsoft": "`test_contrib.py` has cases of all; of those with a body the most frequent ones are drawn",
-    "onnxtrain": "functions with native kernels, of which the tests of these draw cases",
-}
-"""Domains with rules that the fuzz leaves out, and why."""
-
-
-def test_every_covered_op_is_drawn_or_left_out_for_a_reason() -> None:
-    covered = {row.op_type for row in coverage() if row.status in ("rule", "function")}
-    assert covered == set(DRAWERS) - set(contrib.DRAWERS) | set(NOT_DRAWN)
-    assert not set(DRAWERS) & set(NOT_DRAWN)
-    assert {domain for domain, _ in RULES} == {"", *OTHER_DOMAINS}
-    assert {op for ops in AVAILABLE.values() for op in ops} == set(DRAWERS)
 
 
 @pytest.mark.parametrize("op", sorted(DRAWERS))

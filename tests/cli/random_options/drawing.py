@@ -9,8 +9,9 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from onnxtrain._names import LOSSES, OPTIMIZERS
+from onnxtrain.cli._command_options import ArtifactsOptions
 from onnxtrain.cli._declared import Option, options_of
-from onnxtrain.cli._options import ArtifactsOptions, TableOptions
+from onnxtrain.cli._options import TableOptions
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.schedules import SCHEDULES
 
@@ -100,7 +101,9 @@ NEEDS = {
     "one_hot": [],
 }
 PROCESSES = {"workers", "hosts", "restarts", "save_steps", "shard_optimizer", "compress"}
-LEFT_OUT = {"source", "data", "output", "config", "overwrite", "json", *PROCESSES}
+# A run that is repeated stops at another epoch if the machine is slower.
+CLOCKS = {"time_limit"}
+LEFT_OUT = {"source", "data", "output", "config", "overwrite", "json", *PROCESSES, *CLOCKS}
 OF_TABLES = set(options_of(TableOptions))
 
 

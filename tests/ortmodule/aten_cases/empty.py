@@ -42,6 +42,7 @@ CASES = [
     _case("convolution", F.conv2d, T(0, 2, 8, 8), T(3, 2, 3, 3), T(3)),
     _case("group_norm", lambda x, w: F.group_norm(x, 1, w), T(0, 3, 4), T(3)),
     _case("bilinear", lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), T(0, 2, 4, 4)),
+    _case("nanmedian", lambda x: (x.nanmedian(), *x.nanmedian(1)), T(0, 3)),
     _case("linear", F.linear, T(0, 4), T(5, 4), T(5)),
     _case("detached", lambda x, y: (x * y.detach()).sum(0) + y.sum(0), T(0, 3), T(0, 3)),
     *(

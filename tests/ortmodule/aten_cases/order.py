@@ -8,6 +8,9 @@ NAN, INF = float("nan"), float("inf")
 INTS = torch.tensor([[3, -7, 7], [5, 0, 7]])
 TIES = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], requires_grad=True)
 NANS = torch.tensor([[1.0, NAN, 3.0], [NAN, 2.0, NAN], [-INF, INF, NAN], [2.0, INF, 1.0], [NAN, -INF, INF]])
+# NaN before infinities.
+INFINITE = torch.tensor([[NAN, NAN, NAN], [NAN, INF, 1.0], [INF, -INF, NAN]], requires_grad=True)
+ALL_NAN = torch.full((2, 3), NAN, requires_grad=True)
 # For order, which puts NaN and infinity in one place.
 NANS_ONLY = NANS.nan_to_num(NAN, 7.0, -7.0)
 GRID = torch.tensor([[-1.5, -1.0, -0.5, 0.0], [0.5, 1.0, 1.5, 2.0]])  # on the bounds of bins
@@ -45,6 +48,15 @@ CASES = [
     Case("median_ties", lambda x: x.median(), (TIES,)),
     Case("median_ints", lambda i: (i.median(), i.to(torch.int16).median()), (INTS,)),
     Case("median_nan", lambda x: (x.median(), x.median(1)[0]), (NANS,)),
+    Case("median_nan_gradient", lambda x: x.median(), (INFINITE,)),
+    Case("nanmedian", lambda x: (x.nanmedian(), *x.nanmedian(1), *x.nanmedian(0, keepdim=True)), (X,)),
+    Case("nanmedian_nan", lambda x: (x.nanmedian(), *x.nanmedian(1), x.nanmedian(0)[0]), (NANS,)),
+    Case("nanmedian_all_nan", lambda x: (x.nanmedian(), x.nanmedian(1)[0]), (ALL_NAN,)),
+    Case("nanmedian_infinite", lambda x: (*x.nanmedian(0), *x.nanmedian(1)), (INFINITE,)),
+    Case("nanmedian_ties", lambda x: x.nanmedian(), (TIES,)),
+    Case(
+        "nanmedian_ints", lambda i: (i.nanmedian(), i.nanmedian(0)[0], i.to(torch.int16).nanmedian()), (INTS,)
+    ),
     Case("kthvalue", lambda x: (*x.kthvalue(2), *x.kthvalue(3, 0, keepdim=True)), (X,)),
     Case("kthvalue_nan", lambda x: x.kthvalue(2, 0)[0], (NANS_ONLY,)),
     Case("unique", lambda i: torch.unique(i, return_inverse=True, return_counts=True), (INTS,)),

@@ -144,6 +144,7 @@ REDUCTIONS = (
     "{x}.max()",
     "{x}.min()",
     "{x}.median()",
+    "{x}.nanmedian()",
     "{x1}.argmax({d})",
     "{x1}.argmin({d}, keepdim={B})",
     "{x1}.argsort({d}, stable=True)",

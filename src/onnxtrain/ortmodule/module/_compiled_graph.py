@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch.autograd import forward_ad
 
-from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
+from onnxtrain.errors import OnnxTrainError
+from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException, ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import foreach_copy
+from onnxtrain.ortmodule.capture._modes import restoring_modes
 from onnxtrain.ortmodule.capture._signature import GraphSignature
 from onnxtrain.ortmodule.capture.graph._aliases import Views
+from onnxtrain.ortmodule.capture.graph._assertions import Check
 from onnxtrain.ortmodule.module._pytorch_work import unwatched
 from onnxtrain.ortmodule.sessions._mixed_graph import Steps
 from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, output_of
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
-from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime
 
 
 class CompiledGraph:
@@ -26,8 +29,10 @@ class CompiledGraph:
     Args:
         body: computes the outputs and the new values of mutated inputs.
         signature: describes the inputs and outputs.
-        plain: the graph in PyTorch, with its assertions. It is used if `body` is not valid for the inputs of a call.
-        unchecked: the graph in PyTorch, with the conditions of its assertions as last outputs.
+        plain: the graph in PyTorch, with its assertions. It runs after an error, and if `body` is not valid for the
+            inputs of a call.
+        checks: the checks of the graph's assertions. Their conditions are outputs of `body`, the last ones before the
+            bases of views, and are not returned.
         announce: warns of computations that PyTorch is about to run.
     """
 
@@ -36,15 +41,16 @@ class CompiledGraph:
         body: OnnxPart | Steps,
         signature: GraphSignature,
         plain: fx.GraphModule,
-        unchecked: fx.GraphModule,
+        checks: Sequence[Check],
         announce: Announce,
     ) -> None:
         self.body = body
-        self._plain = plain.forward
-        self._unchecked = unchecked.forward
+        self._plain = restoring_modes(plain)
+        self._returned = signature.returned - len(checks)
+        self._checks = list(zip(body.outputs[self._returned : signature.returned], checks, strict=True))
         self._announce = announce
+        self._device = signature.device
         self._views = signature.views
-        self._returned = signature.returned
         overlaps = signature.overlaps
         self._overlaps = overlaps if overlaps is not None and overlaps.looked_for else None
         self._in_order = body.outputs == [("tensor", index) for index in range(len(body.outputs))]
@@ -75,7 +81,7 @@ class CompiledGraph:
                 "an input has a tangent (torch.autograd.forward_ad); torch.autograd.functional.jvp needs none"
             )
             self._announce("forward-mode derivative", ORTModuleTorchModelException(why))
-            return tuple(self._unchecked(*args))
+            return tuple(self._plain(*args))
         if self._overlaps is not None and self._overlaps.found(args):
             why = (
                 "two inputs share memory, of which the graph writes to one; when it was captured they did not"
@@ -84,13 +90,19 @@ class CompiledGraph:
             return tuple(self._plain(*args))
         for index in self._copied:
             tensors[index] = tensors[index].clone()
+        before = _random_states(self._device) if body.draws else ()
         try:
             results = body.results(args, tensors)
-        except Exception as error:
-            if error.__cause__ is not None and is_of_onnxruntime(error.__cause__):
-                # The user's code may have an `assert` against this error, e.g. an index out of range. In eager PyTorch
-                # the assertion fails first.
-                self._plain(*args)
+            for (kind, value), (check, message) in self._checks:
+                check(output_of(kind, value, args, results), message)
+        except (ORTModuleFallbackException, OnnxTrainError):
+            raise
+        except Exception:
+            # PyTorch runs the graph up to the error, so that buffers and random generators are as in eager mode. The
+            # error may be an earlier one: e.g. an `assert` about an index that ONNX Runtime found out of range.
+            for restore, state in before:
+                restore(state)
+            self._plain(*args)
             raise
         if body.mutated:
             self._write_back(args, results)
@@ -98,7 +110,9 @@ class CompiledGraph:
             outputs = tuple(results[: len(body.outputs)])
         else:
             outputs = tuple([output_of(kind, value, args, results) for kind, value in body.outputs])
-        return outputs if self._views is None else self._with_views(self._views, outputs, args)
+        if self._views is None:
+            return outputs[: self._returned] if self._checks else outputs
+        return self._with_views(self._views, outputs, args)
 
     def _write_back(self, args: tuple[Any, ...], results: Sequence[torch.Tensor]) -> None:
         """Copies the new values of mutated inputs into the inputs."""
@@ -132,6 +146,15 @@ class CompiledGraph:
             # The view was created under `no_grad`, or detached, and its base requires a gradient.
             filled[index] = view if requires_grad or not view.requires_grad else view.detach()
         return tuple(filled)
+
+
+def _random_states(device: torch.device) -> list[tuple[Callable[[torch.Tensor], None], torch.Tensor]]:
+    """Returns the states of the default generators of the CPU and a device, each with the function that restores it."""
+    states: list[tuple[Callable[[torch.Tensor], None], torch.Tensor]]
+    states = [(torch.set_rng_state, torch.get_rng_state())]
+    if device.type == "cuda":
+        states.append((partial(torch.cuda.set_rng_state, device=device), torch.cuda.get_rng_state(device)))
+    return states
 
 
 def _is_dual(tensor: torch.Tensor) -> bool:

@@ -27,6 +27,7 @@ from onnxtrain.ortmodule._exceptions import (
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch, SymbolicBatchRefused
+from onnxtrain.ortmodule.capture._modes import restoring_modes
 from onnxtrain.ortmodule.capture._nodes import example_values, tensors_in
 from onnxtrain.ortmodule.capture._signature import GraphSignature, describe
 from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
@@ -35,7 +36,7 @@ from onnxtrain.ortmodule.capture.autograd._rehearsal import note_inputs
 from onnxtrain.ortmodule.capture.dynamo._batch_axis import batch_symbols, has_symbolic_batch
 from onnxtrain.ortmodule.capture.dynamo._calling import call_directly
 from onnxtrain.ortmodule.capture.dynamo._capture import capture
-from onnxtrain.ortmodule.capture.graph._assertions import Check, checked, mark_assertions, take_assertions
+from onnxtrain.ortmodule.capture.graph._assertions import Check, mark_assertions, take_assertions
 from onnxtrain.ortmodule.capture.graph._batch import batch_of, recorded_guards, settled, with_batch_size
 from onnxtrain.ortmodule.capture.graph._breaks import break_reason, ends_for_a_symbol
 from onnxtrain.ortmodule.capture.graph._checkpoint import inline_checkpoints, preserve_random_state
@@ -192,7 +193,7 @@ class _GraphCompiler:
             symbols = batch_symbols(graph_module, example_inputs)
             if has_custom_function(graph_module):
                 compile_part = functools.partial(self._compile, symbols=symbols)
-                return split_at_custom_functions(graph_module, compile_part).forward
+                return restoring_modes(split_at_custom_functions(graph_module, compile_part))
             run = self._compile(graph_module, plain, symbols)
         call_directly(run)
         return run
@@ -275,10 +276,10 @@ class _GraphCompiler:
             record = GraphRecord(
                 name, "inference", "-", calls, fallback_reason=str(error), break_reason=captured.break_reason
             )
-            return FirstCall(plain.forward, self._report, record, start, self._log)
+            return FirstCall(restoring_modes(plain), self._report, record, start, self._log)
         record = dataclasses.replace(compiled.body.record(name), break_reason=captured.break_reason)
         self._keep(compiled.body, record, time.perf_counter() - start)
-        return FirstCall(checked(compiled, captured.checks), self._report, record, start, self._log)
+        return FirstCall(compiled, self._report, record, start, self._log)
 
     def _in_onnxruntime(self, captured: _Captured, values: Sequence[Any]) -> CompiledGraph:
         """Compiles a graph for ONNX Runtime: describes it, makes it functional, lowers it and creates its sessions.
@@ -304,7 +305,7 @@ class _GraphCompiler:
             body = compile_in_steps(functional, error, signature, announce, severity)
             if body.in_pytorch and not self._policy.allows(error):
                 raise
-        return CompiledGraph(body, signature, captured.plain, captured.unchecked, announce)
+        return CompiledGraph(body, signature, captured.plain, captured.checks, announce)
 
     def _keep(self, body: OnnxPart | Steps, record: GraphRecord, seconds: float) -> None:
         """Registers a compiled graph for `export_training_graph`, saves it if `save_onnx` is set, and logs it.

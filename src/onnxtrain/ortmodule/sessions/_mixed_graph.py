@@ -14,7 +14,7 @@ from torch import fx
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import GraphRecord, PyTorchOp
 from onnxtrain.ortmodule.capture._signature import GraphSignature
-from onnxtrain.ortmodule.lowering._partition import calls, mutations
+from onnxtrain.ortmodule.lowering._partition import calls, draws, mutations
 from onnxtrain.ortmodule.lowering._table import DRAWN_BETWEEN_PARTS
 from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart
 
@@ -53,6 +53,7 @@ class Steps:
         outputs: see `Lowered`.
         mutated: see `Lowered`.
         reads: indices in `inputs` of the inputs that gradients may depend on.
+        draws: True if a run may draw random numbers.
         in_pytorch: the operators that fall back to PyTorch, e.g. `PyTorchOp("aten.poisson.default", 1, "... has no
             lowering")`. Draws of random numbers with data-dependent shapes are not included.
     """
@@ -65,6 +66,9 @@ class Steps:
         signature: GraphSignature,
         refused: dict[fx.Node, str],
     ) -> None:
+        self.draws = any(map(draws, graph_module.graph.nodes)) or any(
+            s.onnx is not None and s.onnx.draws for s in steps
+        )
         graph = graph_module.graph
         placeholders = graph.find_nodes(op="placeholder")
         self._places, self._steps, self._device = len(places), steps, signature.device

@@ -111,6 +111,11 @@ class OnnxPart:
         return ()
 
     @property
+    def draws(self) -> bool:
+        """True if a run draws random numbers."""
+        return bool(self._lowered.random)
+
+    @property
     def step(self) -> TrainingStep | None:
         """The forward and backward session, or None in inference."""
         return None if self._needs is None else self.program.training_step(self._needs)

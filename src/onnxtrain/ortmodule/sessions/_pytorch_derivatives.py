@@ -26,6 +26,7 @@ from onnxtrain.ortmodule._torch import (
     leave_vmap,
     temporarily_clear_interpreter_stack,
 )
+from onnxtrain.ortmodule.capture._modes import restoring_modes
 from onnxtrain.ortmodule.capture.autograd._gradients import unseen_by_hooks
 from onnxtrain.ortmodule.lowering._table import Lowered
 
@@ -185,7 +186,7 @@ class ReplayedGraph:
         device: torch.device,
         run: Callable[..., Any] | None = None,
     ) -> None:
-        self._run = run or graph_module.forward
+        self._run = run or restoring_modes(graph_module)
         self._lowered = lowered
         placeholders = graph_module.graph.find_nodes(op="placeholder")
         values = [node.meta.get("example_value") for node in placeholders]

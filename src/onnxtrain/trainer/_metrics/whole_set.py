@@ -245,6 +245,26 @@ def _probabilities(scores: Array) -> Array:
     return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
+def _mcc(name: str, task: Task, prediction: Array, target: Array) -> float:
+    """Returns Matthews' correlation coefficient, of several yes-or-no questions the mean.
+
+    0 if only one class occurs in predictions or labels, where the coefficient is 0/0.
+    """
+    data = _scores(name, task, prediction, target)
+    if not data.judgeable:
+        return math.nan
+
+    def measure(truth: Array, guess: Array) -> float:
+        # If the same class is the only one in both, scikit-learn (1.5 and later) warns and returns 0, too.
+        if (truth == truth[0]).all() or (guess == guess[0]).all():
+            return 0.0
+        return float(_sklearn(name).matthews_corrcoef(truth, guess))
+
+    if data.one_of or data.two_classes:
+        return measure(data.truth, data.guess)
+    return float(np.mean([measure(*question) for question in zip(data.truth.T, data.guess.T, strict=True)]))
+
+
 def _r2(name: str, task: Task, prediction: Array, target: Array) -> float:
     """Returns the coefficient of determination, averaged over outputs."""
     _require(name, prediction, target, prediction.shape)
@@ -305,6 +325,7 @@ WHOLE_METRICS: dict[str, Callable[[str, Task, Array, Array], float]] = {
         )
     },
     "auroc": _auroc,
+    "mcc": _mcc,
     "r2": _r2,
 }
 """Functions `(name, task, predictions, targets) -> value` of a whole dataset; higher is better for all of them."""

@@ -24,6 +24,7 @@ from onnxtrain.ortmodule._torch import (
     trace_rules,
 )
 from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch, SymbolicBatchRefused
+from onnxtrain.ortmodule.capture._modes import settings_restored_on_error
 from onnxtrain.ortmodule.capture._nodes import without_messages
 from onnxtrain.ortmodule.capture.dynamo._batch_axis import symbolic_batch
 from onnxtrain.ortmodule.capture.dynamo._calling import captured_call
@@ -193,7 +194,8 @@ class _Callback:
 
     def _attempt(self, *args: Any, **kwargs: Any) -> Any:
         """Captures a frame with Dynamo; raises if that fails."""
-        with self._call.speedups.attempt():
+        # Dynamo switches some modes while it traces a function, e.g. saved-tensor hooks in `torch.func.grad`.
+        with settings_restored_on_error(), self._call.speedups.attempt():
             return self._callback(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Checks the `assert` statements and `torch._check` calls of a captured function after its graph has run.
+"""Turns the `assert` statements and `torch._check` calls of a captured function into conditions and checks of them.
 
 Dynamo (PyTorch 2.13) turns them into nodes; here their conditions become outputs of the graph. An `assert` about a
 number that was read from a tensor is executed by Python, between two graphs
@@ -84,26 +84,6 @@ def take_assertions(graph_module: fx.GraphModule) -> list[Check]:
         graph.erase_node(node)
     graph_module.recompile()
     return checks
-
-
-def checked(run: Callable[..., Any], checks: list[Check]) -> Callable[..., Any]:
-    """Wraps `run` so that its last results are checked, and not returned.
-
-    Args:
-        run: runs a graph whose last outputs are the conditions of `checks`.
-        checks: what `take_assertions` returned for the graph.
-    """
-    if not checks:
-        return run
-
-    def run_and_check(*args: Any) -> Any:
-        results = run(*args)
-        first = len(results) - len(checks)
-        for condition, (check, message) in zip(results[first:], checks, strict=True):
-            check(condition, message)
-        return results[:first]
-
-    return run_and_check
 
 
 def _assert(condition: Any, message: str) -> None:

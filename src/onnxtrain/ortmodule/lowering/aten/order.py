@@ -134,7 +134,29 @@ def median_over_axis(low: Lowering, x: ir.Value, dim: int, keepdim: bool = False
     return _kth(low, x, axis, _middle(low, low.fake(0).shape[axis], low.op.dim(x, axis)), False, keepdim)
 
 
-@lower("aten.median.default")
+@lower("aten.nanmedian.dim")
+def nanmedian_over_axis(low: Lowering, x: ir.Value, dim: int, keepdim: bool = False) -> Any:
+    if not low.fake(0).shape or not is_float(x):
+        return median_over_axis(low, x, dim, keepdim)
+    return _middle_number(low, x, axis_of(low, dim), keepdim)
+
+
+def _middle_number(low: Lowering, x: ir.Value, axis: int, keepdim: bool) -> tuple[ir.Value, ir.Value]:
+    """Returns the lower median of the elements that are not NaN, and its index; NaN if all are."""
+    op = low.op
+    _, order = _ordered(low, x, op.dim(x, axis), axis, False)
+    # `order` has NaN among the infinities. TopK is stable: a second one moves NaN to the end.
+    nans = op.GatherElements(_nan_as_number(low, x), order, axis=axis)
+    _, last = op.TopK(nans, op.dim(x, axis), axis=axis, largest=0, _outputs=2)
+    order = op.GatherElements(order, last, axis=axis)
+    numbers = op.Sub(op.dim(x, axis), op.Cast(op.ReduceSum(nans, [axis], keepdims=1), to=ir.DataType.INT64))
+    middle = op.Div(op.Max(op.Sub(numbers, 1), op.const(0)), 2)
+    index = op.GatherElements(order, middle, axis=axis)
+    value = op.GatherElements(x, index, axis=axis)
+    return (value, index) if keepdim else (op.Squeeze(value, [axis]), op.Squeeze(index, [axis]))
+
+
+@lower("aten.median.default", "aten.nanmedian.default")
 def median(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     if not low.fake(0).shape:
@@ -144,12 +166,15 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
         return op.Add(op.ReduceSum(x, keepdims=0), float("nan"))
     flat = op.Reshape(x, [-1])
     flat.shape = ir.Shape([n if isinstance(n := low.fake(0).numel(), int) else str(n)])
-    value, _ = _kth(low, flat, 0, _middle(low, low.fake(0).numel(), op.Shape(flat)), False, False)
+    if str(low.node.target) == "aten.nanmedian.default" and is_float(x):
+        value, _ = _middle_number(low, flat, 0, False)
+    else:
+        value, _ = _kth(low, flat, 0, _middle(low, low.fake(0).numel(), op.Shape(flat)), False, False)
     if not is_float(x):
         return value
     # Unlike `median` over an axis, PyTorch's gradient of this one is shared by all elements equal to the median.
     value = low.op.stop_gradient(value)
-    equal = op.Equal(flat, value)
+    equal = op.Or(op.Equal(flat, value), op.And(op.IsNaN(value), op.IsNaN(flat)))
     total = op.ReduceSum(op.Where(equal, flat, 0.0), keepdims=0)
     share = op.Div(total, op.ReduceSum(op.Cast(equal, to=x.dtype), keepdims=0))
     # Adds a zero that has this gradient.

@@ -1,0 +1,303 @@
+"""Declares the options of each command but `train`, one dataclass per command and one field per option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onnxtrain._names import losses_by_targets
+from onnxtrain.cli._declared import REQUIRED, argument, option, switch
+from onnxtrain.cli._options import (
+    BATCH_SIZE_HELP,
+    CONFIG_HELP,
+    CONFIG_SETTINGS,
+    JSON_HELP,
+    RUN_HELP,
+    LoraOptions,
+    MemoryOptions,
+    ModelOptions,
+    OptimizerOptions,
+)
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Options of `onnxtrain demo`."""
+
+    output: Path = option(
+        "DIR",
+        "Write the model and the results to this directory, e.g. digits.",
+        "--output",
+        "-o",
+        default=Path("demo-output"),
+    )
+    epochs: int = option("COUNT", "Train for this many epochs, e.g. 5.", default=15, min=1)
+    seed: int = option(
+        "NUMBER",
+        "Derive weights, shuffling and the validation split from this number, e.g. 1.",
+        default=0,
+        min=0,
+    )
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class ArtifactsOptions:
+    """Options of `onnxtrain artifacts`.
+
+    Attributes:
+        source: path of the model.
+        model, memory, optimizer, lora: groups of options.
+    """
+
+    source: Path = argument("MODEL", "Path of an .onnx file.")
+    model: ModelOptions = field(default_factory=ModelOptions)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    lora: LoraOptions = field(default_factory=LoraOptions)
+    config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
+    output: Path = option(
+        "DIR",
+        "Write the artifacts to this directory, e.g. device.",
+        "--output",
+        "-o",
+        default=Path("artifacts"),
+        python="artifact_directory",
+    )
+    nominal: bool = switch(
+        "Also write a checkpoint with names and shapes but without values. Default: off.",
+        "nominal_checkpoint",
+    )
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options of `onnxtrain plan`.
+
+    Attributes:
+        source: path of the model.
+        model, optimizer: groups of options.
+    """
+
+    source: Path = argument("MODEL", "Path of an .onnx file.")
+    memory: str = option(
+        "SIZE",
+        "Find ways to train within this memory budget for the whole process, e.g. 512MB, 1.5GB or 800MiB.",
+        default=REQUIRED,
+        show_default=False,
+    )
+    model: ModelOptions = field(default_factory=ModelOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    lora_rank: list[int] | None = option(
+        "RANK",
+        "Measure adapters of this LoRA rank, e.g. 8; repeat it for several. Default: 4, 8, 16 and 32.",
+        python="ranks",
+        min=1,
+    )
+    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
+    dim: list[str] | None = option(
+        "NAME=SIZE",
+        "Set the size of a symbolic dimension, e.g. sequence_length=128; repeat it for several. Default: only the "
+        "batch size is set, see --batch-size.",
+        python="dims",
+    )
+    threads: int | None = option(
+        "COUNT", "Run each op with this many threads, e.g. 4. Default: one per core.", min=1
+    )
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Options of `onnxtrain evaluate`.
+
+    Attributes:
+        directory: directory of the run.
+    """
+
+    directory: Path = argument("RUN", RUN_HELP)
+    data: Path = option(
+        "FILE",
+        "Evaluate on this file: .npz arrays or a .csv or .parquet table like the training data, target included.",
+        default=REQUIRED,
+        show_default=False,
+    )
+    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
+    config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Options of `onnxtrain predict`.
+
+    Attributes:
+        source: path of a model, or directory of a run.
+    """
+
+    source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
+    data: Path = option(
+        "FILE",
+        "Predict for this file: .npz arrays or a .csv or .parquet table like the training data; it needs no target.",
+        default=REQUIRED,
+        show_default=False,
+    )
+    output: Path = option(
+        "FILE",
+        "Write the predictions to this .npz, .csv or .parquet file.",
+        "--output",
+        "-o",
+        default=Path("predictions.npz"),
+    )
+    id: list[str] | None = option(
+        "COLUMN",
+        "Write this column of the table before the predictions, e.g. passenger_id; repeat it for several. Default: the "
+        "columns of `train --id`.",
+        "--id",
+        "--id-column",
+    )
+    probabilities: bool = switch(
+        "Write only the class probabilities, and the columns of --id. Default: also the outputs of the network and the "
+        "predicted class."
+    )
+    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
+    config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of `onnxtrain export`.
+
+    Attributes:
+        directory: directory of the run.
+    """
+
+    directory: Path = argument("RUN", RUN_HELP)
+    output: Path = option(
+        "FILE",
+        "Write the model to this file, e.g. model.onnx.",
+        "--output",
+        "-o",
+        default=REQUIRED,
+        show_default=False,
+    )
+    outputs: list[str] | None = option(
+        "NAME",
+        "Return this value of the network instead of its outputs, e.g. features; repeat it for several. Default: the "
+        "network's outputs.",
+    )
+    network: bool = switch(
+        "Write only the network, whose inputs are the encoded columns of a table. Default: a model whose inputs are "
+        "the columns themselves."
+    )
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """Options of `onnxtrain merge`.
+
+    Attributes:
+        source: path of the model.
+        adapter: path of the adapter.
+    """
+
+    source: Path = argument("MODEL", "Path of an .onnx file.")
+    adapter: Path = argument("ADAPTER", "Path of an .onnx_adapter file, or of a directory written by PEFT.")
+    output: Path = option(
+        "FILE",
+        "Write the merged model to this file, e.g. merged.onnx.",
+        "--output",
+        "-o",
+        default=REQUIRED,
+        show_default=False,
+    )
+    requantize: bool = switch(
+        "Quantize the merged weights again to the bits and blocks of the file, whose rounding may undo part of the "
+        "adapter. Default: they become float32."
+    )
+    data: Path | None = option(
+        "FILE.npz",
+        "Compute --loss over the arrays in this file, before and after the merge, e.g. test.npz. Default: no losses.",
+    )
+    loss: str | None = option(
+        "NAME", f"Compute this loss over --data: {losses_by_targets()}. Default: no losses."
+    )
+    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class OpsOptions:
+    """Options of `onnxtrain ops`.
+
+    Attributes:
+        model: path of the model to check; None to list all ops.
+    """
+
+    model: Path | None = argument(
+        "[MODEL]", "Path of an .onnx file to check. Default: list all ops.", default=None
+    )
+    status: str | None = option(
+        "STATUS",
+        "List only ops of this status: rule, function, nondifferentiable, not yet or unknown. Default: all.",
+    )
+    domain: str = option(
+        "DOMAIN",
+        "List the ops of this domain that onnxruntime has, e.g. com.microsoft. Default: the ops of the ONNX standard.",
+        default="",
+        show_default=False,
+    )
+    profile: str | None = option(
+        "NAME",
+        "Check also whether this profile supports artifacts of the model, and list the nodes that it does not support, "
+        "e.g. portable. Default: no such check.",
+    )
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Options of `onnxtrain check`.
+
+    Attributes:
+        model: path of the model.
+    """
+
+    model: Path = argument("MODEL", "Path of an .onnx file.")
+    of: str | None = option("NAME", "Differentiate this output, e.g. logits. Default: the model's first one.")
+    parameter: list[str] | None = option(
+        "PATTERN",
+        "Check only the parameters whose names match, e.g. 'fc.*'; repeat it for several. Default: all.",
+    )
+    data: Path | None = option(
+        "FILE.npz",
+        "Use the arrays in this file as inputs, by name, e.g. data.npz. Default: random inputs.",
+    )
+    dim: list[str] | None = option(
+        "NAME=SIZE",
+        "Give a symbolic dimension this size, e.g. sequence=16; repeat it for several. Default: a small one.",
+    )
+    seed: int = option(
+        "NUMBER", "Derive random inputs and directions from this number, e.g. 1.", default=0, min=0
+    )
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """Options of `onnxtrain inspect`.
+
+    Attributes:
+        path: directory or file to show.
+    """
+
+    path: Path = argument(
+        "DIR|FILE", "Directory of a run or of artifacts, or path of a checkpoint or an .onnx file."
+    )
+    parameters: bool = switch(
+        "List the inputs and parameters of a run, too. Default: only its settings, best epoch and files."
+    )
+    json: bool = switch(JSON_HELP)

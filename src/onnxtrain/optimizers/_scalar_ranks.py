@@ -1,0 +1,95 @@
+"""Gives the scalars of optimizer steps the rank of the parameter, where ONNX Runtime is slow otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, Operand
+from onnxtrain.functions import DOMAIN
+from onnxtrain.functions.optimizer import ELEMENTWISE_STEPS
+from onnxtrain.op_facts import ELEMENTWISE, SAME_RANK
+
+# Ops that broadcast their inputs. An elementwise op of one tensor may have scalar settings, as Clip has, which must
+# keep their shape.
+_BROADCASTING = ELEMENTWISE - SAME_RANK
+
+
+class ScalarRanks:
+    """Reshapes scalars of shape [] to [1, ..., 1] where they meet a tensor whose last axis has size one.
+
+    ONNX Runtime (1.20 to 1.32) combines such a tensor, e.g. the weight of a 1x1 convolution, with a scalar of shape []
+    element by element, which takes 60 times as long as for a vector. It skips axes that have size one in both.
+
+    An optimizer writes its step without regard to this: the nodes that it has appended are rewritten.
+
+    Args:
+        op: emitter of the optimizer model.
+    """
+
+    def __init__(self, op: Emitter) -> None:
+        self._op = op
+        self._reshaped: dict[tuple[ir.Value, int], ir.Value] = {}
+
+    @contextmanager
+    def within(
+        self, shape: ir.Shape | None, tensors: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> Iterator[None]:
+        """Rewrites the nodes that the block appends to the graph.
+
+        Args:
+            shape: shape of the parameter, e.g. [64, 32, 1, 1].
+            tensors: the parameter, its gradient and its moments, which may have other shapes.
+            scalars: numbers and values of shape [] that the block reads.
+        """
+        last = self._op.graph[-1] if len(self._op.graph) else None
+        yield
+        if shape is None or shape.rank() < 2 or shape[-1] != 1:
+            return
+        added = list(takewhile(lambda node: node is not last, reversed(self._op.graph)))
+        rank = shape.rank()
+        full = {value for value in tensors if value.shape is None or value.shape.rank() == rank}
+        small = {value for value in scalars if isinstance(value, ir.Value)}
+        small |= {value for value in tensors if value.shape is not None and value.shape.rank() == 0}
+        self._rewrite(added[::-1], full, small, rank)
+
+    def _rewrite(
+        self, nodes: Iterable[ir.Node], full: set[ir.Value], small: set[ir.Value], rank: int
+    ) -> None:
+        """Follows the shapes through elementwise ops: `full` values have the parameter's rank, `small` ones rank 0."""
+        for node in nodes:
+            inputs = [value for value in node.inputs if value is not None]
+            is_call = node.domain == DOMAIN and node.op_type.rpartition("_")[0] in ELEMENTWISE_STEPS
+            if not is_call and not (node.domain == "" and node.op_type in ELEMENTWISE):
+                continue
+            if not full.isdisjoint(inputs):
+                if is_call or node.op_type in _BROADCASTING:
+                    for index, value in enumerate(node.inputs):
+                        if value is not None and (value in small or _is_scalar_constant(value)):
+                            node.replace_input_with(index, self._ranked(value, rank, node))
+                full.update(node.outputs)
+            elif all(value in small or _is_scalar_constant(value) for value in inputs) and not is_call:
+                small.update(node.outputs)
+
+    def _ranked(self, scalar: ir.Value, rank: int, before: ir.Node) -> ir.Value:
+        """Returns a scalar with `rank` axes of size one; parameters of the same rank share it."""
+        ones = [1] * rank
+        if scalar.const_value is not None:
+            return self._op.const(scalar.const_value.numpy().reshape(ones), like=scalar)
+        key = scalar, rank
+        if key not in self._reshaped:
+            node = ir.node("Reshape", [scalar, self._op.const(np.array(ones))])
+            node.outputs[0].name = self._op.unique_name(f"{scalar.name}/ranked")
+            node.outputs[0].type = scalar.type
+            before.prepend(node)
+            self._reshaped[key] = node.outputs[0]
+        return self._reshaped[key]
+
+
+def _is_scalar_constant(value: ir.Value) -> bool:
+    """True for a constant of shape []."""
+    return value.const_value is not None and value.const_value.shape.rank() == 0

@@ -1,0 +1,96 @@
+"""Restores the thread's modes after an error in a captured graph that PyTorch runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd import forward_ad
+
+from onnxtrain.ortmodule import _torch
+
+# Functions that enter a mode and return what leaves it, with the functions that leave it.
+_LEAVE: dict[Any, Callable[[Any], object]] = {
+    _torch.enter_autocast: _torch.exit_autocast,
+    _torch.enter_inference_mode: _torch.exit_inference_mode,
+}
+
+# Getters and setters of the other modes that captured graphs change.
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+    (torch.is_grad_enabled, _torch.set_grad_enabled),
+    (_torch.is_fwd_grad_enabled, _torch.set_fwd_grad_enabled),
+    (_torch.get_inplace_requires_grad_allowed, _torch.set_inplace_requires_grad_allowed),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_torch.saved_tensors_hooks_error, _torch.set_saved_tensors_hooks_error),
+    *_torch.sdpa_settings,
+)
+
+
+def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    """Returns a function that runs a graph in PyTorch. If the graph raises, all modes are as before the call.
+
+    A captured graph enters and leaves `torch.no_grad`, `torch.autocast`, transforms etc. by calls of functions, without
+    `with` statements.
+    """
+    nodes = list(_nodes(graph_module))
+    leave = {node.name: _LEAVE[node.target] for node in nodes if node.target in _LEAVE}
+    is_dual = any(node.target is _torch.enter_dual_level for node in nodes)
+
+    def call(*args: Any) -> Any:
+        # Otherwise the first call goes through FX's `__call__`, which prints errors and drops their tracebacks.
+        _torch.compile_now(graph_module)
+        transforms = _torch.get_dynamic_layer_stack_depth()
+        with settings_restored_on_error():
+            try:
+                return graph_module.forward(*args)
+            except BaseException as error:
+                _torch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)
+                for name, entered in _entered(error.__traceback__, leave):
+                    leave[name](entered)
+                if is_dual and forward_ad._current_level < 0:
+                    # PyTorch doesn't tell whether the graph has left its level. There is at most one.
+                    with contextlib.suppress(RuntimeError):
+                        _torch.enter_dual_level()
+                    _torch.exit_dual_level(level=0)
+                raise
+
+    return call
+
+
+@contextlib.contextmanager
+def settings_restored_on_error() -> Iterator[None]:
+    """Restores the modes of :data:`_SETTINGS` if the block raises."""
+    before = [get() for get, _ in _SETTINGS]
+    try:
+        yield
+    except BaseException:
+        for (get, restore), value in zip(_SETTINGS, before, strict=True):
+            if get() != value:
+                restore(value)
+        raise
+
+
+def _nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
+    """Yields the nodes of a graph and of the graphs that it calls."""
+    for part in graph_module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from part.graph.nodes
+
+
+def _entered(
+    traceback: TracebackType | None, leave: dict[str, Callable[[Any], object]]
+) -> list[tuple[str, Any]]:
+    """Returns name and result of the nodes that entered a mode which the graph has not left, the last one first."""
+    found = []
+    while traceback is not None and leave:
+        frame = traceback.tb_frame
+        # FX names its generated functions so. They set each variable to None after its last use.
+        if frame.f_code.co_filename.startswith("<eval_with_key>"):
+            variables = frame.f_locals
+            found += [(n, variables[n]) for n in leave if variables.get(n) is not None]
+        traceback = traceback.tb_next
+    return found[::-1]

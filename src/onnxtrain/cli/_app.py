@@ -21,7 +21,7 @@ from onnxtrain.cli._command_options import (
     PlanOptions,
     PredictOptions,
 )
-from onnxtrain.cli._declared import taking
+from onnxtrain.cli._declared import takes_options
 from onnxtrain.cli._help import CommandWithSwitches
 from onnxtrain.cli._interrupts import InterruptibleGroup
 from onnxtrain.cli._output import guarded, logging_to_terminal
@@ -65,7 +65,7 @@ def options(
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(DemoOptions)
+@takes_options(DemoOptions)
 def demo(options: DemoOptions, given: frozenset[str]) -> None:
     """Train a convolutional network on handwritten digits and check the exported model."""
     # Commands import their implementation when they run: importing all of it would delay `--help` by a second.
@@ -111,25 +111,25 @@ def train(options: TrainOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(EvaluateOptions)
+@takes_options(EvaluateOptions)
 def evaluate(options: EvaluateOptions, given: frozenset[str]) -> None:
-    """Compute loss and metrics of a run on data, and for classes the precision, recall and F1 of each class."""
+    """Compute the loss and metrics of a run on data; for a classifier also precision, recall and F1 per class."""
     from onnxtrain.cli._use import evaluate_run
 
     evaluate_run(options)
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(PredictOptions)
+@takes_options(PredictOptions)
 def predict(options: PredictOptions, given: frozenset[str]) -> None:
-    """Write the model's outputs for each sample, and for classes the probabilities and the predicted class."""
+    """Write the model's outputs for each sample; for a classifier also class probabilities and the predicted class."""
     from onnxtrain.cli._use import write_predictions
 
     write_predictions(options)
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(ExportOptions)
+@takes_options(ExportOptions)
 def export(options: ExportOptions, given: frozenset[str]) -> None:
     """Write the trained model of a run as an ordinary .onnx file."""
     from onnxtrain.cli._use import export_run
@@ -147,16 +147,16 @@ def merge(options: MergeOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(OpsOptions)
+@takes_options(OpsOptions)
 def ops(options: OpsOptions, given: frozenset[str]) -> None:
-    """List ops and whether they have gradients, or check whether a model can be trained and name the obstacle."""
+    """List ops and whether they have gradients, or check whether a model can be trained and what prevents it."""
     from onnxtrain.cli._ops import run_command
 
     run_command(options)
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(CheckOptions)
+@takes_options(CheckOptions)
 def check(options: CheckOptions, given: frozenset[str]) -> None:
     """Compare the gradients of a model with finite differences."""
     from onnxtrain.cli._check import run_command
@@ -165,7 +165,7 @@ def check(options: CheckOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(InspectOptions)
+@takes_options(InspectOptions)
 def inspect(options: InspectOptions, given: frozenset[str]) -> None:
     """Show a run's results and next steps, or the parameters of artifacts, a checkpoint or a model."""
     from onnxtrain.cli._inspect import run_command

@@ -140,7 +140,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     averaged = options.callbacks.regularize.swa_start is not None
-    tell_of_result(Fitted(trainer, x, y, validation, encoder, early, averaged), options, directory)
+    print_result(Fitted(trainer, x, y, validation, encoder, early, averaged), options, directory)
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:

@@ -40,7 +40,7 @@ def evaluate_run(options: EvaluateOptions) -> None:
     values = trainer.evaluate(x, y, batch_size=options.batch_size)
     classes = None if encoder is None else encoder.classes_
     names = class_names(trainer, classes)
-    matrix = judged_matrix(trainer, x, y, names, options.batch_size)
+    matrix = confusion_matrix_if_small(trainer, x, y, names, options.batch_size)
     report = None if matrix is None or names is None else class_report(matrix, names)
     if options.json:
         document: dict[str, Any] = {

@@ -18,7 +18,7 @@ from onnxtrain.functions.optimizer import (
     sgd_step,
 )
 
-from ._base import Moment, Optimizer, add_l2, moved_by, require_not_negative
+from ._base import Moment, Optimizer, add_l2, require_not_negative, sparse_refusal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,8 +161,8 @@ def _attention_ranks(count: int, attribute: str) -> Callable[[ir.Node], _Ranks]:
 _RECURRENT = _fixed((3, 3, 3, 2, 1, 3, 3, 2), (4, 3, 3))
 _RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
     "AffineGrid": _fixed((3,), ()),
-    "Attention": _heads(3, "q_num_heads"),
-    "AveragePool": _images(1),
+    "Attention": _attention_ranks(3, "q_num_heads"),
+    "AveragePool": _image_ranks(1),
     "CausalConvWithState": _fixed((3, 3), (3,)),
     "Col2Im": _fixed((3, 1, 1), ()),
     "Concat": lambda node: _equal_ranks(*node.inputs, node.outputs[0]),
@@ -175,8 +175,8 @@ _RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
     "Gemm": _fixed((2, 2), (2,)),
     "LSTM": _RECURRENT,
     "LinearAttention": _fixed((3, 3, 3), (3,)),
-    "LpPool": _images(1),
-    "MaxPool": _images(1),
+    "LpPool": _image_ranks(1),
+    "MaxPool": _image_ranks(1),
     "MaxRoiPool": _fixed((4, 2), (4,)),
     "MaxUnpool": _image_ranks(2),
     "Pad": _per_axis_input(1, per_axis=2, axes=3),

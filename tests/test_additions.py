@@ -132,10 +132,10 @@ def test_every_command_declares_its_options_in_a_dataclass() -> None:
             continue
         decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
         is_command = any(text.startswith("app.command") for text in decorators)
-        if is_command and not any(text.startswith("taking(") for text in decorators):
+        if is_command and not any(text.startswith("takes_options(") for text in decorators):
             lacking.append(
                 f"{node.name}: declare its options in src/onnxtrain/cli/_command_options.py, and take them by "
-                "@taking(...) in src/onnxtrain/cli/_app.py"
+                "@takes_options(...) in src/onnxtrain/cli/_app.py"
             )
     assert len(OPTIONS) > 9
     report(lacking)

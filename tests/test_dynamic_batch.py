@@ -138,11 +138,11 @@ def parse(text: str) -> onnx.ModelProto:
         ),
         (
             "g (float[4, 3] x) => (float[4, 3] y) <float[4, 1] r = {1., 2., 3., 4.}> { y = Mul(x, r) }",
-            r"\(Mul\) is built for 4 samples: it does not take another number",
+            r"\(Mul\) requires exactly 4 samples: it does not support another batch size",
         ),
         (
             "g (float[1, 3] x) => (float[3] y) <int64[1] a = {0}> { y = Squeeze(x, a) }",
-            r"\(Squeeze\) is built for 1 samples",
+            r"\(Squeeze\) requires exactly 1 samples",
         ),
         (
             "g (float[1, 3] x, float[2, 3] z) => (float[2, 3] y) { y = Add(x, z) }",
@@ -155,7 +155,7 @@ def parse(text: str) -> onnx.ModelProto:
         # A Squeeze without axes removes the batch of 1 and keeps any other.
         (
             "g (float[1, 4] x) => (float[2, 2] y) <int64[2] s = {2, 2}> { a = Squeeze(x)  y = Reshape(a, s) }",
-            "no axis is the batch alone",
+            "no axis is the batch axis alone",
         ),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_state_to_start_from_is_repeated(state: np.ndarray[Any, Any]) -> None:
 
 
 def test_a_state_of_its_own_for_each_sample_is_refused() -> None:
-    with pytest.raises(ModelError, match="'h' has a row of its own for each"):
+    with pytest.raises(ModelError, match="'h' has a different row for each sample"):
         made_dynamic(recurrent(np.random.default_rng(0).normal(size=(1, 2, 4))))
 
 

@@ -268,5 +268,5 @@ def test_one_of_another_run_is_refused(tmp_path: Path) -> None:
     Trainer(models.mlp(), "cross_entropy", directory=tmp_path / "other")
     other = (tmp_path / "other" / "inference_model.onnx").read_bytes()
     (tmp_path / "run" / "inference_model.onnx").write_bytes(other)
-    with pytest.raises(ModelLoadError, match=r"inference model .* does not have the inputs and outputs"):
+    with pytest.raises(ModelLoadError, match=r"inference model .* its inputs and outputs do not match"):
         Trainer.resume(tmp_path / "run").predict(problem.x)

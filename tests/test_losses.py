@@ -729,10 +729,10 @@ def test_targets_share_the_symbolic_dimensions_of_the_scores() -> None:
         (lambda: NLLLoss(weight=[1.0, float("inf")]), "weight holds NaN or infinity"),
         (lambda: make_loss("hinge"), f"received 'hinge'; give one of {', '.join(sorted(LOSSES))}"),
         (lambda: FocalLoss(alpha=1.5), "alpha is 1.5; it must be from 0 to 1, or None"),
-        (lambda: FocalLoss(gamma=-1.0), "gamma is -1.0; it must be zero or a positive number"),
+        (lambda: FocalLoss(gamma=-1.0), "gamma is -1.0; it must be a non-negative number"),
         (lambda: PoissonNLLLoss(eps=0.0), "eps is 0.0; it must be a positive number"),
-        (lambda: TverskyLoss(alpha=-1.0), "alpha is -1.0; it must be zero or a positive number"),
-        (lambda: TverskyLoss(beta=float("inf")), "beta is inf; it must be zero or a positive number"),
+        (lambda: TverskyLoss(alpha=-1.0), "alpha is -1.0; it must be a non-negative number"),
+        (lambda: TverskyLoss(beta=float("inf")), "beta is inf; it must be a non-negative number"),
         (lambda: TverskyLoss(smooth=0.0), "smooth is 0.0; it must be a positive number"),
         (lambda: QuantileLoss(quantile=1), "quantile is 1.0; it must be between 0 and 1"),
         (lambda: QuantileLoss(quantile=float("nan")), "quantile is nan"),
@@ -749,7 +749,7 @@ def test_settings_that_mean_nothing_are_refused(make: Callable[[], Loss], messag
     [
         (MSELoss(), _value(None), _value(("n",)), "rank of scores 'logits' is unknown; run shape inference"),
         (MSELoss(), _value((3,), ir.DataType.INT64), _value((3,)), "'logits' are INT64; choose a floating"),
-        (MSELoss(), _value(("n", 3)), _value(("n",)), r"shape \[n\], where .* need \[n,3\]; reshape"),
+        (MSELoss(), _value(("n", 3)), _value(("n",)), r"shape \[n\], but .* need \[n,3\]; reshape"),
         (MSELoss(), _value((3,)), _value((3,), ir.DataType.DOUBLE), "is DOUBLE, not FLOAT; convert"),
         (CrossEntropyLoss(), _value((4,)), _value((), ir.DataType.INT64), r"need \[N, C, d1, ...\]"),
         (CrossEntropyLoss(), _value((4, 3)), _value((4,)), "is FLOAT, not INT64 or INT32"),
@@ -870,7 +870,7 @@ def test_quantile_gradient_of_a_hit_is_the_mean_of_both_sides() -> None:
 
 @pytest.mark.parametrize("shape", [("batch", 5), ("batch", 2, 3, 5)])
 def test_causal_lm_needs_scores_of_each_token(shape: tuple[int | str, ...]) -> None:
-    with pytest.raises(GraphBuildError, match=r"gives \[batch, sequence, vocabulary\]"):
+    with pytest.raises(GraphBuildError, match=r"causal_lm needs \[batch, sequence, vocabulary\]"):
         _loss_model(CausalLMLoss(), shape)
 
 
@@ -963,7 +963,7 @@ def test_attached_loss_can_compare_two_values_of_the_model() -> None:
     model = _linear_model()
     attach_loss(Emitter(model.graph), MSELoss(), "logits", "logits")
     assert [value.name for value in model.graph.inputs] == ["x", "labels"]
-    with pytest.raises(GraphBuildError, match="'nope' is no value of the graph; its outputs are logits"):
+    with pytest.raises(GraphBuildError, match="'nope' is not a value of the graph; its outputs are logits"):
         attach_loss(Emitter(model.graph), MSELoss(), "nope")
 
 

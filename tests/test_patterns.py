@@ -218,7 +218,7 @@ def test_the_first_pattern_that_matches_decides(modes: dict[str, Any], running: 
 
 
 def test_layers_that_no_pattern_matches_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(GraphBuildError, match=r"matches 'body\.\*' of batch_norm; there are bn"):
+    with pytest.raises(GraphBuildError, match=r"matches 'body\.\*' of batch_norm; the model has bn"):
         generate_artifacts(models.conv_bn(), loss="mse", batch_norm={"body.*": "training"})
     with pytest.raises(ValueError, match="batch_norm='frozen': choose one of"):
         generate_artifacts(models.conv_bn(), loss="mse", batch_norm={"bn": "frozen"})

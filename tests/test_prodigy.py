@@ -142,7 +142,7 @@ def test_group_with_another_decay_has_its_own_estimate() -> None:
             assert got[f"{name}_momentum5"] == pytest.approx(d, rel=1e-8)
 
 
-def test_trainer_saves_and_goes_on(tmp_path: Path) -> None:
+def test_trainer_saves_and_resumes(tmp_path: Path) -> None:
     problem = problems.line()
     trainers = [Trainer(problem.model, "mse", "prodigy", learning_rate=1.0) for _ in range(2)]
     for trainer, epochs in zip(trainers, (100, 50), strict=True):

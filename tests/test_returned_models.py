@@ -99,6 +99,6 @@ def test_one_after_the_other(tmp_path: Path) -> None:
 
 def test_what_is_too_large_for_a_proto_says_what_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "DEFAULT_EXTERNAL_DATA_THRESHOLD", 100)
-    with pytest.raises(Exception, match=r"pass onnx_ir.load\(path\) in place of the path"):
+    with pytest.raises(Exception, match=r"pass onnx_ir.load\(path\) instead of the path"):
         replace_head(models.mlp(), 5)
     assert isinstance(replace_head(ir.from_proto(models.mlp()), 5), ir.Model)

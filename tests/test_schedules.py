@@ -155,7 +155,7 @@ def test_a_class_of_ones_own() -> None:
         (lambda: schedules.OneCycle(pct_start=2), "expected 0 <= pct_start <= 1"),
         (lambda: schedules.CosineWithRestarts(0), "expected cycles >= 1"),
         (lambda: schedules.Polynomial(-1), "expected power > 0"),
-        (lambda: make_schedule("cosine")(0, None), "not known for data without a length"),
+        (lambda: make_schedule("cosine")(0, None), "unknown for data without a length"),
     ],
 )
 def test_what_is_refused(make: Callable[[], Any], message: str) -> None:

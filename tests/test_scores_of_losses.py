@@ -35,18 +35,18 @@ def model(*ops: str) -> onnx.ModelProto:
         (
             ("Softmax",),
             "cross_entropy",
-            "CrossEntropyLoss takes scores (logits), but 'y' is computed by Softmax.",
+            "CrossEntropyLoss expects scores (logits), but 'y' is computed by Softmax.",
         ),
         (("Softmax", "Identity"), "cross_entropy", "but 'y' is computed by Softmax."),
         (
             ("Sigmoid",),
             "bce_with_logits",
-            "BCEWithLogitsLoss takes scores (logits), but 'y' is computed by Sigmoid.",
+            "BCEWithLogitsLoss expects scores (logits), but 'y' is computed by Sigmoid.",
         ),
         (
             ("Softmax",),
             "nll",
-            "NLLLoss takes log-probabilities, but 'y' is computed by Softmax. Choose cross_entropy",
+            "NLLLoss expects log-probabilities, but 'y' is computed by Softmax. Choose cross_entropy",
         ),
         (("Relu",), "cross_entropy", None),
         (("Softmax", "Relu"), "cross_entropy", None),

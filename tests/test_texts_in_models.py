@@ -98,5 +98,5 @@ def test_texts_that_the_loss_reads_are_refused() -> None:
         <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}, int64[1] one = {{1}}> {{
             l = ai.onnx.ml.LabelEncoder<keys_strings = ["a"], values_floats = [2.0]>(key)
             c = Unsqueeze(l, one)  h = MatMul(x, w)  y = Mul(h, c) }}""")
-    with pytest.raises(GraphBuildError, match="the input 'key' holds strings"):
+    with pytest.raises(GraphBuildError, match="the input 'key' contains strings"):
         Trainer(model, "mse")

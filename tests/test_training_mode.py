@@ -50,10 +50,10 @@ def norm_model(batch: int | str) -> onnx.ModelProto:
 def test_statistics_of_one_sample_are_refused(tmp_path: Path) -> None:
     model = norm_model(1)
     with pytest.raises(
-        GraphBuildError, match=r"exported for a batch of 1. .*onnxtrain.make_batch_dynamic\(model\)"
+        GraphBuildError, match=r"exported with a batch of 1. .*onnxtrain.make_batch_dynamic\(model\)"
     ):
         Trainer(model, "cross_entropy", batch_norm="training", directory=tmp_path / "run")
-    with pytest.raises(GraphBuildError, match="exported for a batch of 1"):
+    with pytest.raises(GraphBuildError, match="exported with a batch of 1"):
         generate_artifacts(
             model, loss="cross_entropy", batch_norm="training", artifact_directory=tmp_path / "run"
         )
@@ -82,7 +82,7 @@ def test_training_sample_by_sample_is_told(caplog: pytest.LogCaptureFixture) -> 
     problem = problems.line(samples=6, batch=1)
     trainer = Trainer(problem.model, "mse")
     trainer.fit(problem.x, problem.y, verbose=False)
-    assert "exported for one sample at a time: each step of the optimizer sees a single one" in caplog.text
+    assert "exported with a batch of 1: each optimizer step sees a single sample" in caplog.text
     assert "make_batch_dynamic" in caplog.text
     caplog.clear()
     trainer.evaluate(problem.x, problem.y)
@@ -105,7 +105,7 @@ def test_the_device_is_told_of_a_fixed_batch(tmp_path: Path) -> None:
 
 def test_nothing_to_switch_is_an_error() -> None:
     problem = problems.line()
-    with pytest.raises(GraphBuildError, match="batch_norm='training' has nothing to switch"):
+    with pytest.raises(GraphBuildError, match="batch_norm='training' has no effect"):
         Trainer(problem.model, "mse", batch_norm="training")
     Trainer(problem.model, "mse", batch_norm="inference")
 
@@ -152,7 +152,7 @@ def norm_net(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
     return paths
 
 
-LOST = "The exporter has removed"
+LOST = "The exporter removed"
 
 
 @pytest.mark.torch
@@ -171,13 +171,13 @@ def test_removed_dropout_is_told(
 
     for batch_norm in ("as_exported", "training", {"bn": "training"}):
         text = messages(batch_norm)
-        assert "removed 2 Dropout module(s), so that training drops nothing there: first, last." in text
+        assert "removed 2 Dropout module(s), so these places drop nothing in training: first, last." in text
         assert "Pass dropout=0.1, with the p of the PyTorch network" in text
         assert "or dropout=0.0 to train without it, e.g. because p is 0 in the network" in text
-    assert "nothing there: first, aside." in messages("training", output="z")
+    assert "nothing in training: first, aside." in messages("training", output="z")
     # Modes by pattern: the first one that matches.
-    assert "nothing there: last." in messages({"[bf]*": "inference", "*": "training"})
-    assert "nothing there: last." in messages("training", dropout={"first": 0.1})
+    assert "nothing in training: last." in messages({"[bf]*": "inference", "*": "training"})
+    assert "nothing in training: last." in messages("training", dropout={"first": 0.1})
     for quiet in ("inference", {"bn": "training", "*": "inference"}):
         assert LOST not in messages(quiet)
     for dropout in (0, 0.1, {"first": 0.0, "l*": 0.1}):
@@ -185,7 +185,7 @@ def test_removed_dropout_is_told(
     # A trainer also returns the other output.
     caplog.clear()
     Trainer(norm_net[False], "cross_entropy", batch_norm="training", loss_input_names="y")
-    assert "nothing there: first, last, aside." in caplog.text
+    assert "nothing in training: first, last, aside." in caplog.text
 
 
 @pytest.mark.torch
@@ -201,15 +201,15 @@ def test_removed_dropout_is_told_where_nothing_can_be_switched(norm_net: dict[bo
     # The optimizer of the exporter leaves no trace, and folds the BatchNormalization.
     with pytest.raises(GraphBuildError, match=r"restore_dropout\(model, p, before=\[...\]\)\. Otherwise"):
         Trainer(norm_net[True], "cross_entropy", batch_norm="training", loss_input_names="y")
-    with pytest.raises(GraphBuildError, match=r"dropout=0.1 has no place.*optimize=False.*before="):
+    with pytest.raises(GraphBuildError, match=r"dropout=0.1 has no effect.*optimize=False.*before="):
         Trainer(norm_net[True], "cross_entropy", dropout=0.1, loss_input_names="y")
     Trainer(norm_net[True], "cross_entropy", dropout=0, loss_input_names="y")
     with pytest.raises(
-        GraphBuildError, match=r"no Dropout matches 'head\*' of dropout; there are first, last"
+        GraphBuildError, match=r"no Dropout matches 'head\*' of dropout; the model has first, last"
     ):
         Trainer(norm_net[False], "cross_entropy", dropout={"head*": 0.1}, loss_input_names="y")
     for wrong in (1, -0.1, True, "0.1", {"*": 1.0}):
-        with pytest.raises(InputError, match=r"dropout must be a number from 0 up to 1, or one for each"):
+        with pytest.raises(InputError, match=r"dropout must be a number in \[0, 1\), or one per"):
             Trainer(norm_net[False], "cross_entropy", dropout=wrong)  # type: ignore[arg-type]
 
 
@@ -251,7 +251,7 @@ def test_the_shell_is_told_of_removed_dropout(
         1, "train", "run", "--data", "data.npz", "--dropout", "0.3"
     )
     for wrong in ("one", "1", "-0.1", "=0.1", "first=", "nan"):
-        assert f"--dropout is '{wrong}'; give a number from 0 up to 1" in said(
+        assert f"--dropout is '{wrong}'; give a number in [0, 1)" in said(
             1, "artifacts", "model.onnx", *given, f"--dropout={wrong}"
         )
 

@@ -236,7 +236,7 @@ def test_optimizer_in_a_branch_and_an_ir_model() -> None:
         (
             'y, v = Momentum<alpha = 0.5, beta = 1.0, mode = "odd", norm_coefficient = 0.0>(rate, t, x, x, x)',
             ModelError,
-            "mode is 'odd'; it can be standard or nesterov",
+            "mode is 'odd'; choose standard or nesterov",
         ),
     ],
 )

@@ -168,12 +168,12 @@ def _optimizer_model(
         for entry in graphs.manifest["parameters"]
         if entry["trainable"]
     ]
-    optimizer = _without_unreached(optimizer, graphs)
+    optimizer = _drop_unreached_patterns(optimizer, graphs)
     model = optimizers.build_optimizer_model(optimizer, parameters, graphs.manifest["opset"])
     return model, optimizers.manifest_entry(optimizer, parameters)
 
 
-def _without_unreached(optimizer: optimizers.Optimizer, graphs: TrainingGraphs) -> optimizers.Optimizer:
+def _drop_unreached_patterns(optimizer: optimizers.Optimizer, graphs: TrainingGraphs) -> optimizers.Optimizer:
     """Removes group names and patterns that match only parameters on which the loss doesn't depend."""
     # PyTorch accepts groups with parameters that get no gradient; the optimizer model only contains trained parameters.
     groups = []

@@ -23,7 +23,7 @@ class Words:
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
         """Returns advice to make a fixed batch size dynamic; `function` is the function that takes the model."""
-        return f"make it so: {function}(onnxtrain.make_batch_dynamic(model), ...)"
+        return f"convert it: {function}(onnxtrain.make_batch_dynamic(model), ...)"
 
     def resume(self, directory: object, where: str = "") -> str:
         """Returns advice to resume the run in a directory; `where` is e.g. "from there "."""
@@ -43,7 +43,7 @@ class Words:
 
     def take_from_column(self) -> str:
         """Returns advice to convert labels from `[N, 1]` to `[N]`."""
-        return "Take them out of their column: labels[:, 0]"
+        return "Pass labels[:, 0]"
 
     def from_one_hot(self) -> str:
         """Returns advice on training with one-hot labels."""
@@ -51,11 +51,11 @@ class Words:
 
     def drop_last(self) -> str:
         """Returns the suggestion to drop the incomplete last batch, as the end of a sentence."""
-        return ", or leave incomplete batches out (drop_last=True)"
+        return ", or drop incomplete batches (drop_last=True)"
 
     def untransformed(self, argument: str) -> str:
         """Returns a sentence naming the argument that transforms data to which the training transform doesn't apply."""
-        return f" The transform of the training data is for training alone: to convert this data, pass {argument}=..."
+        return f" The training transform is not applied to this data; to convert it, pass {argument}=..."
 
 
 # A context variable rather than a global: one thread may serve a shell while another runs Python code.

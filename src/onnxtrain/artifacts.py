@@ -313,8 +313,9 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
     names = list(recipe.loss_input_names or (outputs[:1] if loss is None else outputs))
     if recipe.sample_weight and not isinstance(loss, losses.Loss):
         raise GraphBuildError(
-            "choosing a loss: sample weights need a loss of onnxtrain.losses, which can weight its samples; a loss "
-            "inside the model or an onnxblock block has to take the weights as an input of its own"
+            "choosing a loss: sample weights need a loss of onnxtrain.losses, which can weight its "
+            "samples; a loss inside the model or an onnxblock block must take the weights as its own "
+            "input"
         )
     if isinstance(loss, onnxblock.Block):
         return _with_block_loss(source, loaded, loss, names, recipe)

@@ -260,7 +260,8 @@ class Recipe:
             "P|PATTERN=P",
             parse=_by_pattern(
                 _ratio,
-                "give a number from 0 up to 1, such as 0.1, or PATTERN=NUMBER for each layer, such as 'head.*=0.5'",
+                "give a number in [0, 1), such as 0.1, or PATTERN=NUMBER for each layer, such as "
+                "'head.*=0.5'",
             ),
         ),
     )
@@ -392,8 +393,9 @@ class Recipe:
             )
         if self.profile == "portable" and self.precision == "bf16":
             raise GraphBuildError(
-                f"building the training graph: {argument('profile', 'portable')} and {argument('precision', 'bf16')} "
-                "do not go together, as onnxruntime-web has no bfloat16; leave out one of them"
+                f"building the training graph: {argument('profile', 'portable')} and "
+                f"{argument('precision', 'bf16')} cannot be combined, because onnxruntime-web has no "
+                "bfloat16; pass only one of them"
             )
         if self.clip_grad_norm is not None and self.clip_grad_value is not None:
             raise GraphBuildError(
@@ -443,7 +445,7 @@ def _name_list(option: str, names: object) -> list[str] | None:
         raise TypeError(f"{argument(option)} is a {type(names).__name__}; pass a list of strings")
     wrong = [name for name in names if not isinstance(name, str)]
     if wrong:
-        raise TypeError(f"{argument(option)} holds {wrong[0]!r}; pass a list of strings")
+        raise TypeError(f"{argument(option)} contains {wrong[0]!r}; pass a list of strings")
     return list(names)
 
 
@@ -453,6 +455,6 @@ def _check_dropout(dropout: object) -> None:
         # bool is a subclass of int: True would otherwise pass for 1.
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:
             raise InputError(
-                f"building the training graph: {argument('dropout')} must be a number from 0 up to 1, or one for each "
-                f"pattern, received {ratio!r}"
+                f"building the training graph: {argument('dropout')} must be a number in [0, 1), or one "
+                f"per pattern, received {ratio!r}"
             )

@@ -263,7 +263,7 @@ def _parameter_names(model: ir.Model) -> list[str]:
     return [
         name
         for name, value in float_initializers(model)
-        if name not in fixed and not _sets_up(value) and _is_parameter(value, signature, converted)
+        if name not in fixed and not _is_used_as_setting(value) and _is_parameter(value, signature, converted)
     ]
 
 
@@ -324,7 +324,7 @@ def _is_power(value: ir.Value) -> bool:
     return bool(uses) and all(use.node.op_type == "Pow" and use.idx == 1 for use in uses)
 
 
-def _sets_up(value: ir.Value) -> bool:
+def _is_used_as_setting(value: ir.Value) -> bool:
     """True if the ops that read a value use it as a setting, not as a weight."""
     return is_setting(value) or is_quantization_or_rotary(value)
 

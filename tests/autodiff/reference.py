@@ -410,11 +410,11 @@ class Loop(OnnxLoop):
         **linked: Any,
     ) -> tuple[Any, ...]:
         stacks: list[list[np.ndarray]] = [[] for _ in range(self.K)]
-        go_on, count = condition is None or bool(condition), 0
-        while go_on and (most is None or count < most):
+        keep_going, count = condition is None or bool(condition), 0
+        while keep_going and (most is None or count < most):
             given = [np.array(count, np.int64), np.array(True), *state]
             inputs = {**(context or {}), **dict(zip(self.body.input_names, given, strict=True))}
-            go_on, *results = self._run_body(inputs, **linked)
+            keep_going, *results = self._run_body(inputs, **linked)
             state, count = tuple(results[: self.N]), count + 1
             for stack, value in zip(stacks, results[self.N :], strict=True):
                 stack.append(value)

@@ -455,7 +455,7 @@ def test_kernel_takes_wrong_zero_points_where_columns_have_an_order() -> None:
                {"num_heads": 4, "kv_num_heads": 2}),
             "GroupQueryAttention.* attention with head_sink",
         ),
-        (_nbits(bits=3), "MatMulNBits.* weights of 3 bits"),
+        (_nbits(bits=3), "MatMulNBits.* 3-bit weights"),
         (_nbits(weight_prepacked=1), "MatMulNBits.* prepacked weights"),
         (_nbits(ordered=True), "MatMulNBits.* packed zero points other than 8 with g_idx"),
         (_nbits(ordered=True, bits=2, block_size=32), "MatMulNBits.* weights of 2 bits with g_idx"),

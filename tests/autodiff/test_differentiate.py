@@ -279,7 +279,7 @@ def test_double_backward_is_the_hessian_vector_product() -> None:
         ("y", ["w"], None, "wrt names 'w', which is not a value"),
         ("y", ["x", "x"], None, "wrt names x more than once"),
         ("q", ["x"], None, r"'q': its shape is .*, not a scalar; reduce it .* or name a cotangent"),
-        ("y", ["x"], "q", "adding the cotangent input 'q': the model has a value of that name"),
+        ("y", ["x"], "q", "adding the cotangent input 'q': the model already has a value of that name"),
     ],
 )
 def test_requests_that_make_no_sense(of: str, wrt: list[str], cotangent: str | None, message: str) -> None:

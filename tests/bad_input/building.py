@@ -171,7 +171,7 @@ def _(bench: Bench) -> None:
     value = helper.make_tensor_value_info
     body = helper.make_graph(
         [
-            node("Identity", ["go"], ["go_on"]),
+            node("Identity", ["go"], ["keep_going"]),
             node("RandomNormalLike", ["h"], ["noise"], name="draw"),
             node("Add", ["h", "noise"], ["noisy"]),
             node("MatMul", ["noisy", "w"], ["next"]),
@@ -182,7 +182,7 @@ def _(bench: Bench) -> None:
             value("go", TensorProto.BOOL, []),
             value("h", TensorProto.FLOAT, ["b", 4]),
         ],
-        [value("go_on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, ["b", 4])],
+        [value("keep_going", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, ["b", 4])],
     )
     bench.generate(
         models.make_model(
@@ -198,14 +198,14 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     value = helper.make_tensor_value_info
     body = helper.make_graph(
-        [node("Identity", ["go"], ["go_on"]), node("Unsqueeze", ["h", "axes"], ["next"])],
+        [node("Identity", ["go"], ["keep_going"]), node("Unsqueeze", ["h", "axes"], ["next"])],
         "body",
         [
             value("i", TensorProto.INT64, []),
             value("go", TensorProto.BOOL, []),
             value("h", TensorProto.FLOAT, None),
         ],
-        [value("go_on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, None)],
+        [value("keep_going", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, None)],
     )
     nodes = [
         node("Loop", ["count", "", "x"], ["h"], body=body),

@@ -107,11 +107,11 @@ def test_numbers_as_labels(run: Any, mlp: Path, data: Path) -> None:
     named = run(*arguments, "--positive", 2, "-o", mlp.with_name("two"))
     assert "f1 of '2'" in named.out
     assert (
-        "positive is 3, but the classes are 0 .. 2"
+        "positive is 3, but the classes are 0 to 2"
         in run(*arguments, "--positive", 3, "-o", mlp.with_name("x")).err
     )
     text = run(*arguments, "--positive", "fraud", "-o", mlp.with_name("y"))
-    assert "--positive is 'fraud', but the target holds numbers, not strings" in text.err
+    assert "--positive is 'fraud', but the target contains numbers, not strings" in text.err
 
 
 def test_names_of_metrics() -> None:

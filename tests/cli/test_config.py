@@ -15,7 +15,7 @@ import typer
 
 import models
 from cli.processes import ROOT
-from cli.test_going_on import OPTIONS, flat, tensors
+from cli.test_resuming import OPTIONS, flat, tensors
 from onnxtrain.cli._app import app
 from onnxtrain.cli._config import names_file
 from onnxtrain.cli._declared import options_of
@@ -73,7 +73,7 @@ def test_a_run_on_a_table_is_repeated(run: Any, table: Path, tmp_path: Path) -> 
     assert tensors(tmp_path / "table-trained") == tensors(tmp_path / "run") == before
     refused = run("train", "--config", tmp_path / "run" / "run.toml")
     assert refused.code == 1
-    assert "holds a training run already" in refused.err
+    assert "already contains a training run" in refused.err
 
 
 def test_the_file_says_what_the_run_used(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_command_line_wins(run: Any, mlp: Path, data: Path, tmp_path: Path) 
     assert "val_accuracy" in epoch
     # Paths of the file are relative to it, not to the directory of the command.
     assert Path(result.json()["directory"]) == tmp_path / "out"
-    # A run that goes on refuses other options, those of a file included.
+    # A resumed run refuses other options, those of a file included.
     (tmp_path / "more.toml").write_text('loss = "nll"\n')
     refused = run("train", tmp_path / "out", "--data", data, "--config", tmp_path / "more.toml")
     assert refused.code == 1
@@ -158,7 +158,7 @@ def test_the_command_line_switches_off(run: Any, mlp: Path, data: Path, tmp_path
     # The last spelling on the command line decides.
     assert run(*command, "--no-json", "--json", "--overwrite", "-o", tmp_path / "on").out.startswith("{")
     assert not run(*command, "--no-json", "--overwrite", "-o", tmp_path / "on").out.startswith("{")
-    # A run that goes on refuses a switch that was on, and says how to spell it.
+    # A resumed run refuses a switch that was on, and says how to spell it.
     refused = run("train", tmp_path / "on", "--data", data, "--no-recompute")
     assert refused.code == 1
     assert "--no-recompute" in " ".join(refused.err.split())
@@ -189,7 +189,7 @@ def test_every_switch_can_be_switched_off(run: Any, command: str) -> None:
         ("epochs = 'ten'", 'epochs is "ten": '),
         ("epochs = '10'", 'epochs is "10"; it must be a whole number, without quotation marks.'),
         ("learning-rate = '0.1'", 'learning-rate is "0.1"; it must be a number, without quotation marks.'),
-        ("learning-rate = 1\nlr = 2", "lr is given twice, by two of its names."),
+        ("learning-rate = 1\nlr = 2", "lr is given twice, under two of its names."),
         ("epochs = [1]", "epochs is [1]; it takes one value, not a list."),
         ("epochs = true", "epochs is true; it must be a number or a string."),
         ("metric = [['f1']]", "it must be a number or a string."),

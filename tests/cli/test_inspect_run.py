@@ -15,7 +15,7 @@ import pytest
 
 import models
 from cli.files import arrays_in
-from cli.test_going_on import InterruptAt
+from cli.test_resuming import InterruptAt
 from onnxtrain import Trainer
 from onnxtrain.cli._inspect_run import best_key
 

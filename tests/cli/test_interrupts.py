@@ -1,4 +1,4 @@
-"""Ctrl-C at many moments of a command: one line that says what was saved, which then is there and goes on."""
+"""Ctrl-C at many moments of a command: one line that says what was saved, which then exists and can be resumed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_at_many_moments_of_training(run: Any, mlp: Path, data: Path) -> None:
             kinds.add(check(result, run, directory, data))
     assert {"nothing", "part"} <= kinds
     shutil.rmtree(directory)
-    result = watched(run, PressAt(name="tell_of_result"), *train(mlp, data))
+    result = watched(run, PressAt(name="print_result"), *train(mlp, data))
     assert check(result, run, directory, data) == "all"
 
 

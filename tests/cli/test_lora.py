@@ -56,7 +56,7 @@ def described(directory: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--lora-alpha", 8), "give the LoRA rank, too, e.g. --lora-rank 8"),
+        (("--lora-alpha", 8), "need --lora-rank, e.g. --lora-rank 8"),
         (("--lora-rank", 2, "--lora-targets", "q_proj"), "no layer is named 'q_proj'"),
         (("--lora-rank", 2, "--lora-dropout", 1), "--lora-dropout is 1"),
     ],

@@ -77,8 +77,8 @@ def test_a_table_of_the_losses(run: Any, base: Path, adapter: Path, data: Path, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--loss", "mse"), "computes losses with --data and --loss; give both"),
-        (("--data", "data.npz"), "computes losses with --data and --loss; give both"),
+        (("--loss", "mse"), "computes losses from --data and --loss; pass both"),
+        (("--data", "data.npz"), "computes losses from --data and --loss; pass both"),
         (("--loss", "mse", "--data", "nothing.npz"), "there is no such file"),
         (("--loss", "nonsense", "--data", "{data}"), "received 'nonsense'"),
         (("-o", "{folder}/nowhere/merged.onnx"), "Writing the merged model to"),
@@ -98,4 +98,4 @@ def test_an_adapter_of_another_model_is_refused(run: Any, adapter: Path, tmp_pat
     onnx.save(products({"fc": (3, 2)}), tmp_path / "other.onnx")
     shown = run("merge", tmp_path / "other.onnx", adapter, "-o", tmp_path / "merged.onnx")
     assert shown.code == 1
-    assert "trained on other weights" in shown.err
+    assert "trained on other base weights" in shown.err

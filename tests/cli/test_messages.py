@@ -53,7 +53,7 @@ def test_advice_for_another_command_names_it(run: Any, tmp_path: Path) -> None:
         }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
     shown = " ".join(run("ops", tmp_path / "model.onnx", "--profile", "portable").out.split())
-    assert "--profile portable draws masks in the main graph only" in shown
+    assert "--profile portable supports Dropout only in the main graph" in shown
     assert "pass --batch-norm inference of `onnxtrain train`" in shown
 
 
@@ -71,7 +71,7 @@ def test_a_second_argument_is_not_taken_for_a_value(run: Any, mlp: Path) -> None
     assert "unexpected extra argument" in result.err
 
 
-def test_the_help_of_train_goes_on_as_it_says(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+def test_the_help_of_train_resumes_as_it_says(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
     assert "`onnxtrain train DIR --data FILE` resumes it." in " ".join(run("train", "--help").out.split())
     directory = tmp_path / "run"
     begun = run("train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 1, "-o", directory)
@@ -86,7 +86,7 @@ def test_what_is_no_run_is_said_for_a_shell(run: Any, mlp: Path, data: Path, com
     places = {"MODEL": mlp, "DATA": data, "OTHER": mlp.parent / "o.onnx", "MISSING": mlp.parent / "missing"}
     result = run(*(places.get(word, word) for word in command.split()))
     assert result.code == 1
-    assert "Give the directory of a run, which `onnxtrain train` writes." in result.err
+    assert "Pass the directory of a run, as written by `onnxtrain train`." in result.err
     assert ("it is a file, not a directory" in result.err) == ("MODEL" in command)
 
 
@@ -109,7 +109,11 @@ def test_what_is_no_run_is_said_for_a_shell(run: Any, mlp: Path, data: Path, com
             "cross_entropy",
             "Store them without the last axis in the file of --data",
         ),
-        ({"x": X.astype(str), "y": LABELS}, "cross_entropy", "Store it as float32 in the file of --data"),
+        (
+            {"x": X.astype(str), "y": LABELS},
+            "cross_entropy",
+            "If that is intended, store it as float32 in the file of --data",
+        ),
         (
             {"x": X, "y": np.ones((30, 3), "i8")},
             "mse",

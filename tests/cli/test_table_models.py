@@ -229,7 +229,7 @@ def test_predict_with_a_file_tells_the_row(run: Any, tmp_path: Path) -> None:
     frame.to_csv(path, index=False)
     result = run("predict", tmp_path / "run" / "trained.onnx", "--data", path, "-o", tmp_path / "p.csv")
     assert (
-        "column 'kind', row 4 (without the header): 'z' is none of the categories of training: a, b, c"
+        "column 'kind', row 4 (without the header): 'z' is not a category of the training data: a, b, c"
         in result.err
     )
     arrays = run("predict", tmp_path / "run" / "trained.onnx", "--data", tmp_path / "net.onnx")
@@ -253,7 +253,7 @@ def test_training_the_exported_file_says_what_to_train(run: Any, tmp_path: Path)
         tmp_path / "b",
     )
     refused = run("train", file, *again)
-    assert "takes the columns of a table as they are" in refused.err
+    assert "takes the unencoded columns of a table" in refused.err
     assert run("export", tmp_path / "run", "-o", tmp_path / "network.onnx", "--network").code == 0
     result = run("train", tmp_path / "network.onnx", *again, "--scale")
     assert result.code == 0, result.err

@@ -139,16 +139,16 @@ def test_several_inputs_are_columns_of_their_names(run: Any, tmp_path: Path) -> 
     ("change", "options", "message"),
     [
         ({}, ["--one-hot"], "column 'age', row 3 {}: the value is missing. Fill such values by --impute"),
-        ({}, ["--impute", "mode"], "--impute is 'mode'; give mean, median, most_frequent or value=VALUE"),
+        ({}, ["--impute", "mode"], "--impute is 'mode'; pass mean, median, most_frequent or value=VALUE"),
         ({}, ["--impute", "mean"], "column 'sex', row 1 {}: 'male' is not a number. Encode"),
         ({"age": "old"}, ["--impute", "mean", "--inputs", "age,fare"], "column 'age', row 5 {}: 'old'"),
-        ({}, ["--one-hot", "--ordinal"], "--one-hot and --ordinal are two ways"),
+        ({}, ["--one-hot", "--ordinal"], "--one-hot and --ordinal are alternative encodings"),
         ({}, ["--inputs", "weight"], "has no column 'weight'; its columns are age, sex, fare, town, member, fate"),
-        ({}, ["--inputs", "fare,fate"], "fate cannot be among --inputs and be the --target"),
-        ({}, ["--inputs", "fare,member"], "gives 2 numbers per row (fare, member), and the input 'x' of the model"),
-        ({}, [*ENCODED, "--inputs", "sex,town,fare"], "gives 6 numbers per row (sex (2), town (3), fare)"),
+        ({}, ["--inputs", "fare,fate"], "fate cannot be both in --inputs and the --target"),
+        ({}, ["--inputs", "fare,member"], "has 2 values per row (fare, member), but the input 'x' of the model"),
+        ({}, [*ENCODED, "--inputs", "sex,town,fare"], "has 6 values per row (sex (2), town (3), fare)"),
         ({"fate": None}, ENCODED, "column 'fate', row 5 {}: the target is missing"),
-        ({"fate": "unknown"}, ENCODED, "class labels must be 0 .. 1"),
+        ({"fate": "unknown"}, ENCODED, "class labels must be 0 to 1"),
     ],
 )  # fmt: skip
 def test_bad_tables_are_one_message(
@@ -174,7 +174,7 @@ def test_new_categories_and_gaps_are_told(run: Any, net: Path, tmp_path: Path) -
         (
             "town",
             "X",
-            "column 'town', row 4 (without the header): 'X' is none of the categories of training: C, Q, S",
+            "column 'town', row 4 (without the header): 'X' is not a category of the training data: C, Q, S",
         ),
         ("town", None, "column 'town', row 4 (without the header): the value is missing"),
         ("fare", None, "column 'fare', row 4 (without the header): the value is missing"),
@@ -266,9 +266,9 @@ def test_run_and_exported_file_take_both_spellings_of_a_number(run: Any, policy:
         (
             "t.csv",
             "a;y\n0,5;1\n1,5;0\n",
-            r"one column 'a;y', so the fields seem to be separated by ';'.*decimal point",
+            r"a single column 'a;y', so its fields seem to be separated by ';'.*decimal point",
         ),
-        ("t.csv", "a\ty\n1\t1\n", r"one column 'a\\ty', so the fields seem to be separated by '\\t'"),
+        ("t.csv", "a\ty\n1\t1\n", r"a single column 'a\\ty', so its fields seem to be separated by '\\t'"),
         ("t.csv", "a|y\n1|1\n", r"separated by '\|'"),
         (
             "t.tsv",

@@ -18,7 +18,7 @@ import typer.main
 
 import models
 from cli.files import arrays_in
-from cli.test_going_on import tensors
+from cli.test_resuming import tensors
 from onnxtrain import EarlyStopping, Trainer
 from onnxtrain.cli import _train
 from onnxtrain.cli._app import app
@@ -194,7 +194,7 @@ def test_losses_of_numbers_take_options(run: Any, mlp: Path, regression: Path) -
         (["--swa-lr", 0.1], "--swa-lr is given without --swa-start."),
         (["--swa-start", "late"], "--swa-start is 'late'; give an epoch such as 16"),
         (["--swa-start", 1, "--patience", 2], "--swa-start exports an average of the last epochs"),
-        (["--mixup", 0.2, "--cutmix", 1], "--mixup and --cutmix are two ways"),
+        (["--mixup", 0.2, "--cutmix", 1], "--mixup and --cutmix are alternative ways"),
         (["--mixup", 0], "MixUp: alpha must be a positive number"),
         (["--clip-value", -1], "ClipGradValue: value is -1.0; it must be a positive number"),
     ],

@@ -72,7 +72,9 @@ def test_predict_writes_probabilities_alone(run: Any, trained: Path, data: Path,
     np.testing.assert_allclose(arrays["probability"], scipy.special.softmax(logits, axis=1), rtol=1e-5)
     result = run("predict", trained / "trained.onnx", "--data", data, "-o", output, "--probabilities")
     assert result.code == 1
-    assert "trained.onnx' gives logits. Give the directory of a run" in " ".join(result.err.split())
+    assert "trained.onnx' returns logits, not probabilities. Pass the directory of a run" in " ".join(
+        result.err.split()
+    )
 
 
 def test_samples_are_weighed_by_a_column_or_an_array(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_samples_are_weighed_by_a_column_or_an_array(run: Any, mlp: Path, data: 
         evaluated = run("evaluate", tmp_path / f"{name}.run", "--data", tmp_path / name, "--json").json()
         expected = trainer.evaluate(arrays["x"], arrays["y"])
         assert evaluated["loss"] == pytest.approx(expected["loss"])
-        # A finished run goes on with the weights that it was begun with.
+        # A finished run resumes with the class weights that it was started with.
         more = run(
             "train", tmp_path / f"{name}.run", "--data", tmp_path / name, "--epochs", 1, "--json"
         ).json()
@@ -146,11 +148,11 @@ def test_classes_are_weighed_and_split_and_evaluated_between_epochs(
     assert plain.code == 0
     later = run("train", tmp_path / "plain", "--data", data, "--class-weight", "balanced")
     assert later.code == 1
-    assert "Begin a new run with --sample-weight or --class-weight." in " ".join(later.err.split())
+    assert "Start a new run with --sample-weight or --class-weight." in " ".join(later.err.split())
     for value, message in (
         ("rose=2", "--class-weight is 'rose=2'; give balanced alone, or CLASS=WEIGHT such as 1=10."),
         ("1", "--class-weight is '1'; give balanced alone"),
-        ("7=2", "names the classes [7], and there are 3"),
+        ("7=2", "names the classes [7], but the classes are 0 to 2"),
     ):
         result = run(*command, "--class-weight", value, "-o", tmp_path / "wrong")
         assert result.code == 1
@@ -177,7 +179,9 @@ def test_predict_fills_a_fixed_batch(run: Any, tmp_path: Path) -> None:
     expected = ort.InferenceSession(models.mlp().SerializeToString()).run(None, {"x": x})[0]
     np.testing.assert_allclose(arrays_in(tmp_path / "p.npz")["logits"], expected, rtol=1e-5, atol=1e-6)
     refused = run(*arguments, "--batch-size", 3)
-    assert "--batch-size is 3, but the model has the fixed batch size 4. Leave the option out." in refused.err
+    assert (
+        "--batch-size is 3, but the model has a fixed batch size of 4. Leave the option out." in refused.err
+    )
 
 
 def test_export_writes_the_trained_model(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:
@@ -220,7 +224,7 @@ def test_replace_head(run: Any, mlp: Path, tmp_path: Path) -> None:
         "-o",
         tmp_path / "run",
     )
-    assert "class labels must be 0 .. 2" in run(*arguments).err
+    assert "class labels must be 0 to 2" in run(*arguments).err
     result = run(*arguments, "--replace-head", 4, "--epochs", 15, "--lr", 0.02, "--json")
     assert result.code == 0, result.err
     document = result.json()

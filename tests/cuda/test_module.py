@@ -78,11 +78,11 @@ def test_trains_as_on_the_cpu(name: str, optimizer: str, options: dict[str, Any]
 
 def test_batch_norm_in_training_mode_names_the_profile_that_can(tmp_path: Path) -> None:
     generate_artifacts(models.conv_bn(), loss="cross_entropy", optimizer="sgd", artifact_directory=tmp_path)
-    with pytest.raises(ModelLoadError, match=r"BatchNormalization in training mode.*profile='portable'"):
+    with pytest.raises(ModelLoadError, match=r"training-mode BatchNormalization.*profile='portable'"):
         _open(tmp_path, "cuda")
 
 
-def test_goes_on_from_the_checkpoint_of_another_device(tmp_path: Path) -> None:
+def test_resumes_from_the_checkpoint_of_another_device(tmp_path: Path) -> None:
     generate_artifacts(
         models.mlp(),
         requires_grad=["w1", "b1", "w2", "b2"],

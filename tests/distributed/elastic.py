@@ -1,4 +1,4 @@
-"""A training that saves after each step and goes on from the last save, one of whose workers kills itself once.
+"""A training that saves after each step and resumes from the last save, one of whose workers kills itself once.
 
 `torchrun --max-restarts 1 -m distributed.elastic FOLDER`; the worker of rank 0 writes results.pt to the folder.
 """

@@ -221,7 +221,7 @@ def by_dtensor() -> Result:
 
 
 def resumed(engine: Engine) -> Result:
-    """Train, save by torch.distributed.checkpoint after half of the steps, and go on with another model."""
+    """Train, save by torch.distributed.checkpoint after half of the steps, and resume with another model."""
     rank, world = dist.get_rank(), dist.get_world_size()
     folder = Path(f"saved-{engine.__name__}").resolve()
     batches = PERCEPTRON.batches(STEPS)
@@ -277,7 +277,7 @@ def states(engine: Engine) -> Result:
     first, second = ENCODER.batches(2)
     step(first)
     result: Result = {"same": full_state(ours).keys() == full_state(theirs).keys()}
-    # Both go on from what the other had.
+    # Each resumes from the other's checkpoint.
     of_ours, of_theirs = get_state_dict(ours, optimizers[0]), get_state_dict(theirs, optimizers[1])
     for (weights, moments), model, sgd in (
         (of_theirs, ours, optimizers[0]),

@@ -97,7 +97,7 @@ def test_state_dicts_have_the_names_of_the_plain_module(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("world", "jobs"), [(2, TOOLS_ON_TWO), (4, TOOLS_ON_FOUR)])
 def test_tools_that_bring_their_own_loop(world: int, jobs: list[str], tmp_path: Path) -> None:
-    """Train, save half-way and go on, with each tool."""
+    """Train, save half-way and resume, with each tool."""
     results = run_jobs(world, tmp_path, *jobs, "refused by lightning")
     assert "`fsdp` requires a GPU accelerator" in results.pop("refused by lightning")["error"]
     assert _far(of_tools(results, world)) == {}

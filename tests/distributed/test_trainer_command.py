@@ -31,7 +31,7 @@ def weights(path: Path) -> list[np.ndarray[Any, Any]]:
 
 
 def test_workers_give_the_model_of_one_process(tmp_path: Path) -> None:
-    """A table with a validation set, best parameters and sharded moments; the run then goes on in one process."""
+    """A table with a validation set, best parameters and sharded moments; the run is then resumed in one process."""
     problem = classes(90)
     onnx.save(problem.model, tmp_path / "net.onnx")
     lines = [
@@ -148,7 +148,7 @@ def test_mixed_samples_and_the_best_epoch_on_workers(tmp_path: Path) -> None:
     [
         (["--shard-optimizer"], "--shard-optimizer given without --workers"),
         pytest.param(["--workers", "2", "--loss", "unknown"], "unknown", marks=pytest.mark.thorough),
-        (["--workers", "2", "--hosts", "local", "--loss", "mse"], "--json is given with --hosts"),
+        (["--workers", "2", "--hosts", "local", "--loss", "mse"], "--json cannot be combined with --hosts"),
     ],
 )
 def test_a_wrong_command_is_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class Groups(dict[str, list[Results]]):
             self[before]
         shutil.copytree(self.directory / before, self.directory / name)
         self[name] = launch(
-            jobs.run_and_go_on,
+            jobs.run_and_resume,
             jobs.STRATEGIES[strategy],
             self.directory / name,
             self.directory / f"{name}-again",
@@ -118,7 +118,7 @@ def test_a_fit_without_a_label_that_counts_is_refused_by_all_workers(group: str,
     alone = runs.alone["nothing_counted"]
     for worker in [runs.alone, *runs.workers[group]]:
         result = worker["nothing_counted"]
-        assert "The fit has updated nothing" in result["error"]
+        assert "No parameter was updated" in result["error"]
         assert result["losses"] == []
         assert_close(result["after"], result["before"], rtol=0)
         assert len(result["next"]["epochs"]) == 1
@@ -179,7 +179,7 @@ def test_errors_of_worker_0_reach_all(group: str, runs: Runs) -> None:
         unknown, fixed = worker["failing"]["messages"]
         assert unknown.startswith("WorkersError: Worker 0 of" if rank else "GraphBuildError: ")
         assert "body.*" in unknown
-        assert "takes exactly 8 samples at a time, and" in fixed
+        assert "takes exactly 8 samples at a time, but" in fixed
 
 
 @pytest.mark.thorough
@@ -189,19 +189,19 @@ def test_a_checkpoint_is_the_same_for_any_number_of_workers(runs: Runs) -> None:
         for file in ("checkpoint", "average"):
             saved, again = (runs.directory / folder / file for folder in (before, f"{name}-again"))
             assert again.read_bytes() == saved.read_bytes()
-        results = [worker["going on"] for worker in runs.workers[name]]
+        results = [worker["resumed"] for worker in runs.workers[name]]
         for result in results[1:]:
             assert_close(result["loaded"], results[0]["loaded"], rtol=0)
 
 
 @pytest.mark.thorough
-def test_a_run_goes_on_with_other_numbers_of_workers(runs: Runs) -> None:
+def test_a_run_resumes_with_other_numbers_of_workers(runs: Runs) -> None:
     """One process, two workers, four workers, one process: as one process without interruption."""
-    steps = [worker["going on"]["step"] for group in ("two", "four") for worker in runs.workers[group]]
+    steps = [worker["resumed"]["step"] for group in ("two", "four") for worker in runs.workers[group]]
     assert steps[:2] == steps[:1] * 2
     assert steps[2:] == steps[2:3] * 4
     assert 4 < steps[0] < steps[2] < 15
-    last = jobs.go_on(runs.directory / "four", runs.directory / "last", None)
+    last = jobs.resume_run(runs.directory / "four", runs.directory / "last", None)
     straight = jobs.begin(runs.directory / "straight", None)
     assert last["step"] == 15
     assert_close(last["parameters"], jobs.parameters(straight))
@@ -212,9 +212,9 @@ def test_a_run_goes_on_with_other_numbers_of_workers(runs: Runs) -> None:
 @pytest.mark.thorough
 def test_moments_are_shared_among_the_workers(runs: Runs) -> None:
     """With `shard_optimizer` each of four parameters has its moments on one of four workers."""
-    assert [worker["going on"]["moments"] for worker in runs.workers["four"]] == [
+    assert [worker["resumed"]["moments"] for worker in runs.workers["four"]] == [
         {"momentum0": 1, "momentum1": 1}
     ] * 4
-    assert [worker["going on"]["moments"] for worker in runs.workers["two"]] == [
+    assert [worker["resumed"]["moments"] for worker in runs.workers["two"]] == [
         {"momentum0": 4, "momentum1": 4}
     ] * 2

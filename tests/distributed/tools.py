@@ -1,7 +1,7 @@
 """Trainings by tools that bring their own loop, started by torchrun: accelerate, Hugging Face's Trainer, Lightning.
 
-Each takes half of the steps and saves by the tool's own means. A new loop with a new model and a new optimizer goes on
-from what was saved. The results have "saved", the state of a plain module that has read the saved file.
+Each takes half of the steps and saves by the tool's own means. A new loop with a new model and a new optimizer
+resumes from what was saved. The results have "saved", the state of a plain module that has read the saved file.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def with_accelerate(net: Net, fsdp_version: int | None = None) -> Result:
         )
         seed_worker(dist.get_rank())
         if half:
-            # Random numbers, too, go on where they were.
+            # Random numbers, too, continue where they were.
             accelerator.load_state("half")
             loader = accelerator.skip_first_batches(loader, HALF)
         for batch in loader:
@@ -214,7 +214,7 @@ def with_lightning(net: Net, sharded: bool = False, wrap: Wrap = ORTModule) -> R
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        # Half of the batches are an epoch: Lightning goes on at the begin of one.
+        # Half of the batches are an epoch: Lightning resumes at the start of an epoch.
         loader = _loader(_samples(part), DistributedSampler)
         trainer.fit(training, loader, ckpt_path="half.ckpt" if half else None)
         report = report_of(training.net)

@@ -477,7 +477,7 @@ OTHER: list[Job] = [
 
 
 SHARE: dict[str, Any] = {"epochs": 5, "batch_size": 16, "validation": 0.2, "verbose": False}
-"""Arguments of the fit that is interrupted and goes on with other numbers of workers: 15 steps."""
+"""Arguments of the fit that is interrupted and resumed with other numbers of workers: 15 steps."""
 
 
 def begin(directory: Path, step: int | None, strategy: Any = None) -> Trainer:
@@ -497,8 +497,8 @@ def begin(directory: Path, step: int | None, strategy: Any = None) -> Trainer:
     return trainer
 
 
-def go_on(directory: Path, copy: Path, step: int | None, strategy: Any = None) -> Result:
-    """Resumes a run, saves it unchanged to `copy`, and goes on until a step, counted from here, or until its end."""
+def resume_run(directory: Path, copy: Path, step: int | None, strategy: Any = None) -> Result:
+    """Resumes a run, saves it unchanged to `copy`, and trains until a step, counted from here, or until its end."""
     problem = classes()
     trainer = Trainer.resume(directory, strategy=strategy)
     loaded = parameters(trainer)
@@ -570,6 +570,6 @@ def run(strategy: Any = None, jobs: Sequence[str] | None = None) -> dict[str, Re
     return {job.__name__: job(strategy) for job in (*EQUAL, *OTHER) if jobs is None or job.__name__ in jobs}
 
 
-def run_and_go_on(strategy: Any, directory: Path, copy: Path, step: int | None) -> dict[str, Result]:
-    """Runs all trainings, and goes on with an interrupted run."""
-    return run(strategy) | {"going on": go_on(directory, copy, step, strategy)}
+def run_and_resume(strategy: Any, directory: Path, copy: Path, step: int | None) -> dict[str, Result]:
+    """Runs all trainings, and resumes an interrupted run."""
+    return run(strategy) | {"resumed": resume_run(directory, copy, step, strategy)}

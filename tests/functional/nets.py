@@ -122,8 +122,8 @@ def _looped(t: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
 
 LOOP = Net(
     """(T[n, 3] x, T[3, 3] w) => (T[n, 3] y, T[] loss) <int64 trips = {3}> {
-        state = Loop <body = body (int64 i, bool go, T[n, 3] before) => (bool go_on, T[n, 3] after) {
-            go_on = Identity(go)  p = MatMul(before, w)  after = Sin(p) }>(trips, , x)
+        state = Loop <body = body (int64 i, bool go, T[n, 3] before) => (bool going, T[n, 3] after) {
+            going = Identity(go)  p = MatMul(before, w)  after = Sin(p) }>(trips, , x)
         y = Abs(state)
         loss = ReduceL2<keepdims = 0>(y) }""",
     _looped,
@@ -182,8 +182,8 @@ def _mapped(t: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
 
 MAP = Net(
     """(T[n, 3] x, T[3] w) => (T[n, 3] y, T[] loss) <int64 trips = {2}, int64[1] first = {0}, int64 one = {1}> {
-        stack = Loop <body = body (int64 i, bool go) => (bool go_on, T[n, 3] result) {
-            go_on = Identity(go)  k = Add(i, one)  f = CastLike(k, x)  p = Mul(x, w)  q = Mul(p, f)  result = Sin(q)
+        stack = Loop <body = body (int64 i, bool go) => (bool going, T[n, 3] result) {
+            going = Identity(go)  k = Add(i, one)  f = CastLike(k, x)  p = Mul(x, w)  q = Mul(p, f)  result = Sin(q)
         }>(trips, "")
         y = ReduceSum<keepdims = 0>(stack, first)
         square = Mul(y, y)  loss = ReduceSum<keepdims = 0>(square) }""",

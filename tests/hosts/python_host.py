@@ -20,7 +20,7 @@ from onnxtrain.errors import CheckpointError
 
 
 def load(base: Path, files: list[Path]) -> api.CheckpointState:
-    """Loads checkpoints and deltas one after the other: a delta goes on top of the last checkpoint."""
+    """Loads checkpoints and deltas one after the other: a delta is loaded on top of the last checkpoint."""
     state = api.CheckpointState.load_checkpoint(base)
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""Checkpoints and deltas of one host go on in every other; what does not fit is an error, and nothing is lost."""
+"""Every host resumes from the checkpoints and deltas of every other; a mismatch is an error that loses nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def halves(case: Case, folder: Path, seed: int = 3) -> tuple[Path, Path]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["checkpoint", "delta"])
 @pytest.mark.parametrize("writer", PROGRAMS)
-def test_every_host_goes_on_where_another_stopped(
+def test_every_host_resumes_where_another_stopped(
     writer: str, kind: str, case_of: Callable[[str], Case], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A frozen layer, statistics, moments, masks of Dropout, and names beyond ASCII."""
@@ -81,7 +81,7 @@ def test_properties_are_kept(
     assert dict(after.properties) == {"note": 'kept: "é"', "epoch": 3}
 
 
-def test_a_delta_goes_on_top_of_another(
+def test_a_delta_is_loaded_on_top_of_another(
     program: Host, device: Host, case_of: Callable[[str], Case], tmp_path: Path
 ) -> None:
     case = case_of("adapted")
@@ -303,7 +303,7 @@ def test_artifacts_that_were_made_again_with_another_optimizer(
     optimizer: str,
     tmp_path: Path,
 ) -> None:
-    """Moments of another optimizer are refused; the same moments go on with other hyperparameters."""
+    """Moments of another optimizer are refused; the same moments are accepted with other hyperparameters."""
     case = case_of("adapted")
     generate_artifacts(
         case.net.model(),

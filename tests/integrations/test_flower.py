@@ -459,7 +459,7 @@ def test_errors_say_what_to_do(artifacts: Path, digits: Any, tmp_path: Path) -> 
         ((x[:3], y[:4]), "same number of samples"),
         ((x[:0], y[:0]), "at least one"),
         ((x[:3].astype("f8"), y[:3]), "received dtype float64"),
-        ((x[:3], y[:3] + 10), "class labels must be 0 .. 9"),
+        ((x[:3], y[:3] + 10), "class labels must be 0 to 9"),
     ):
         grid = LocalGrid(client_app(artifacts, lambda context, wrong=wrong: ClientData(wrong)), 1)
         run_federation(grid, artifacts, FedAvg(1, 0.0, 1, 0, 1), rounds=1)

@@ -86,8 +86,8 @@ def test_the_next_best_level_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> 
     assert _level("avx1024") == _level("avx512") == best_level("avx512")
     monkeypatch.setenv("ONNXTRAIN_KERNELS_LEVEL", "avx1024")
     kernels._warn_of_level.cache_clear()
-    names = "expected one of 'baseline', 'avx2', 'avx512'. The kernels of level"
-    with pytest.warns(RuntimeWarning, match=f"='avx1024': .*{names} '{best_level('avx512')}' are used"):
+    names = "expected one of 'baseline', 'avx2', 'avx512'. Using the kernels of level"
+    with pytest.warns(RuntimeWarning, match=f"='avx1024': .*{names} '{best_level('avx512')}'"):
         register_kernels(ort.SessionOptions())
 
 

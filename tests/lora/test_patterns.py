@@ -121,7 +121,7 @@ def test_evil_expressions_end(pattern: str) -> None:
 
 def test_too_many_steps_are_an_error() -> None:
     config = LoraConfig(exclude_modules="(?=.*" * 40 + "b" + ")" * 40)
-    with pytest.raises(GraphBuildError, match=f"may take {STEPS:,} steps") as caught:
+    with pytest.raises(GraphBuildError, match=f"at most {STEPS:,} steps") as caught:
         [config.excludes(module) for module in MODULES]
     assert len(str(caught.value)) < 500
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_bounded_is_refused(pattern: str, message: str, name: str
 def test_lists_and_sums_of_expressions_are_bounded() -> None:
     with pytest.raises(GraphBuildError, match=r"rank_pattern has 50,001 entries; give at most 50,000"):
         LoraConfig(rank_pattern={f"a{i}": 1 for i in range(MOST + 1)})
-    with pytest.raises(GraphBuildError, match="characters of regular expressions"):
+    with pytest.raises(GraphBuildError, match=r"makes the regular expressions .* characters long"):
         LoraConfig(rank_pattern={f"(a{i:04})*": 1 for i in range(10_000)})
 
 
@@ -164,7 +164,7 @@ def adapter(tmp_path: Path) -> Path:
         ({"exclude_modules": "(" * 5000 + ")" * 5000}, "nested too deeply"),
         (
             {"rank_pattern": {".*" * 30_000 + f"b{i}": 4 for i in range(50)}},
-            "characters of regular expressions",
+            "makes the regular expressions .* characters long",
         ),
         ({"exclude_modules": "(?=.*" * 60 + "b" + ")" * 60}, None),
     ],

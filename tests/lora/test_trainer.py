@@ -42,7 +42,7 @@ def test_training_lowers_the_loss_and_leaves_the_base_as_it_is(base: Path, tmp_p
     assert float(((expected - Y) ** 2).mean()) == pytest.approx(trainer.evaluate(X, Y)["loss"], rel=1e-5)
 
 
-def test_training_goes_on_from_a_saved_adapter(base: Path, tmp_path: Path) -> None:
+def test_training_resumes_from_a_saved_adapter(base: Path, tmp_path: Path) -> None:
     first = Trainer(base, "mse", learning_rate=0.02, lora=LoraConfig(r=4), directory=tmp_path / "first")
     first.fit(X, Y, epochs=3, verbose=False)
     save_adapter(tmp_path / "first" / "checkpoint", tmp_path / "adapter", format="peft")

@@ -97,7 +97,7 @@ def test_parameters_of_the_wrong_kind_are_reported(tmp_path: Path, parameters: A
 
 def test_a_parameter_in_both_lists_is_reported(tmp_path: Path) -> None:
     trainable, _ = built(mlp()).parameters()
-    with pytest.raises(GraphBuildError, match="w0 given twice"):
+    with pytest.raises(GraphBuildError, match="w0 given more than once"):
         onnxblock.save_checkpoint((trainable, trainable[:1]), tmp_path / "checkpoint")
 
 

@@ -146,9 +146,9 @@ def test_a_journal_that_is_none_moves_nothing(tmp_path, journal):
     (inner / temporary("a")).write_text("evil")
     (inner / JOURNAL).write_text(journal)
     before = contents(inner)
-    with pytest.raises(CheckpointError, match=r"should say what is left of a save.*delete it"):
+    with pytest.raises(CheckpointError, match=r"the record of an interrupted save.*delete it"):
         CheckpointState.load_checkpoint(inner / "a")
-    with pytest.raises(OSError, match=r"should say what is left"), FileSet(inner):
+    with pytest.raises(OSError, match=r"the record of an interrupted save"), FileSet(inner):
         pass
     assert contents(inner) == before
     assert (tmp_path / "outside").read_text() == "mine"
@@ -240,7 +240,7 @@ def test_temporary_files_of_dead_saves_are_removed_and_those_of_living_ones_are_
 def test_only_names_of_the_directory_can_be_written(tmp_path):
     with FileSet(tmp_path) as files:
         for name in ("../a", "/a", "a/b", "a\\b", "", ".", ".."):
-            with pytest.raises(ValueError, match="no name of a file"), files.open(name):
+            with pytest.raises(ValueError, match="not a file name"), files.open(name):
                 pass
         with pytest.raises(ValueError, match="can be removed"):
             files.remove("checkpoint")

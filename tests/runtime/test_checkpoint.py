@@ -206,7 +206,7 @@ def test_anything_else_is_no_checkpoint(tmp_path, content):
 
 
 def test_missing_file_and_directory(tmp_path):
-    with pytest.raises(CheckpointError, match=r"Checkpoint verification failed\. There is no file"):
+    with pytest.raises(CheckpointError, match=r"Checkpoint verification failed\. No such file:"):
         CheckpointState.load_checkpoint(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match=r"Checkpoint verification failed\."):
         CheckpointState.load_checkpoint(tmp_path)

@@ -101,7 +101,7 @@ def test_the_base_may_have_been_trained_whole(tmp_path):
     for name, parameter in state_of_base.parameters:
         np.testing.assert_array_equal(again.parameters[name].data, parameter.data)
     train(module, optimizer, 1, seed=2)
-    with pytest.raises(CheckpointError, match="other values of the parameters that it does not hold"):
+    with pytest.raises(CheckpointError, match="other values of the parameters that it does not contain"):
         CheckpointState.load_checkpoint(tmp_path / "whole" / "checkpoint", delta=delta)
 
 
@@ -154,8 +154,8 @@ def test_frozen_parameters_of_all_kinds(tmp_path):
             {"w": np.ones(3, np.float32), "v": np.ones(2, np.float16)},
             r"'v' is float32\[2\] in the delta and float16\[2\]",
         ),
-        ({"w": np.ones(4, np.float32), "v": np.ones(2, np.float32)}, r"or shapes of parameters that it does not hold"),
-        ({"x": np.ones(3, np.float32), "v": np.ones(2, np.float32)}, r"or shapes of parameters that it does not hold"),
+        ({"w": np.ones(4, np.float32), "v": np.ones(2, np.float32)}, r"parameters that it does not contain differ"),
+        ({"x": np.ones(3, np.float32), "v": np.ones(2, np.float32)}, r"parameters that it does not contain differ"),
         *(
             ({"w": np.full(3, k, np.float32), "v": np.ones(2, np.float32)}, r"is the same, but .* other values")
             for k in (0, 1, 2, 3, 4, 6)
@@ -178,9 +178,9 @@ def test_files_taken_for_another(run_dir):
     trained(run_dir)
     with pytest.raises(CheckpointError, match=r"it is a delta.*load_checkpoint\(full, delta="):
         CheckpointState.load_checkpoint(run_dir / "delta")
-    with pytest.raises(CheckpointError, match=r"it is a full checkpoint. Save deltas by"):
+    with pytest.raises(CheckpointError, match=r"it is a full checkpoint. Save deltas with"):
         CheckpointState.load_checkpoint(run_dir / "checkpoint", delta=run_dir / "checkpoint")
-    with pytest.raises(CheckpointError, match=r"There is no file '.*nothing'"):
+    with pytest.raises(CheckpointError, match=r"No such file: '.*nothing'"):
         CheckpointState.load_checkpoint(run_dir / "checkpoint", delta=run_dir / "nothing")
 
 
@@ -192,7 +192,7 @@ def test_nominal_checkpoints_have_no_delta(run_dir):
     nominal = CheckpointState.load_checkpoint(run_dir / "nominal")
     with pytest.raises(CheckpointError, match=r"Saving the delta .* have no data yet"):
         CheckpointState.save_checkpoint(nominal, run_dir / "delta", trainable_only=True)
-    with pytest.raises(ValueError, match="choose one of the two"):
+    with pytest.raises(ValueError, match="pass one of the two"):
         CheckpointState.save_checkpoint(state, run_dir / "delta", nominal=True, trainable_only=True)
 
 

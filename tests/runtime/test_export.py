@@ -235,7 +235,7 @@ def test_external_data_of_the_eval_model_is_taken_along(tmp_path):
     feeds = {"x": np.array([1, 2], np.float32), "t": np.array([1, 1], np.float32)}
     np.testing.assert_array_equal(session.run(None, feeds)[0], [2, 7])
     content = (tmp_path / "in" / "eval.onnx").read_bytes()
-    with pytest.raises(ModelLoadError, match=r"given as bytes and refers to the external file 'w.bin'"):
+    with pytest.raises(ModelLoadError, match=r"passed as bytes but refers to the external file 'w.bin'"):
         export.export_inference_model(content, values, tmp_path / "out" / "m.onnx", ["product"])
 
 

@@ -60,7 +60,7 @@ def test_a_received_run_ends_in_an_error(saved: Path, role: str) -> None:
     model.opset_import.append(OPSETS[1])
     model.graph.node.insert(0, helper.make_node("f39", [model.graph.input[0].name], ["evil"], domain="own"))
     onnx.save(model, path)
-    message = r"'f39' alone would be 549,755,813,888 nodes, and [\d,]+ are allowed"
+    message = r"'f39' would expand to 549,755,813,888 nodes, more than the limit of [\d,]+"
     try:
         with pytest.raises(ModelLoadError, match=message):
             Trainer.resume(saved)
@@ -97,7 +97,7 @@ def test_ordinary_functions_pass(model: onnx.ModelProto, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("levels", [16, 40, 3000])
 def test_nested_functions_are_refused(levels: int) -> None:
-    with pytest.raises(ValueError, match="call one another so often"):
+    with pytest.raises(ValueError, match="nested calls"):
         check_function_calls(model_of(nested(levels)).SerializeToString())
 
 
@@ -112,7 +112,7 @@ def test_calls_in_branches_count() -> None:
         function("f0", chain([("", "Tanh")])),
         *(function(f"f{i + 1}", [branching(i)]) for i in range(40)),
     ]
-    with pytest.raises(ValueError, match="call one another so often"):
+    with pytest.raises(ValueError, match="nested calls"):
         check_function_calls(model_of(functions).SerializeToString())
 
 

@@ -95,7 +95,7 @@ def test_a_level_that_sessions_do_not_get(monkeypatch: pytest.MonkeyPatch, wante
     kernels._warn_of_level.cache_clear()
     with pytest.warns(RuntimeWarning, match=re.escape(message)) as warned:
         kernels._warn_of_level(wanted, "kernels.so")
-    assert str(warned[0].message).endswith("The kernels of level 'baseline' are used")
+    assert str(warned[0].message).endswith("Using the kernels of level 'baseline'")
 
 
 def test_the_levels_are_those_of_the_library() -> None:

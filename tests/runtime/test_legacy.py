@@ -39,7 +39,7 @@ def train(module, optimizer, expected):
         module.lazy_reset_grad()
 
 
-def test_training_goes_on_where_the_old_package_stopped(expected):
+def test_training_resumes_where_the_old_package_stopped(expected):
     run = handmade.mlp()
     state = CheckpointState.load_checkpoint(DATA / "legacy_full")
     module = Module(run.training.SerializeToString(), state)
@@ -54,7 +54,7 @@ def test_training_goes_on_where_the_old_package_stopped(expected):
             assert np.abs(parameter.data - expected[f"before/{name}"]).max() > 1e-4
 
 
-def test_sgd_goes_on_without_the_moments_that_the_old_package_kept_for_it(expected):
+def test_sgd_resumes_without_the_moments_that_the_old_package_kept_for_it(expected):
     run = handmade.mlp(optimizer=handmade.SGD)
     state = CheckpointState.load_checkpoint(DATA / "legacy_sgd")
     module = Module(run.training.SerializeToString(), state)

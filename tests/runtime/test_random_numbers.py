@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint draws the random numbers that it would have drawn without interruption."""
+"""A run that resumes from a checkpoint draws the random numbers that it would have drawn without interruption."""
 
 from __future__ import annotations
 

@@ -136,12 +136,10 @@ def test_gradients_of_another_thread_are_left_alone(call: str, elsewhere: Callab
     module(*batch)
     before = state.parameters["fc1.weight"].grad.copy()
     calls = {"add": lambda: module(*batch), "step": optimizer.step, "reset": module.lazy_reset_grad}
-    with pytest.raises(
-        TrainingStateError, match=r"in thread 'elsewhere_0'.*are those of thread 'MainThread'"
-    ):
+    with pytest.raises(TrainingStateError, match=r"in thread 'elsewhere_0'.*belong to thread 'MainThread'"):
         elsewhere(calls[call])
     np.testing.assert_array_equal(state.parameters["fc1.weight"].grad, before)
-    optimizer.step()  # the owner goes on
+    optimizer.step()  # the owner continues
     module.lazy_reset_grad()
     elsewhere(module, *batch)
     with pytest.raises(TrainingStateError, match=r"module\.lock"):
@@ -175,7 +173,7 @@ def test_two_modules_of_a_state_share_its_gradients(elsewhere: Callable[..., Any
     state, module, _ = opened(run)
     other = Module(run.training.SerializeToString(), state)
     module(*batch)
-    with pytest.raises(TrainingStateError, match="the gradients are those of thread"):
+    with pytest.raises(TrainingStateError, match="the gradients belong to thread"):
         elsewhere(other, *batch)
 
 
@@ -186,7 +184,7 @@ def test_a_mode_that_another_thread_has_set_is_an_error(elsewhere: Callable[...,
     expected = handmade.reference_mlp(run.parameters, *batch)[0]
     np.testing.assert_allclose(elsewhere(module, *batch)[0], expected, rtol=1e-6)
     module.train()
-    with pytest.raises(TrainingStateError, match=r"'MainThread' has put this Module into training mode"):
+    with pytest.raises(TrainingStateError, match=r"'MainThread' has switched this Module to training mode"):
         elsewhere(module, *batch)
     elsewhere(module.eval)
     np.testing.assert_allclose(elsewhere(module, *batch)[0], expected, rtol=1e-6)

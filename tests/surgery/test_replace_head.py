@@ -147,13 +147,13 @@ def test_outputs_and_gradients_are_those_of_the_same_surgery_in_torch(
     caplog.clear()
     if (name, exporter, batch) == ("reshaped", "torchscript", "dynamic"):
         with pytest.raises(
-            ModelError, match=r"Reshape '/3/Reshape.*' is not for another .*: its shape is computed"
+            ModelError, match=r"Reshape '/3/Reshape.*, does not support another .*: its shape is computed"
         ):
             replaced(path, NEW)
         return
     model = replaced(path, NEW, seed=3)
     assert path.read_bytes() == before
-    assert ("are now the logits" in caplog.text) == (case.softmax is not None)
+    assert ("now contains the logits" in caplog.text) == (case.softmax is not None)
     values = {
         name: value.const_value.numpy()
         for name, value in model.graph.initializers.items()
@@ -331,7 +331,7 @@ def test_several_outputs_need_a_choice(caplog: pytest.LogCaptureFixture) -> None
     for name, kind in (("p", 1), ("c", 7), ("h", 1)):
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, None))
     with pytest.raises(
-        ModelError, match=r"several outputs \('y' behind Identity 'y', Gemm .*output=NAME.*head=NAME"
+        ModelError, match=r"several outputs \('y' computed by Identity 'y', Gemm .*output=NAME.*head=NAME"
     ):
         replaced(model, 5)
     with pytest.raises(ModelError, match="no output 'q'; its outputs are y, p, c, h"):
@@ -342,7 +342,7 @@ def test_several_outputs_need_a_choice(caplog: pytest.LogCaptureFixture) -> None
         caplog.clear()
         new = replaced(model, 5, **options)
         assert [value.name for value in new.graph.outputs] == ["y", "h"]
-        assert "The outputs 'p', 'c' were computed from the head" in caplog.text
+        assert "The outputs 'p', 'c' are removed: they were computed from the replaced head" in caplog.text
     logits = replaced(model, 5, output="p")
     assert [value.name for value in logits.graph.outputs] == ["p", "h"]
     assert "Softmax" not in {node.op_type for node in logits.graph}
@@ -354,9 +354,9 @@ def test_several_outputs_need_a_choice(caplog: pytest.LogCaptureFixture) -> None
         ("y = ArgMax(z)", "ArgMax 'y' is neither a linear layer nor known to keep classes apart"),
         ("y = ReduceMean<keepdims=0>(z)", "it takes the mean over the classes"),
         ("a = Constant<value_ints=[1]>() y = ReduceMean(z, a)", "it takes the mean over the classes"),
-        ("y = Squeeze(z)", "it removes the axis of the classes if there is one"),
+        ("y = Squeeze(z)", "it removes the class axis if its size is 1"),
         ("s = Shape(x) y = Reshape(z, s)", "its shape is computed"),
-        ("s = Constant<value_ints=[-1]>() y = Reshape(z, s)", "no axis of their own"),
+        ("s = Constant<value_ints=[-1]>() y = Reshape(z, s)", "not a separate axis"),
         ("q = Constant<value_float=0.1>() u = Constant<value = uint8 {3}>() k = QuantizeLinear(z, q, u) "
          "y = DequantizeLinear(k, q, u)", "is quantized: replace the head of the float model"),
     ],
@@ -397,10 +397,10 @@ def test_no_head_names_the_last_ops_and_the_layers() -> None:
     del backbone.graph.node[-1]
     backbone.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("f", 1, ["batch", 4]))
     with pytest.raises(
-        ModelError, match=r"comes from Flatten 'f', GlobalAveragePool 'p', .* the last ones are conv.weight"
+        ModelError, match=r"comes from Flatten 'f', GlobalAveragePool 'p', .* the last layers are conv.weight"
     ):
         replaced(backbone, 5)
-    with pytest.raises(ModelError, match="no linear layer 'fc2' at the end"):
+    with pytest.raises(ModelError, match="does not end in a linear layer 'fc2'"):
         replaced(gemm(), 5, head="fc2")
 
 

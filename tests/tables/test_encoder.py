@@ -67,7 +67,7 @@ def test_paths_and_frames_of_other_libraries_are_tables(tmp_path: Path) -> None:
         Table(frame),
     ):
         np.testing.assert_array_equal(fitted().transform(table), expected)
-    with pytest.raises(InputError, match=r"choose a file with the suffix \.csv or \.parquet"):
+    with pytest.raises(InputError, match=r"the file name must end in \.csv or \.parquet"):
         read_table(tmp_path / "t.tsv")
 
 
@@ -116,7 +116,7 @@ def test_attach_changes_no_model_of_the_caller() -> None:
     assert [value.name for value in given.graph.inputs] == [value.name for value in proto.graph.input]
     assert [value.name for value in attached.graph.inputs] == [column.name for column in encoder.columns_]
     assert [value.name for value in attached.graph.outputs] == ["logits"]
-    with pytest.raises(InputError, match=r"gives 8 numbers per row \(age, sex \(2\), .*of the model takes 3"):
+    with pytest.raises(InputError, match=r"has 8 values per row \(age, sex \(2\), .*of the model takes 3"):
         encoder.attach(models.mlp(features=3, classes=2))
 
 
@@ -163,8 +163,8 @@ def test_errors_name_the_arguments_of_python() -> None:
     for encoder, message in (
         (TableEncoder(target="fate"), "the value is missing. Fill such values by impute='median'"),
         (TableEncoder(inputs=["sex"]), "Encode columns of texts by encode='one-hot' or encode='ordinal'"),
-        (TableEncoder(inputs=["age"], target="age"), "age cannot be among inputs and be the target"),
-        (TableEncoder(inputs=["age"], categorical="sex"), "sex of categorical is neither an input nor the target"),
+        (TableEncoder(inputs=["age"], target="age"), "age cannot be both in inputs and the target"),
+        (TableEncoder(inputs=["age"], categorical="sex"), "sex in categorical is neither an input nor the target"),
         (TableEncoder(inputs=["weight"]), "has no column 'weight'"),
     ):  # fmt: skip
         with pytest.raises(InputError) as error:
@@ -172,7 +172,7 @@ def test_errors_name_the_arguments_of_python() -> None:
         assert message in str(error.value)
     with pytest.raises(InputError, match="has no columns besides fate"):
         TableEncoder(target="fate").fit(frame[["fate"]])
-    with pytest.raises(InputError, match="there are several columns age"):
+    with pytest.raises(InputError, match="several columns have the same name: age"):
         TableEncoder().fit(pd.concat([frame, frame[["age"]]], axis=1))
     with pytest.raises(InputError, match="has no rows"):
         TableEncoder().fit(frame[:0])

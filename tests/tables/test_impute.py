@@ -183,8 +183,8 @@ def test_unknown_categories_are_ignored_as_in_scikit_learn(table: Path) -> None:
     refusing = encoder_of(impute=RULES).fit(table)
     with pytest.raises(
         InputError,
-        match=r"column 'port', row 2 .*'Rome' is none of the categories of training: Kiel, NA, Oslo. Train with "
-        r"unknown_category='ignore' or unknown_category='own' to admit others",
+        match=r"column 'port', row 2 .*'Rome' is not a category of the training data: Kiel, NA, Oslo. Train with "
+        r"unknown_category='ignore' or unknown_category='own' to accept other categories",
     ):
         refusing.transform(other)
 
@@ -246,7 +246,7 @@ def test_the_exported_file_treats_unknown_categories_alike(run: Any, table: Path
         result = run("predict", table.parent / source, "--data", table.with_name("other.csv"), "-o", out)
         assert result.code == (policy == "error"), result.err
         if policy == "error":
-            assert "'Rome' is none of the categories of training" in result.err
+            assert "'Rome' is not a category of the training data" in result.err
             continue
         outputs.append(pd.read_csv(out)[["logits_drowned", "logits_saved"]].to_numpy())
     session = ort.InferenceSession(table.with_name("run") / "trained.onnx")
@@ -296,14 +296,14 @@ def models_weights(table: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"impute": "mode"}, "impute is 'mode'; give mean, median, most_frequent or value=VALUE for all columns"),
-        ({"impute": {"age": "mode"}}, "impute is 'mode'; give mean,"),
+        ({"impute": "mode"}, "impute is 'mode'; pass mean, median, most_frequent or value=VALUE for all columns"),
+        ({"impute": {"age": "mode"}}, "impute is 'mode'; pass mean,"),
         ({"impute": {"height": "mean"}}, "has no column 'height'; its columns are age, fare,"),
-        ({"impute": {"port": "mean"}}, "impute={'port': 'mean'}: the column 'port' holds categories, which have no"),
+        ({"impute": {"port": "mean"}}, "impute={'port': 'mean'}: the column 'port' contains categories, which have no"),
         ({"impute": {"age": "value=old"}},
-         "impute={'age': 'value=old'}: the column 'age' holds numbers, and 'old' is not a number."),
-        ({"impute": "value=inf"}, "impute='value=inf': the column 'age' holds numbers, and 'inf' is not a number."),
-        ({"impute": {"fate": "most_frequent"}}, "fate of impute is not an input."),
+         "impute={'age': 'value=old'}: the column 'age' contains numbers, but 'old' is not a number."),
+        ({"impute": "value=inf"}, "impute='value=inf': the column 'age' contains numbers, but 'inf' is not a number."),
+        ({"impute": {"fate": "most_frequent"}}, "fate in impute is not an input."),
         ({"impute": {"age": "mean"}}, "column 'fare', row "),
         ({"impute": "mean", "encode": "ordinal", "unknown_category": "ignore"}, "Choose unknown_category='own'"),
     ],
@@ -317,8 +317,8 @@ def test_rules_that_do_not_fit_are_told(table: Path, given: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["mode"], "--impute is 'mode'; give mean, median, most_frequent or value=VALUE for all columns"),
-        (["age=mode"], "--impute is 'age=mode'; give mean,"),
+        (["mode"], "--impute is 'mode'; pass mean, median, most_frequent or value=VALUE for all columns"),
+        (["age=mode"], "--impute is 'age=mode'; pass mean,"),
         (["height=mean"], "has no column 'height'; its columns are age, fare,"),
         (["mean", "median"], "--impute gives two rules for all columns: mean and median."),
         (["age=mean", "age=value=1"], "two rules for the column 'age': age=mean and age=value=1."),

@@ -146,12 +146,12 @@ def test_numbers_in_csv(tmp_path: Path, text: str, values: list[list[float]]) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a\n1\nnan\n", f"column 'a', row 2 {HERE}: 'nan' is not a number, while row 1 has '1'. If it stands for a "
+        ("a\n1\nnan\n", f"column 'a', row 2 {HERE}: 'nan' is not a number, but row 1 has '1'. If it stands for a "
          "missing value, pass missing='nan' when training."),
         ("a\n1\nN/A\n", "pass missing='N/A' when training. If the column holds categories, pass categorical='a'."),
-        ("a\nold\n1\n", f"column 'a', row 1 {HERE}: 'old' is not a number, while row 2 has '1'"),
+        ("a\nold\n1\n", f"column 'a', row 1 {HERE}: 'old' is not a number, but row 2 has '1'"),
         ("a\n1\n1,5\n", "Reading the table"),
-        ("a,a\n1,2\n", "there are several columns a"),
+        ("a,a\n1,2\n", "several columns have the same name: a"),
         ("a\n1\n-inf\n", f"column 'a', row 2 {HERE}: -inf is infinite (1 such values)"),
         ("a\n1\n1e999\n", "is infinite"),
         ("a,b\n1,\n2,\n", "column 'b' has no values"),
@@ -183,7 +183,7 @@ def test_text_labels_are_texts(tmp_path: Path) -> None:
         return encoder.classes_, encoder.transform_target(path).tolist()
 
     assert labels("1,NA\n2,None\n3,NA\n") == (["NA", "None"], [0, 1, 0])
-    with pytest.raises(InputError, match=r"column 'y', row 2 .*'nan' is not a number, while row 1 has '0'"):
+    with pytest.raises(InputError, match=r"column 'y', row 2 .*'nan' is not a number, but row 1 has '0'"):
         labels("1,0\n2,nan\n3,1\n")
     assert labels("1,0\n2,nan\n3,1\n", categorical="y") == (["0", "1", "nan"], [0, 2, 1])
     with pytest.raises(InputError, match="the target is missing"):

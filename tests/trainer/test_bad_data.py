@@ -81,10 +81,10 @@ ENDLESS[7] = np.inf
 CASES: dict[str, tuple[Make, Any, str]] = {
     # frames
     "pandas: too few columns": (
-        lambda: table(pandas)[["a", "b"]], Y, "'x' takes 4 columns, and the frame has 2: a, b",
+        lambda: table(pandas)[["a", "b"]], Y, "'x' takes 4 columns, but the frame has 2: a, b",
     ),
     "polars: too many columns": (
-        lambda: table(polars, e=X[:, 0]), Y, "takes 4 columns, and the frame has 5: a, b, c, d, e",
+        lambda: table(polars, e=X[:, 0]), Y, "takes 4 columns, but the frame has 5: a, b, c, d, e",
     ),
     "pandas: no target column": (lambda: table(pandas), None, "the frame has no column labels; it has a, b"),
     "pandas: unknown target": (lambda: table(pandas), "kind", "the frame has no column kind"),
@@ -118,15 +118,15 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     ),
     "pandas: text": (
         lambda: table(pandas, a=["red"] * 24), Y,
-        r"column 'a' holds categories or strings \(.*'red'\), not numbers. Encode it first: pandas.get_dummies",
+        r"column 'a' contains categories or strings \(.*'red'\), not numbers. Encode it first: pandas.get_dummies",
     ),
     "pandas: category": (
         lambda: table(pandas, a=pandas.Categorical(["u", "v"] * 12)), Y,
-        r"column 'a' holds categories or strings \(category such as 'u'\)",
+        r"column 'a' contains categories or strings \(category such as 'u'\)",
     ),
     "pandas: time": (
         lambda: table(pandas, a=pandas.date_range("2020-01-01", periods=24)), Y,
-        r"column 'a' holds times \(datetime64",
+        r"column 'a' contains times \(datetime64",
     ),
     "polars: text": (
         lambda: table(polars, a=["red"] * 24), Y, r"Encode it first: frame.to_dummies\('name'\)",
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     "polars: lazy": (lambda: table(polars).lazy(), Y, r"pass frame.collect\(\)"),
     "pandas: labels are text": (
         lambda: table(pandas), pandas.Series(["u", "v", "w"] * 8, name="kind"),
-        r"column 'kind' holds categories or strings.*pandas.factorize",
+        r"column 'kind' contains categories or strings.*pandas.factorize",
     ),
     "pandas: labels are floats": (
         lambda: table(pandas), pandas.Series(Y.astype(float)),
@@ -149,9 +149,9 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         lambda: loader(X, Y.astype(float)), None,
         "The first batch: The target 'labels' should be int64, received dtype float64",
     ),
-    "DataLoader: label out of range": (lambda: loader(X, Y + 1), None, "class labels must be 0 .. 2"),
+    "DataLoader: label out of range": (lambda: loader(X, Y + 1), None, "class labels must be 0 to 2"),
     "DataLoader: wrong width": (lambda: loader(X[:, :3], Y), None, "axis 1 must be 4"),
-    "DataLoader: beside targets": (lambda: loader(X, Y), Y, "targets are given in addition to a DataLoader"),
+    "DataLoader: beside targets": (lambda: loader(X, Y), Y, "targets are passed in addition to a DataLoader"),
     "dict: names": (lambda: [{"x": X, "y": Y}], None, r"has x, y \(missing: labels\). Rename"),
     "stream: no targets": (lambda: lambda: iter([X, X]), None, "needs targets"),
     "stream: lengths": (
@@ -165,11 +165,11 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     "stream: four entries": (
         lambda: [(X, Y, Y, Y)], None, "should be .inputs, targets.*received a tuple of 4",
     ),
-    "stream: empty": (lambda: lambda: iter([]), None, "gave no batch"),
+    "stream: empty": (lambda: lambda: iter([]), None, "has no batch"),
     "stream: empty batch": (lambda: [(X[:0], Y[:0])], None, "There are no samples"),
     "stream: weights come later": (
         lambda: [(X[:8], Y[:8]), (X[:8], Y[:8], np.ones(8))], None,
-        "Batch 2 of epoch 1: it has sample weights, and the first batch had none",
+        "Batch 2 of epoch 1: it has sample weights, but the first batch had none",
     ),
     "iterator: exhausted": (exhausted, None, "The iterator is exhausted"),
     # data sets
@@ -197,14 +197,14 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     "masked sample": (lambda: MaskedSamples(), None, "sample 5: values are missing"),
     "sparse": (lambda: scipy.sparse.csr_matrix(X), Y, r"input 'x' is sparse \(csr_matrix\). Convert it with .toarray"),
     "structured": (
-        lambda: np.array(list(map(tuple, X)), "f4,f4,f4,f4"), Y, "a structured array. Make columns of its fields",
+        lambda: np.array(list(map(tuple, X)), "f4,f4,f4,f4"), Y, "a structured array. Convert its fields to columns",
     ),
     "objects with gaps": (
         lambda: np.where(X > 1, None, X.astype(object)), Y, "not a rectangular array of numbers, or values are missing",
     ),
     "no data": (lambda: torch.empty(24, 4, device="meta"), Y, "on device 'meta' has no data"),
-    "one number": (lambda: np.float32(1), Y, "'x' has no axis for samples"),
-    "an object beside targets": (object, Y, "targets are given in addition to a object"),
+    "one number": (lambda: np.float32(1), Y, "'x' has no batch axis"),
+    "an object beside targets": (object, Y, "targets are passed in addition to a object"),
     "an object": (object, None, "The data is a object. Pass arrays, a frame"),
 }  # fmt: skip
 
@@ -232,15 +232,15 @@ def test_one_clear_error(name: str, trainer: Trainer) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 2}, "epochs=2, but the data is an iterator, which can be read once"),
+        ({"epochs": 2}, "epochs=2, but the data is an iterator, which can be read only once"),
         (
             {"epochs": 3, "steps_per_epoch": 1},
             r"ended after 0 of the 1 batches of epoch 3 that steps_per_epoch asks for",
         ),
-        ({"batch_size": 8}, "batch_size is given, but the data comes in batches"),
+        ({"batch_size": 8}, "batch_size is passed, but the data already comes in batches"),
         ({"validation": 0.5}, "validation=0.5 cannot be split off a stream"),
         ({"steps_per_epoch": 0}, "steps_per_epoch must be an integer >= 1"),
-        ({"sample_weight": np.ones(24)}, "sample_weight are given in addition to a generator"),
+        ({"sample_weight": np.ones(24)}, "sample_weight are passed in addition to a generator"),
     ],
 )
 def test_an_iterator_that_cannot_serve_is_an_error(
@@ -278,9 +278,9 @@ def test_columns_of_floats_are_not_cut_to_whole_numbers() -> None:
     trainer = Trainer(model, "cross_entropy")
     good = pandas.DataFrame({"a": np.array([1, 2], np.int8), "b": [0, 4]})
     assert trainer.predict(good).tolist() == [[1.0, 1.0, 0.0], [0.0, 1.0, 2.0]]
-    with pytest.raises(InputError, match=r"column 'b' holds float64, and the input 'ids' takes int64"):
+    with pytest.raises(InputError, match=r"column 'b' is float64, but the input 'ids' takes int64"):
         trainer.predict(good.assign(b=[0.5, 1.0]))
-    with pytest.raises(InputError, match=r"column 'b' holds values that do not fit into int64"):
+    with pytest.raises(InputError, match=r"column 'b' contains values that do not fit into int64"):
         trainer.predict(good.assign(b=np.array([0, 2**64 - 1], np.uint64)))
 
 
@@ -366,7 +366,7 @@ def test_a_fit_in_which_no_sample_counts_is_an_error_and_changes_nothing(
     trainer = Trainer(PROBLEM.model, CrossEntropyLoss(ignore_index=-100), directory=tmp_path / "run")
     called = Count()
     with pytest.raises(
-        InputError, match=r"The fit has updated nothing: no label .*\(ignore_index\), .* weights of 0"
+        InputError, match=r"No parameter was updated, because no label .*\(ignore_index\), .* weight of 0"
     ):
         trainer.fit(*data, callbacks=[called], verbose=False, **options)
     # The error says so of a fit that went through its data to the end.
@@ -390,7 +390,7 @@ class Count(Callback):
 
 def test_a_batch_of_no_samples_is_an_error() -> None:
     trainer = Trainer(problems.line(batch=0).model, "mse")
-    with pytest.raises(InputError, match="takes batches of 0 samples: x, target"):
+    with pytest.raises(InputError, match="exported with a batch of 0 samples: x, target"):
         trainer.fit(problems.line().x, problems.line().y, verbose=False)
 
 

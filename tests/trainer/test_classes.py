@@ -119,10 +119,10 @@ def test_class_weights_that_make_no_sense() -> None:
     problem = uneven()
     for spec, message in (
         ("auto", "must be 'balanced', a dict or an array, received 'auto'"),
-        ({3: 1.0}, r"names the classes \[3\], and there are 3, counted from 0"),
+        ({3: 1.0}, r"names the classes \[3\], but the classes are 0 to 2"),
         ({"rose": 1.0}, r"class indices as keys, received \['rose'\]"),
-        ([1.0, 2.0], r"has shape \[2\]; give one weight for each of the 3 classes"),
-        ([1.0, 2.0, -1.0], r"finite and not negative, received \[1.0, 2.0, -1.0\]"),
+        ([1.0, 2.0], r"has shape \[2\]; pass one weight for each of the 3 classes"),
+        ([1.0, 2.0, -1.0], r"finite and non-negative, received \[1.0, 2.0, -1.0\]"),
     ):
         with pytest.raises(InputError, match=message):
             Trainer(problem.model, "cross_entropy").fit(
@@ -130,12 +130,12 @@ def test_class_weights_that_make_no_sense() -> None:
             )
     trainer = Trainer(problem.model, CrossEntropyLoss(probabilities=True))
     with pytest.raises(
-        InputError, match=r"class_weight needs one class label per sample, and the model has the target"
+        InputError, match=r"class_weight needs one class label per sample, but the model has the target"
     ):
         trainer.fit(
             problem.x, np.eye(3, dtype=np.float32)[problem.y % 3], class_weight="balanced", verbose=False
         )
-    with pytest.raises(InputError, match="holds other values"):
+    with pytest.raises(InputError, match="contains other values"):
         Trainer(problems.line().model, "mse").check_data(
             problems.line().x, problems.line().y, class_weight="balanced"
         )
@@ -181,13 +181,13 @@ def test_splits_by_class_that_are_refused() -> None:
         trainer.fit(problem.x, problem.y, stratify=True, verbose=False)
     labels = np.zeros(60, int)
     labels[7] = 2
-    with pytest.raises(InputError, match="of the 2 classes the rarest, 2, has 1 in all"):
+    with pytest.raises(InputError, match="2 classes, of which the rarest, 2, has 1 in all"):
         trainer.check_data(problem.x, labels, validation=0.5, stratify=True)
-    with pytest.raises(InputError, match="2 samples are to be split off, and of the 3 classes"):
+    with pytest.raises(InputError, match="cannot split 2 samples off 3 classes"):
         trainer.check_data(problem.x, np.arange(60) % 3, validation=2 / 60, stratify=True)
 
 
-def test_an_interrupted_fit_goes_on_with_the_same_weights_and_split(tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes_with_the_same_weights_and_split(tmp_path: Path) -> None:
     problem = uneven()
     fit: dict[str, Any] = {"epochs": 3, "batch_size": 16, "validation": 0.25, "verbose": False}
     fit |= {"class_weight": "balanced", "stratify": True, "evaluate_every": 2}

@@ -36,12 +36,12 @@ X, LABELS = np.zeros((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (
             X,
             LABELS[:, None],
-            r"one integer per sample, received shape \[6, 1\]. Take them out of their column",
+            r"one integer per sample, received shape \[6, 1\]. Pass labels\[:, 0\]",
         ),
         (X, np.eye(3)[LABELS], r"they are one-hot. Pass labels.argmax\(axis=1\)"),
         (X, np.eye(3, dtype=np.int64)[LABELS], r"they are one-hot. Pass labels.argmax\(axis=1\)"),
         (X, LABELS[:, None] * np.ones(2, np.int64), r"'labels'.*rank 2 instead of 1"),
-        (X, LABELS + 1, r"class labels must be 0 .. 2, or -100.*received 3 at index \[2\]"),
+        (X, LABELS + 1, r"class labels must be 0 to 2, or -100.*received 3 at index \[2\]"),
         (X, -LABELS, r"received -1 at index \[1\] \(4 such labels\)"),
         (
             X,
@@ -54,10 +54,10 @@ X, LABELS = np.zeros((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (X == 0, LABELS, "received dtype bool"),
         (np.array([[1, 2], [3]], object), LABELS, "not a rectangular array of numbers"),
         ([[1.0, 2.0], [3.0]], LABELS, "not an array of one shape"),
-        (np.float32(1), LABELS, "no axis for samples"),
+        (np.float32(1), LABELS, "no batch axis"),
         (np.where(np.eye(6, 4) > 0, np.nan, 0), LABELS, r"contains NaN \(first in sample 0\)"),
         (np.where(np.eye(6, 4, k=-2) > 0, np.inf, 0), LABELS, r"contains infinity \(first in sample 2\)"),
-        (np.where(np.eye(6, 4, k=-2) > 0, -np.inf, 0).astype(np.float16), LABELS, "take numpy.finfo"),
+        (np.where(np.eye(6, 4, k=-2) > 0, -np.inf, 0).astype(np.float16), LABELS, "use numpy.finfo"),
         (X.astype(float) + 1e39, LABELS, r"values too large for float32 \(largest: 1e\+39\)"),
         (X, None, r"needs targets \(labels\), received None"),
         ({"image": X}, LABELS, r"inputs are x; received image \(missing: x; unknown: image\)"),
@@ -219,9 +219,9 @@ def test_errors_of_data_that_is_not_transformed_name_the_argument() -> None:
             InputError, match=r"Validation data: .*received dtype uint8.*pass validation_transform="
         ):
             trainer.fit(images, problem.y, validation=validation, transform=_scaled, verbose=False)
-    with pytest.raises(InputError, match="validation_transform is given without validation data"):
+    with pytest.raises(InputError, match="validation_transform needs validation data"):
         trainer.check_data(images, problem.y, transform=_scaled, validation_transform=_scaled)
     trainer.fit(images, problem.y, transform=_scaled, verbose=False)
     for call in (lambda: trainer.evaluate(images, problem.y), lambda: trainer.predict(images)):
-        with pytest.raises(InputError, match=r"received dtype uint8.*to convert this data, pass transform="):
+        with pytest.raises(InputError, match=r"received dtype uint8.*to convert it, pass transform="):
             call()

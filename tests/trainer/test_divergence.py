@@ -48,7 +48,7 @@ def test_infinite_gradient_of_a_finite_loss() -> None:
     trainer = Trainer(model, "l1", "sgd", learning_rate=0.1)
     x = np.ones((4, 1), np.float32)
     with pytest.raises(
-        DivergenceError, match="epoch 1, step 1: the loss is 1, but its gradients hold NaN or inf"
+        DivergenceError, match="epoch 1, step 1: the loss is 1, but its gradients contain NaN or inf"
     ):
         trainer.fit(x, x, verbose=False)
     assert trainer.parameters["gain"].data == 0
@@ -85,7 +85,7 @@ def test_the_last_update_of_a_fit_is_noticed(tmp_path: Path, dtype: str, rate: f
     trainer = Trainer(one_weight(dtype), "mse", "sgd", rate, directory=tmp_path / "run", metrics=[])
     before = trainer.parameters["w"].data.copy()
     with pytest.raises(
-        DivergenceError, match=r"epoch 1, step 1: its update made the parameters NaN or inf.*before step 1"
+        DivergenceError, match=r"epoch 1, step 1: the update made the parameters NaN or inf.*before step 1"
     ):
         trainer.fit(TWOS, ZEROS, validation=(TWOS, ZEROS), batch_size=8, epochs=1, verbose=False)
     assert np.array_equal(trainer.parameters["w"].data, before)
@@ -98,7 +98,7 @@ def test_moments_that_overflow_are_noticed() -> None:
     trainer = Trainer(one_weight("float"), "mse", "adamw", 1e-3, metrics=[])
     huge = np.full((8, 1), 1e12, np.float32)
     with pytest.raises(
-        DivergenceError, match="step 1: its update made the running means of the optimizer NaN"
+        DivergenceError, match="step 1: the update made the running means of the optimizer NaN"
     ):
         trainer.fit(huge, ZEROS, batch_size=8, verbose=False)
     assert trainer.parameters["w"].data == 1
@@ -110,11 +110,11 @@ def test_moments_that_overflow_are_noticed() -> None:
 def test_an_update_that_overflows_is_not_saved_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     trainer = Trainer(one_weight("float"), "mse", "sgd", 1e38, metrics=[])
     saves = ModelCheckpoint(tmp_path / "saves", every_n_steps=1)
-    with pytest.raises(DivergenceError, match="step 1: its update made the parameters NaN or infinite"):
+    with pytest.raises(DivergenceError, match="step 1: the update made the parameters NaN or infinite"):
         trainer.fit(TWOS, ZEROS, batch_size=4, callbacks=[saves], verbose=False)
     assert not (tmp_path / "saves").exists()
     trainer = Trainer(one_weight("float"), "mse", "sgd", 1e38, metrics=[])
-    with pytest.raises(DivergenceError, match="step 1: its update made the parameters NaN or infinite"):
+    with pytest.raises(DivergenceError, match="step 1: the update made the parameters NaN or infinite"):
         trainer.fit(TWOS, ZEROS, batch_size=4, validation=(TWOS, ZEROS), evaluate_every=1, verbose=False)
     assert trainer.history.evaluations == []
 
@@ -132,7 +132,7 @@ def test_statistics_of_the_offending_batch_are_undone() -> None:
     steps = AtEachStep(lambda trainer, _: {name: p.data.copy() for name, p in trainer.state.statistics})
     # Gradients too, with the BatchNormalization of onnxruntime 1.20.
     with pytest.raises(
-        DivergenceError, match=r"epoch 1, step 3.*(statistics|gradients) hold NaN or infinity"
+        DivergenceError, match=r"epoch 1, step 3.*(statistics|gradients) contain NaN or infinity"
     ):
         trainer.fit(x, problem.y, batch_size=10, shuffle=False, callbacks=[steps], verbose=False)
     assert len(steps.seen) == 2
@@ -158,7 +158,7 @@ def test_nan_of_a_batch_without_labels_is_named_where_the_loss_is_no_mean_over_l
         trainer.fit({"x": problem.x, "kind": labels}, batch_size=10, shuffle=False, verbose=False)
 
 
-def test_training_goes_on_with_a_lower_rate() -> None:
+def test_training_resumes_with_a_lower_rate() -> None:
     problem = problems.line()
     trainer = Trainer(problem.model, "mse", "sgd", learning_rate=1e38)
     with pytest.raises(DivergenceError):

@@ -192,10 +192,10 @@ def test_bad_decays_and_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"average': .* corrupt"):
         Trainer.resume(tmp_path / "run")
     (tmp_path / "run" / "average").unlink()
-    with pytest.raises(CheckpointError, match=r"There is no file '.*average'"):
+    with pytest.raises(CheckpointError, match=r"No such file: '.*average'"):
         Trainer.resume(tmp_path / "run")
     other = Trainer(problems.classes().model, "cross_entropy", ema_decay=0.9, directory=tmp_path / "other")
     other.fit(problems.classes().x, problems.classes().y, verbose=False)
     (tmp_path / "run" / "average").write_bytes((tmp_path / "other" / "average").read_bytes())
-    with pytest.raises(CheckpointError, match="they are of another model"):
+    with pytest.raises(CheckpointError, match="they belong to another model"):
         Trainer.resume(tmp_path / "run")

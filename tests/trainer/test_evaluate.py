@@ -148,9 +148,9 @@ def test_loss_that_cannot_be_told_apart_by_samples_is_refused_before_training() 
     problem = problems.line(samples=10, batch=4)
     trainer = Trainer(problem.model, Largest(), metrics=[])
     before = trainer.parameters["w"].data.copy()
-    with pytest.raises(InputError, match="it is not a mean or sum over samples"):
+    with pytest.raises(InputError, match="it is not a mean or sum over the samples"):
         trainer.evaluate(problem.x)
-    with pytest.raises(InputError, match=r"Validation data: .* it is not a mean or sum over samples"):
+    with pytest.raises(InputError, match=r"Validation data: .* it is not a mean or sum over the samples"):
         trainer.fit(problem.x, validation=(problem.x, None), verbose=False)
     np.testing.assert_array_equal(trainer.parameters["w"].data, before)
 
@@ -159,7 +159,7 @@ def test_loss_that_cannot_be_told_apart_by_samples_is_refused_before_training() 
         g (float[4, 1] x) => (float[] loss) <float[1, 1] w = {1.0}>
         { y = MatMul(x, w) s = Mul(y, y) loss = ReduceMean<keepdims = 0>(s) }"""
     )
-    with pytest.raises(InputError, match="is not computed from outputs of the model"):
+    with pytest.raises(InputError, match="is not computed from the model's outputs"):
         Trainer(own, None).evaluate(np.ones((6, 1), np.float32))
     assert Trainer(own, None).evaluate(np.ones((8, 1), np.float32)) == {"loss": 1.0}
 

@@ -104,7 +104,7 @@ def test_artifacts_without_outputs(tmp_path: Path) -> None:
     (tmp_path / "inference_model.onnx").unlink()  # as artifacts were before there was one
     trainer = Trainer.resume(tmp_path)
     assert set(trainer.fit(problem.x, problem.y, verbose=False).keys()) == {"epoch", "loss", "learning_rate"}
-    with pytest.raises(TrainingStateError, match="return the loss only"):
+    with pytest.raises(TrainingStateError, match="return only the loss"):
         trainer.predict(problem.x)
-    with pytest.raises(TrainingStateError, match="return the loss only"):
+    with pytest.raises(TrainingStateError, match="return only the loss"):
         trainer.export(tmp_path / "x.onnx")

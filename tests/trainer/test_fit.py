@@ -195,7 +195,7 @@ def test_clipping_bounds_the_step() -> None:
     assert np.abs(change).max() == pytest.approx(0.25, rel=1e-5)
 
 
-def test_second_fit_goes_on() -> None:
+def test_second_fit_continues() -> None:
     problem = problems.classes()
     once = Trainer(problem.model, problem.loss)
     once.fit(problem.x, problem.y, epochs=4, verbose=False)
@@ -276,7 +276,7 @@ def test_schedule_that_gives_no_factor(factor: object) -> None:
         ({"scheduler": "sine"}, "'sine' is unknown; choose from constant, linear, cosine"),
         ({"scheduler": 0.5}, "expected a name, a schedule .*, or a function .*, received 0.5"),
         ({"metrics": ["f3"]}, "'f3' is unknown; choose from accuracy"),
-        ({"metrics": ["mae", "mae"]}, "mae is taken already"),
+        ({"metrics": ["mae", "mae"]}, "mae is already used"),
         ({"warmup_steps": -1}, "warmup_steps must be"),
     ],
 )

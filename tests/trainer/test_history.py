@@ -52,7 +52,7 @@ def test_plot_of_a_fit_in_a_file(tmp_path: Any) -> None:
 def test_plot_of_nothing() -> None:
     with pytest.raises(InputError, match="no epoch has been recorded"):
         History().plot()
-    with pytest.raises(InputError, match="val_f1 was not recorded; there are loss, f1, learning_rate"):
+    with pytest.raises(InputError, match="val_f1 was not recorded; recorded: loss, f1, learning_rate"):
         History(EPOCHS).plot(keys=["loss", "val_f1"])
 
 

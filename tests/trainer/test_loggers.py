@@ -1,4 +1,4 @@
-"""Files of loggers are read by others; a run that goes on logs each step once."""
+"""Files of loggers are read by others; a resumed run logs each step once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make(directory: Path | None = None) -> Trainer:
 
 
 def killed_and_resumed(logger: Any, directory: Path, step: int) -> Trainer:
-    """Ends in a step after the last save, and goes on from there with a logger made anew."""
+    """Ends in a step after the last save, and resumes from there with a new logger."""
     problem = problems.classes()
     with pytest.raises(KeyboardInterrupt):
         make(directory).fit(problem.x, problem.y, callbacks=[logger(), killed(step)], **FIT)
@@ -94,9 +94,7 @@ def test_csv_of_a_row_that_was_cut_off_and_of_another_file(tmp_path: Path) -> No
     assert [row["step"] for row in read(steps)] == [1, 2, 3, 4, 6, 8, 10, 12, 14]
     steps.write_text("a,b\r\n1,2\r\n")
     trainer = Trainer.resume(tmp_path / "run")
-    with pytest.raises(
-        InputError, match=r"has the columns a, b in place of epoch, step, loss, learning_rate"
-    ):
+    with pytest.raises(InputError, match=r"has the columns a, b instead of epoch, step, loss, learning_rate"):
         trainer.fit(problem.x, problem.y, callbacks=[CSVLogger(path)], **FIT)
 
 

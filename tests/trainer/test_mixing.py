@@ -99,13 +99,11 @@ def test_what_cannot_be_mixed_is_refused() -> None:
     with pytest.raises(InputError, match="CutMix: probability must be a number between 0 and 1"):
         CutMix(probability=1.5)
     rng = np.random.default_rng(0)
-    with pytest.raises(
-        InputError, match=r"needs targets in floating point, e\.g\. one-hot, or one class label"
-    ):
+    with pytest.raises(InputError, match=r"needs floating-point targets, e\.g\. one-hot, or one class label"):
         MixUp()(batch(), LABELS, rng)
     with pytest.raises(InputError, match="labels 0 to 2, classes=2"):
         MixUp(classes=2)(batch(), LABELS, rng)
-    with pytest.raises(InputError, match=r"CutMix mixes images \[batch, ..., height, width\]"):
+    with pytest.raises(InputError, match=r"CutMix needs images of shape \[batch, ..., height, width\]"):
         CutMix(classes=3)(np.ones((12, 4)), LABELS, rng)
-    with pytest.raises(InputError, match="mixes models of one input, received left, right"):
+    with pytest.raises(InputError, match="supports only models with one input, received left, right"):
         MixUp(classes=3)({"left": 1, "right": 2}, LABELS, rng)

@@ -147,14 +147,14 @@ def test_sparse_gradients_are_refused() -> None:
       { logits = Gather(table, x) }""")
     trainer = Trainer(model, "cross_entropy", "sgd", sparse_gradients="table")
     x = np.arange(10) % 5
-    with pytest.raises(InputError, match=r"those of table are sparse. Leave sparse_gradients out"):
+    with pytest.raises(InputError, match=r"the gradients of table are sparse. Leave sparse_gradients out"):
         trainer.fit(x, x % 2, callbacks=[SAM()], verbose=False)
     before = trainer.parameters["table"].data.copy()
     trainer.fit(x, x % 2, verbose=False)
     assert (trainer.parameters["table"].data != before).any()
 
 
-def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes_bit_for_bit(tmp_path: Path) -> None:
     class Stop(Callback):
         def on_step_end(self, trainer: Trainer, loss: float) -> None:
             if trainer.global_step == 5:

@@ -156,7 +156,7 @@ def test_batch_whose_weights_are_all_0_is_left_out() -> None:
         np.testing.assert_array_equal(parameter.data, trainers[1].parameters[key].data)
 
 
-def test_fit_with_weights_goes_on_from_one_without(tmp_path: Path) -> None:
+def test_fit_with_weights_resumes_from_one_without(tmp_path: Path) -> None:
     """Moments and parameters stay; the run's files are those of models with weights, which a resumed run has too."""
     problem = problems.classes(samples=40)
     options: dict[str, Any] = {"batch_size": 8, "verbose": False}
@@ -182,7 +182,7 @@ def test_run_that_is_resumed_without_its_model_says_so(tmp_path: Path) -> None:
     problem = problems.classes(samples=16)
     Trainer(problem.model, "cross_entropy", directory=tmp_path).save(tmp_path)
     with pytest.raises(
-        InputError, match=r"models of this run take no sample weights\. Begin a new run with sample_weight"
+        InputError, match=r"models of this run take no sample weights\. Start a new run with sample_weight"
     ):
         Trainer.resume(tmp_path).fit(problem.x, problem.y, sample_weight=np.ones(16), verbose=False)
 
@@ -196,8 +196,8 @@ class Block(onnxblock.Block):
     ("weights", "message"),
     [
         (np.ones(15), r"different numbers of samples \(x: 16, labels: 16, sample_weight: 15\)"),
-        (-np.ones(16), "finite and not negative, received -1.0 for sample 0"),
-        (np.full(16, np.nan), "finite and not negative, received nan for sample 0"),
+        (-np.ones(16), "finite and non-negative, received -1.0 for sample 0"),
+        (np.full(16, np.nan), "finite and non-negative, received nan for sample 0"),
         (np.ones((16, 1)), "rank 2 instead of 1"),
         (np.zeros(16), "All sample weights are 0"),
         (np.array(["a"] * 16), "should be numbers, received dtype <U1"),

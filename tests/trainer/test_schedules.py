@@ -85,11 +85,11 @@ def test_a_schedule_too_short_for_the_fit() -> None:
     trainer = Trainer(problem.model, "mse", scheduler="cosine")
     trainer.fit(problem.x, problem.y, epochs=2, schedule_epochs=3, verbose=False)
     with pytest.raises(
-        InputError, match=r"schedule_epochs=3 should be .* at least 4, which this fit ends with"
+        InputError, match=r"schedule_epochs=3 is the total .* at least 4, the last epoch of this call"
     ):
         trainer.fit(problem.x, problem.y, epochs=2, schedule_epochs=3, verbose=False)
     both = Trainer(problem.model, "mse", scheduler="cosine", total_steps=10)
-    with pytest.raises(InputError, match="has total_steps already"):
+    with pytest.raises(InputError, match="already has total_steps"):
         both.fit(problem.x, problem.y, schedule_epochs=3, verbose=False)
     with pytest.raises(InputError, match="total_steps must be an integer >= 1, received 0"):
         Trainer(problem.model, "mse", total_steps=0)
@@ -102,7 +102,7 @@ def test_damaged_parameters_are_errors(tmp_path: Path) -> None:
     text = str(trainer.state.properties["onnxtrain.trainer"])
     trainer.state.properties["onnxtrain.trainer"] = text.replace('"step_size": 2', '"step_size": 0')
     CheckpointState.save_checkpoint(trainer.state, tmp_path / "checkpoint", include_optimizer_state=True)
-    with pytest.raises(CheckpointError, match="its schedule cannot be made again"):
+    with pytest.raises(CheckpointError, match="its schedule cannot be restored"):
         Trainer.resume(tmp_path)
 
 
@@ -113,7 +113,7 @@ def test_more_steps_than_the_schedule_has(caplog: pytest.LogCaptureFixture) -> N
     trainer.fit(problem.x, problem.y, epochs=2, batch_size=20, callbacks=[rates], verbose=False)
     assert not caplog.records
     trainer.fit(problem.x, problem.y, batch_size=20, callbacks=[rates], verbose=False)
-    assert "The schedule is of total_steps=4, and this fit ends with step 6" in caplog.text
+    assert "The schedule has total_steps=4, but this fit ends with step 6" in caplog.text
     np.testing.assert_allclose(rates.seen, [0.1, 0.075, 0.05, 0.025, 0.0, 0.0], rtol=1e-6)
 
 

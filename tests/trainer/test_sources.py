@@ -171,7 +171,7 @@ def test_an_incomplete_last_batch_can_be_dropped() -> None:
         )
         assert parameters(trainer) == parameters(expected)
         assert history["loss"] == expected.history["loss"]
-    with pytest.raises(InputError, match="leaves nothing of 60 samples"):
+    with pytest.raises(InputError, match="leaves no data: 60 samples"):
         trainer.fit(X, Y, batch_size=64, drop_last=True, verbose=False)
 
 
@@ -184,7 +184,7 @@ def test_steps_per_epoch_goes_through_a_stream_pass_after_pass() -> None:
     assert parameters(trainer) == parameters(expected)
     arrays = make_trainer()
     assert len(arrays.fit(X, Y, epochs=2, batch_size=16, steps_per_epoch=2, verbose=False)) == 2
-    with pytest.raises(InputError, match="asks for 5 batches, and 60 samples make 4 of 16"):
+    with pytest.raises(InputError, match="asks for 5 batches, but 60 samples make only 4 of 16"):
         arrays.fit(X, Y, batch_size=16, steps_per_epoch=5, verbose=False)
 
 
@@ -198,7 +198,7 @@ def test_fixed_batch_takes_streams_of_its_size(caplog: pytest.LogCaptureFixture)
     np.testing.assert_allclose(trainer.parameters["w"].data, dynamic.parameters["w"].data, rtol=1e-6)
     assert trainer.history.last["val_loss"] == pytest.approx(dynamic.history.last["val_loss"], rel=1e-5)
     np.testing.assert_allclose(trainer.predict(batches), dynamic.predict(problem.x), rtol=1e-5)
-    with pytest.raises(InputError, match="has 21 samples, and the model takes exactly 8"):
+    with pytest.raises(InputError, match="has 21 samples, but the model takes exactly 8"):
         trainer.fit([(problem.x[:21], problem.y[:21])], verbose=False)
 
 
@@ -284,7 +284,7 @@ def test_numbers_of_the_program_are_left_alone() -> None:
 def test_iterator_is_not_resumed(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     trainer.fit((b for b in BATCHES), callbacks=[InterruptAt(2)], verbose=False)
-    with pytest.raises(InputError, match="an iterator cannot be taken to the batch where it stopped"):
+    with pytest.raises(InputError, match="an iterator cannot be rewound to the batch where it stopped"):
         trainer.fit((b for b in BATCHES), verbose=False)
     trainer.fit(BATCHES, verbose=False)
     assert len(trainer.history) == 1

@@ -109,7 +109,7 @@ def test_learning_rate_of_the_averaged_epochs() -> None:
 
 @pytest.mark.parametrize("model", [dropout_model, models.conv_bn], ids=["dropout", "batch-norm"])
 @pytest.mark.parametrize("step", [4, 8, 11])
-def test_an_interrupted_fit_goes_on_with_its_averages(model: Any, step: int, tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes_with_its_averages(model: Any, step: int, tmp_path: Path) -> None:
     class Stop(Callback):
         def on_step_end(self, trainer: Trainer, loss: float) -> None:
             if trainer.global_step == step:
@@ -144,7 +144,7 @@ def test_settings_that_do_not_go_together() -> None:
     trainer = Trainer(problem.model, problem.loss)
     with pytest.raises(InputError, match=r"SWA and EarlyStopping\(restore_best=True\) both set"):
         trainer.fit(*data, validation=data, callbacks=[SWA(), EarlyStopping(restore_best=True)])
-    with pytest.raises(InputError, match="SWA reads the data once more to renew the statistics"):
+    with pytest.raises(InputError, match="SWA reads the data once more to recompute the statistics"):
         trainer.fit([data], callbacks=[SWA()], verbose=False)
     # Without statistics a stream will do.
     classes = problems.classes()

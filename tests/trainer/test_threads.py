@@ -55,7 +55,7 @@ class Each(Callback):
 def test_predictions_during_a_fit_are_of_one_state_of_the_parameters(
     ema_decay: float | None, pool: ThreadPoolExecutor
 ) -> None:
-    """Each is x w + b for some w and b between two steps, or for their averages; the fit goes on as if alone."""
+    """Each is x w + b for some w and b between two steps, or for their averages; the fit continues as if alone."""
     alone = linear(ema_decay=ema_decay)
     alone.fit(LINE.x, LINE.y, epochs=12, batch_size=4, verbose=False)
     trainer = linear(ema_decay=ema_decay)
@@ -87,7 +87,7 @@ def test_predictions_during_a_fit_are_of_one_state_of_the_parameters(
         np.testing.assert_array_equal(values(trainer)[name], value)
 
 
-def test_what_another_thread_saves_during_a_fit_goes_on_as_the_fit_does(
+def test_what_another_thread_saves_during_a_fit_resumes_as_the_fit_does(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     arguments: dict[str, Any] = {
@@ -128,7 +128,7 @@ def test_a_second_fit_is_an_error(pool: ThreadPoolExecutor) -> None:
             with pytest.raises(TrainingStateError) as caught:
                 call(LINE.x, LINE.y, verbose=False)
             refused.append(str(caught.value))
-        with pytest.raises(TrainingStateError, match=r"abandon_fit\(\): a fit"):
+        with pytest.raises(TrainingStateError, match=r"abandon_fit\(\): a call to fit"):
             pool.submit(trainer.abandon_fit).result()
 
     trainer.fit(LINE.x, LINE.y, callbacks=[Each(fit_again)], verbose=False)
@@ -192,7 +192,7 @@ def test_weights_do_not_come_into_a_fit_that_has_none() -> None:
     weights = np.ones(len(LINE.x), np.float32)
 
     def evaluate() -> None:
-        with pytest.raises(TrainingStateError, match="sample weights for the first time: a fit"):
+        with pytest.raises(TrainingStateError, match="sample weights for the first time: a call to fit"):
             trainer.evaluate(LINE.x, LINE.y, sample_weight=weights)
 
     trainer.fit(LINE.x, LINE.y, callbacks=[Each(evaluate)], verbose=False)
@@ -278,7 +278,7 @@ def test_trainers_in_several_threads_draw_the_random_numbers_that_each_draws_alo
     for one, other in zip(alone, together, strict=True):
         for name, value in one.items():
             np.testing.assert_array_equal(value, other[name])
-    # The program's own numbers go on as if nothing had been trained.
+    # The program's own numbers continue as if nothing had been trained.
     assert np.random.random() == np.random.RandomState(5).random()
     assert random.random() == random.Random(5).random()
 

@@ -153,7 +153,9 @@ def test_positions_are_made_and_a_fixed_length_is_filled(length: int | str) -> N
     expected = trainer.evaluate(whole, PADDED_LABELS)
     assert trainer.evaluate(SEQUENCES, batch_size=2) == pytest.approx(expected, rel=1e-5)
     if length == 7:
-        with pytest.raises(InputError, match="sample 1 has 8 tokens, and the model takes 7; cut it"):
+        with pytest.raises(
+            InputError, match="sample 1 has 8 tokens, but the model takes at most 7; truncate it"
+        ):
             trainer.evaluate([SEQUENCES[0], np.ones(8, np.int64)])
 
 
@@ -178,7 +180,7 @@ def test_sequences_are_classified_with_one_label_each() -> None:
         (({"input_ids": SEQUENCES, "lables": LABELS},), "needs targets"),
         (({"input_ids": SEQUENCES, "lables": LABELS}, LABELS), "unknown: lables"),
         (([[1, 2], [1.5]],), "float64|not an array of one shape|has no sequence"),
-        (([[1, 2], [WORDS * 99, 1, 1]],), "class labels must be 0 .. 31"),
+        (([[1, 2], [WORDS * 99, 1, 1]],), "class labels must be 0 to 31"),
     ],
     ids=["empty", "fewer labels", "shorter labels", "misspelt", "misspelt with labels", "no integers", "no token"],
 )  # fmt: skip
@@ -189,7 +191,7 @@ def test_sequences_that_do_not_fit_are_refused(data: tuple[Any, ...], message: s
 
 def test_padding_that_every_token_would_see_is_refused() -> None:
     trainer = Trainer(language_model("seq"), CrossEntropyLoss(axis=-1))
-    with pytest.raises(InputError, match="no input 'attention_mask' that hides padding"):
+    with pytest.raises(InputError, match="no input 'attention_mask' to mask padding"):
         trainer.fit({"ids": SEQUENCES}, LABELS)
     # A causal model sees no padding, which comes after all tokens.
     causal = Trainer(language_model("seq"), "causal_lm")

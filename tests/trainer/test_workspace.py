@@ -132,7 +132,7 @@ def test_a_new_run_takes_no_file_of_the_user(tmp_path: Path, name: str) -> None:
         lambda: Trainer(problem.model, "mse", directory=tmp_path),
         lambda: Trainer(problem.model, "mse").save(tmp_path),
     ):
-        with pytest.raises(CheckpointError, match=rf"holds '{name}', and no manifest.json of a run says"):
+        with pytest.raises(CheckpointError, match=rf"contains '{name}', and no manifest.json shows"):
             begin()
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
             name: "mine",
@@ -158,7 +158,7 @@ def test_a_manifest_of_something_else_is_never_replaced(tmp_path: Path) -> None:
     text = '{"name": "My web app", "start_url": "."}'
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(
-        CheckpointError, match=r"was not written by onnxtrain, and overwrite=True replaces runs"
+        CheckpointError, match=r"was not written by onnxtrain, and overwrite=True replaces only training runs"
     ):
         Trainer(problem.model, "mse", directory=tmp_path, overwrite=True)
     with pytest.raises(GraphBuildError, match=r"already exists and was not written by onnxtrain"):
@@ -237,7 +237,7 @@ def test_names_of_models_are_no_names_of_runs(tmp_path: Path) -> None:
         (lambda: trainer.save(path), r"Trainer.export\('.*net.onnx'\) writes the trained model"),
         (lambda: trainer.save_parameters(path), r"Trainer.export\('.*net.onnx'\) writes the trained model"),
         (lambda: ModelCheckpoint(path), r"Trainer.export\('.*net.onnx'\) writes the trained model"),
-        (lambda: Trainer(problem.model, "mse", directory=path), "that is the name of a model"),
+        (lambda: Trainer(problem.model, "mse", directory=path), "that is a model file's name"),
     ):
         with pytest.raises(InputError, match=instead):
             write()

@@ -31,8 +31,8 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
     lead = output.shape.rank() - primal.shape.rank()
     if lead < 0:
         raise DifferentiationError(
-            f"differentiating: {primal.name!r} of shape {primal.shape} cannot be broadcast to {output.name!r} of shape "
-            f"{output.shape}; the model is damaged, or declares a wrong shape"
+            f"differentiating: {primal.name!r} of shape {primal.shape} cannot be broadcast to "
+            f"{output.name!r} of shape {output.shape}; the model is corrupt, or declares a wrong shape"
         )
     axes = list(range(lead))
     for axis, (out_dim, dim) in enumerate(

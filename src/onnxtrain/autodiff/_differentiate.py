@@ -17,6 +17,7 @@ from onnxtrain.passes import (
     FloatProductsPass,
     LongSumsPass,
     ModelSource,
+    apply_workarounds,
     as_given,
     canonicalize,
     inline_schema_functions,
@@ -25,7 +26,6 @@ from onnxtrain.passes import (
     mark_gradients,
     same_kind,
     simplify_gradients,
-    suit_runtime,
     why_untyped,
 )
 
@@ -95,7 +95,7 @@ def differentiate(
         outputs.append(value)
     append_outputs(result, wrt, gradients)
     mark_gradients(result)
-    result = suit_runtime(result)
+    result = apply_workarounds(result)
     simplify_gradients(result)
     FloatDequantizedPass()(result)
     LongSumsPass()(result)
@@ -134,7 +134,8 @@ def add_gradients(
         # The caller binds the input by this name, so a number must not be appended to it.
         if op.unique_name(cotangent) != cotangent:
             raise DifferentiationError(
-                f"adding the cotangent input {cotangent!r}: the model has a value of that name"
+                f"adding the cotangent input {cotangent!r}: the model already has a value of that name; "
+                "choose another name"
             )
         model.graph.inputs.append(seed)
     gradients = pull_back(op, {target: seed}, leaves)

@@ -127,7 +127,7 @@ class _ReverseWalk:
 
     def _output_cotangents(self, node: ir.Node, rule: Rule) -> ir.Value | tuple[ir.Value | None, ...] | None:
         """Returns the cotangents in the form that the rule expects (see `Rule.outputs`); None if no output has one."""
-        names = [_formal(rule.signature.outputs, i) for i in range(len(node.outputs))]
+        names = [_parameter_name(rule.signature.outputs, i) for i in range(len(node.outputs))]
         for value, name in zip(node.outputs, names, strict=True):
             if value in self._contributions and value in self.active and name not in rule.outputs:
                 raise self._no_rule(node, f" through its output {name!r}")
@@ -211,7 +211,7 @@ class _ReverseWalk:
             names = ", ".join(sorted(repr(value.name) for value in captured))
             raise self._no_rule(node, f" with respect to {names}, which its subgraphs read")
         for index, value in enumerate(node.inputs):
-            name = _formal(rule.signature.inputs, index)
+            name = _parameter_name(rule.signature.inputs, index)
             if value is not None and value in self.active and name not in rule.wrt:
                 raise self._no_rule(node, f" with respect to its input {name!r}", value)
 
@@ -227,11 +227,11 @@ class _ReverseWalk:
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
             f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "
-            f"Freeze all parameters before it, or register a rule{_how(node)}: CONTRIBUTING.md, '{section}'"
+            f"Freeze all parameters before it, or register a rule{_vjp_options(node)}: CONTRIBUTING.md, '{section}'"
         )
 
 
-def _how(node: ir.Node) -> str:
+def _vjp_options(node: ir.Node) -> str:
     """Returns the `vjp` arguments that a rule for this node needs, for messages, e.g. ' with override=True'."""
     options = [f'domain="{node.domain}"'] if node.domain else []
     if rule_for(node) is not None:
@@ -239,6 +239,6 @@ def _how(node: ir.Node) -> str:
     return f" with {' and '.join(options)}" if options else ""
 
 
-def _formal(names: tuple[str, ...], index: int) -> str:
+def _parameter_name(names: tuple[str, ...], index: int) -> str:
     """Returns the schema name of argument `index`; indices past the end belong to the last, variadic parameter."""
     return names[min(index, len(names) - 1)]

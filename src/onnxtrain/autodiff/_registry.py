@@ -326,7 +326,8 @@ def _add(rule: Rule, override: bool) -> None:
         return
     if key in layers[-1] and not override:
         raise RuleDefinitionError(
-            f"registering {rule.domain or 'ai.onnx'}::{rule.op_type}: this block has already registered it"
+            f"registering {rule.domain or 'ai.onnx'}::{rule.op_type}: the local_rules() block has already "
+            "registered a rule for this op"
         )
     layers[-1][key] = rule
 

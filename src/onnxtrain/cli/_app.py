@@ -21,7 +21,7 @@ from onnxtrain.cli._command_options import (
     PlanOptions,
     PredictOptions,
 )
-from onnxtrain.cli._declared import taking
+from onnxtrain.cli._declared import takes_options
 from onnxtrain.cli._help import CommandWithSwitches
 from onnxtrain.cli._interrupts import InterruptibleGroup
 from onnxtrain.cli._output import guarded, logging_to_terminal
@@ -65,7 +65,7 @@ def options(
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(DemoOptions)
+@takes_options(DemoOptions)
 def demo(options: DemoOptions, given: frozenset[str]) -> None:
     """Train a convolutional network on handwritten digits and check the exported model."""
     # Commands import their implementation when they run: importing all of it would delay `--help` by a second.
@@ -75,7 +75,7 @@ def demo(options: DemoOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(ArtifactsOptions)
+@takes_options(ArtifactsOptions)
 def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
     """Write the artifacts that a device trains from."""
     from onnxtrain.cli._artifacts import run_command
@@ -84,13 +84,12 @@ def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(PlanOptions)
+@takes_options(PlanOptions)
 def plan(options: PlanOptions, given: frozenset[str]) -> None:
     """Measure which ways to train a model fit in a memory budget: all parameters, adapters or the last layers.
 
-    Each way is measured by a few steps on random inputs, in a process of
-    its own that trains as a device does. Prints the command that trains
-    the recommended way.
+    Each way runs a few training steps on random inputs in a separate
+    process, as on a device. Prints the command for the recommended way.
     """
     from onnxtrain.cli._plan import run_command
 
@@ -98,12 +97,12 @@ def plan(options: PlanOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(TrainOptions)
+@takes_options(TrainOptions)
 def train(options: TrainOptions, given: frozenset[str]) -> None:
     """Train a model on arrays or a table. Ctrl-C saves the run; `onnxtrain train DIR --data FILE` resumes it.
 
-    A resumed run keeps the options that it was started with: give only
-    --data. A finished run may be trained further with other --epochs,
+    A resumed run keeps the options that it was started with: pass only
+    --data. A finished run can be trained further with different --epochs,
     --batch-size, --learning-rate, --validation and --patience.
     """
     from onnxtrain.cli._train_command import run_command
@@ -112,25 +111,25 @@ def train(options: TrainOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(EvaluateOptions)
+@takes_options(EvaluateOptions)
 def evaluate(options: EvaluateOptions, given: frozenset[str]) -> None:
-    """Compute loss and metrics of a run on data, and for classes the precision, recall and F1 of each class."""
+    """Compute the loss and metrics of a run on data; for a classifier also precision, recall and F1 per class."""
     from onnxtrain.cli._use import evaluate_run
 
     evaluate_run(options)
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(PredictOptions)
+@takes_options(PredictOptions)
 def predict(options: PredictOptions, given: frozenset[str]) -> None:
-    """Write the model's outputs for each sample, and for classes the probabilities and the predicted class."""
+    """Write the model's outputs for each sample; for a classifier also class probabilities and the predicted class."""
     from onnxtrain.cli._use import write_predictions
 
     write_predictions(options)
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(ExportOptions)
+@takes_options(ExportOptions)
 def export(options: ExportOptions, given: frozenset[str]) -> None:
     """Write the trained model of a run as an ordinary .onnx file."""
     from onnxtrain.cli._use import export_run
@@ -139,25 +138,25 @@ def export(options: ExportOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(MergeOptions)
+@takes_options(MergeOptions)
 def merge(options: MergeOptions, given: frozenset[str]) -> None:
-    """Add a LoRA adapter to the weights of a model."""
+    """Merge a LoRA adapter into the weights of a model."""
     from onnxtrain.cli._merge import run_command
 
     run_command(options)
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(OpsOptions)
+@takes_options(OpsOptions)
 def ops(options: OpsOptions, given: frozenset[str]) -> None:
-    """List ops and whether they have gradients, or check whether a model can be trained and name the obstacle."""
+    """List ops and whether they have gradients, or check whether a model can be trained and what prevents it."""
     from onnxtrain.cli._ops import run_command
 
     run_command(options)
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(CheckOptions)
+@takes_options(CheckOptions)
 def check(options: CheckOptions, given: frozenset[str]) -> None:
     """Compare the gradients of a model with finite differences."""
     from onnxtrain.cli._check import run_command
@@ -166,7 +165,7 @@ def check(options: CheckOptions, given: frozenset[str]) -> None:
 
 
 @app.command(cls=CommandWithSwitches)
-@taking(InspectOptions)
+@takes_options(InspectOptions)
 def inspect(options: InspectOptions, given: frozenset[str]) -> None:
     """Show a run's results and next steps, or the parameters of artifacts, a checkpoint or a model."""
     from onnxtrain.cli._inspect import run_command

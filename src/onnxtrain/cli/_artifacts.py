@@ -25,7 +25,7 @@ def check_loss(model: ir.Model, loss: str | None) -> None:
     output = model.graph.outputs[0]
     if loss is None and any(dim != 1 for dim in output.shape or ()):
         raise GraphBuildError(
-            f"without --loss, the first output of the model must be the loss, but {output.name!r} has shape "
+            f"without --loss, the model's first output must be the loss, but {output.name!r} has shape "
             f"{output.shape}; name a loss: --loss {', '.join(sorted(LOSSES))}"
         )
 
@@ -40,8 +40,9 @@ def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
     # String inputs have no gradient, and a new table may not have the categories that were encoded.
     if TABLE in model.metadata_props:
         raise InputError(
-            f"'{path}' takes the columns of a table as they are; only the network in it can be trained. Write the "
-            "network with onnxtrain export RUN -o network.onnx --network, or resume the run: onnxtrain train RUN."
+            f"'{path}' takes the unencoded columns of a table; only the network in it can be trained. "
+            "Write the network with onnxtrain export RUN -o network.onnx --network, or resume the run: "
+            "onnxtrain train RUN."
         )
     if options.dynamic_batch:
         model = make_batch_dynamic(model)

@@ -160,8 +160,8 @@ def chosen_callbacks(
         # Both replace the last weights at the end of the fit.
         if early is not None:
             raise InputError(
-                "--swa-start exports an average of the last epochs, --patience and --save-best export one epoch; "
-                "choose one."
+                "--swa-start exports an average of the last epochs, but --patience and --save-best export "
+                "a single epoch; choose one."
             )
     elif regularize.swa_lr is not None:
         raise InputError("--swa-lr is given without --swa-start.")
@@ -217,13 +217,13 @@ def chosen_transform(options: CallbackOptions) -> MixUp | CutMix | None:
     mixup, cutmix = options.regularize.mixup, options.regularize.cutmix
     # timm alternates between the two from batch to batch; in Python, a custom transform can do so, too.
     if mixup is not None and cutmix is not None:
-        raise InputError("--mixup and --cutmix are two ways to mix samples; give one of them.")
+        raise InputError("--mixup and --cutmix are alternative ways to mix samples; pass only one.")
     if mixup is not None:
         return MixUp(mixup)
     return None if cutmix is None else CutMix(cutmix)
 
 
-def for_transform(x: Any, y: Any) -> tuple[Any, Any]:
+def prepare_for_transform(x: Any, y: Any) -> tuple[Any, Any]:
     """Returns x and y as transforms expect them: a single array instead of a dictionary with one entry.
 
     Integer and Boolean targets become float32, because transforms average them.

@@ -60,8 +60,8 @@ def _inputs(model: ir.Model, path: Path) -> Arrays:
     chosen = {name: arrays[name] for name in names if name in arrays}
     if not chosen:
         raise InputError(
-            f"The data '{path}' holds {', '.join(arrays) or 'nothing'}, which are no inputs of the model; its "
-            f"inputs are {', '.join(names)}. Name the arrays after them."
+            f"The data '{path}' contains {', '.join(arrays) or 'nothing'}, but the model's inputs are "
+            f"{', '.join(names)}. Name the arrays after the inputs."
         )
     return chosen
 

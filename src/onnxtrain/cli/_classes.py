@@ -59,8 +59,8 @@ def chosen_metrics(
     if classes is None:
         if not positive.isdecimal():
             raise InputError(
-                f"--positive is '{positive}', but the target holds numbers, not strings: give the index of a class, "
-                "such as 1."
+                f"--positive is '{positive}', but the target contains numbers, not strings: pass the index "
+                "of a class, such as 1."
             )
         number = int(positive)
     elif positive in (numbers := category_numbers(classes)):
@@ -202,7 +202,7 @@ def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-def judged_matrix(
+def confusion_matrix_if_small(
     trainer: Trainer, x: Any, y: Any, names: Sequence[str] | None, batch_size: int | None
 ) -> Any:
     """Returns the confusion matrix; None for over 20 classes, an unknown number, or several classes per sample."""

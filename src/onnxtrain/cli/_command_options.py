@@ -34,7 +34,7 @@ class DemoOptions:
     epochs: int = option("COUNT", "Train for this many epochs, e.g. 5.", default=15, min=1)
     seed: int = option(
         "NUMBER",
-        "Derive weights, shuffling and the validation split from this number, e.g. 1.",
+        "Seed the weights, shuffling and the validation split with this number, e.g. 1.",
         default=0,
         min=0,
     )
@@ -215,8 +215,8 @@ class MergeOptions:
         show_default=False,
     )
     requantize: bool = switch(
-        "Quantize the merged weights again to the bits and blocks of the file, whose rounding may undo part of the "
-        "adapter. Default: they become float32."
+        "Quantize the merged weights again, to the file's bit width and block size; the rounding may undo "
+        "part of the adapter. Default: the merged weights become float32."
     )
     data: Path | None = option(
         "FILE.npz",
@@ -252,8 +252,8 @@ class OpsOptions:
     )
     profile: str | None = option(
         "NAME",
-        "Check also whether this profile supports artifacts of the model, and list the nodes that it does not support, "
-        "e.g. portable. Default: no such check.",
+        "Also check whether this profile supports artifacts of the model, and list the nodes that it does "
+        "not support, e.g. portable. Default: no such check.",
     )
     json: bool = switch(JSON_HELP)
 
@@ -278,10 +278,11 @@ class CheckOptions:
     )
     dim: list[str] | None = option(
         "NAME=SIZE",
-        "Give a symbolic dimension this size, e.g. sequence=16; repeat it for several. Default: a small one.",
+        "Set the size of a symbolic dimension, e.g. sequence=16; repeat it for several. Default: a small "
+        "size.",
     )
     seed: int = option(
-        "NUMBER", "Derive random inputs and directions from this number, e.g. 1.", default=0, min=0
+        "NUMBER", "Seed the random inputs and directions with this number, e.g. 1.", default=0, min=0
     )
     json: bool = switch(JSON_HELP)
 

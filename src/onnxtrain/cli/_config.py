@@ -57,7 +57,7 @@ def _read(context: typer.Context, path: Path) -> dict[str, Any]:
         if parameter is None:
             raise InputError(f"{where} is not an option of {command}.{_nearest(key, list(parameters))}")
         if parameter.name in values:
-            raise InputError(f"{where} is given twice, by two of its names.")
+            raise InputError(f"{where} is given twice, under two of its names.")
         values[parameter.name] = _checked(context, parameter, value, path, where)
     return values
 

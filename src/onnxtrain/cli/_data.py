@@ -72,8 +72,8 @@ def to_arrays(
         return data
     if encoder is None:
         raise InputError(
-            f"The run was not trained on a table, so it has no encoding for the columns of '{data.source}'. Give "
-            "an .npz file."
+            "The run was not trained on a table, so it has no encoding for the columns of "
+            f"'{data.source}'. Pass an .npz file."
         )
     return encoder.arrays(data, manifest.inputs, targets)
 

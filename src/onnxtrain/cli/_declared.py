@@ -3,7 +3,7 @@
 A field is declared with :func:`option`, :func:`switch` or :func:`argument`, which take its default and help text. The
 class variables `panel` (heading in `--help`) and `kept` (see :class:`Rule`) apply to all fields of a class.
 
-:func:`taking` gives a command one parameter per field. The record of a run (`_remember`) and the option names in
+:func:`takes_options` gives a command one parameter per field. The record of a run (`_remember`) and the option names in
 messages (`_shell_words`) are derived from the fields, too, so a new option is one new field.
 """
 
@@ -178,7 +178,7 @@ def with_recipe_options(group: str) -> Callable[[type[T]], type[T]]:
     return add
 
 
-def taking(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:
+def takes_options(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:
     """Decorates a command so that typer sees one parameter per option of the dataclass `kind`.
 
     The command itself takes an object of `kind`, and the names of the options that were given on the command line or in

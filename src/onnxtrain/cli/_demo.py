@@ -26,8 +26,8 @@ def run_command(options: DemoOptions) -> None:
     # Raised after the table is printed, because a bug report needs its numbers.
     if result.exported_accuracy != result.test_accuracy:
         raise OnnxTrainError(
-            f"the exported file reaches {result.exported_accuracy:.4%}, the trainer {result.test_accuracy:.4%}; "
-            "please report this"
+            f"the exported file has an accuracy of {result.exported_accuracy:.4%}, but the trainer "
+            f"{result.test_accuracy:.4%}; please report this"
         )
 
 

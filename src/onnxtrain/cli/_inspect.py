@@ -46,8 +46,8 @@ def run_command(options: InspectOptions) -> None:
         store = read_checkpoint(checkpoint) if checkpoint.is_file() else None
     else:
         raise ModelLoadError(
-            f"Inspecting '{path}': it is neither a checkpoint nor a directory with a manifest.json. Make one with: "
-            "onnxtrain artifacts MODEL --loss NAME --output DIR"
+            f"Inspecting '{path}': it is neither a checkpoint nor a directory with a manifest.json. "
+            "Generate artifacts with: onnxtrain artifacts MODEL --loss NAME --output DIR"
         )
     document = _document(path, manifest, store)
     run = None

@@ -72,7 +72,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def told_what_is_saved(directory: Path, data: str) -> Iterator[None]:
+def report_saved_state_on_interrupt(directory: Path, data: str) -> Iterator[None]:
     """Turns Ctrl-C in the block into :class:`Interrupted`, with a sentence that says what the run has saved.
 
     Args:
@@ -95,10 +95,10 @@ def _saved(directory: Path, data: str) -> str:
     try:
         properties = saved_properties(directory)
         if properties is None:
-            return "Nothing was saved: training had not begun."
+            return "Nothing was saved: training had not started."
         position = saved_position(properties, directory)
         if position is None:
-            return f"'{directory}' holds the model as it was: training had not begun."
+            return f"'{directory}' contains the unchanged model: training had not started."
     except (OnnxTrainError, OSError) as error:
         return f"The run in '{directory}' cannot be read: {error}"
     run, plan = shlex.quote(str(directory)), position.plan

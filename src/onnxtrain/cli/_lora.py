@@ -25,8 +25,7 @@ def chosen_lora(options: LoraOptions) -> LoraConfig | None:
     if options.lora_rank is None:
         if given:
             raise InputError(
-                "--lora-targets, --lora-alpha and --lora-dropout are settings of adapters; give the LoRA rank, too, "
-                "e.g. --lora-rank 8."
+                "--lora-targets, --lora-alpha and --lora-dropout need --lora-rank, e.g. --lora-rank 8."
             )
         return None
     return LoraConfig(r=options.lora_rank, **given)

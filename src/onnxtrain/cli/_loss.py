@@ -42,7 +42,7 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
         if options.loss_option:
             raise InputError("--loss-option is given without --loss.")
         if mixed:
-            raise InputError("--mixup and --cutmix mix the targets of a loss; name one by --loss.")
+            raise InputError("--mixup and --cutmix mix the targets of a loss; choose one with --loss.")
         return None
     loss = make_loss(options.loss)
     # `replace` keeps the defaults of the settings that were not given.
@@ -55,8 +55,8 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
     # The targets of other classification losses are class indices, which cannot be averaged.
     if loss.activation in ("softmax", "exp"):
         raise InputError(
-            f"--mixup and --cutmix need targets that can be averaged, and {options.loss} compares class indices. "
-            "Choose cross_entropy."
+            f"--mixup and --cutmix need targets that can be averaged, but {options.loss} compares class "
+            "indices. Choose cross_entropy."
         )
     return loss
 
@@ -105,9 +105,7 @@ def fit_targets(trainer: Trainer, y: Any) -> Any:
         return y
     count = spec.class_labels.count
     if count is None:
-        raise InputError(
-            "The number of classes of the model is symbolic, so that labels cannot be one-hot encoded."
-        )
+        raise InputError("The model's number of classes is symbolic, so labels cannot be one-hot encoded.")
     if array.size and not 0 <= array.min() <= array.max() < count:
         raise InputError(
             f"Class labels: received {array.min()} to {array.max()}, but the model has the classes 0 to {count - 1}."

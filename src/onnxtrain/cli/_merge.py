@@ -24,9 +24,7 @@ def run_command(options: MergeOptions) -> None:
         InputError: one of `--data` and `--loss` is given without the other.
     """
     if (options.data is None) != (options.loss is None):
-        raise InputError(
-            "onnxtrain merge computes losses with --data and --loss; give both of them, or neither."
-        )
+        raise InputError("onnxtrain merge computes losses from --data and --loss; pass both, or neither.")
     losses = None if options.data is None else _Losses(options)
     # An onnx_ir.Model, because a proto holds at most two gigabytes.
     merged = merge(

@@ -57,7 +57,7 @@ def list_ops(domain: str, status: str | None, json: bool) -> None:
     rows = coverage("" if domain == "ai.onnx" else domain)
     if not rows:
         raise InputError(
-            f"--domain is {domain!r}, in which onnxruntime knows no op; try com.microsoft or ai.onnx.ml"
+            f"--domain is {domain!r}, in which onnxruntime has no ops; try com.microsoft or ai.onnx.ml"
         )
     rows = [row for row in rows if status is None or row.status == status]
     if json:

@@ -182,7 +182,7 @@ class TableOptions:
         """Raises InputError if options cannot be combined."""
         if self.one_hot and self.ordinal:
             raise InputError(
-                "--one-hot and --ordinal are two ways to encode the same columns; give one of them."
+                "--one-hot and --ordinal are alternative encodings of the same columns; pass only one."
             )
 
     def given(self) -> list[str]:

@@ -55,7 +55,9 @@ def run_command(options: PlanOptions) -> None:
         if best is not None:
             _print_recommendation(best, commands, memory)
     if best is None:
-        raise InputError(f"no way to train '{options.source}' fits in {memory_text(memory)}: {_least(plan)}")
+        raise InputError(
+            f"no configuration to train '{options.source}' fits in {memory_text(memory)}: {_least(plan)}"
+        )
 
 
 def _print(options: PlanOptions, plan: Sequence[PlanChoice], memory: int) -> None:

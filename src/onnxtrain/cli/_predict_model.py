@@ -47,7 +47,8 @@ def model_predictions(
     encoder = TableEncoder.from_json(metadata[PROPERTY], str(path))
     if not isinstance(data, Table):
         raise InputError(
-            f"The model '{path}' takes the columns of a table; '{source}' is not a table. Give a .csv or .parquet file."
+            f"The model '{path}' takes the columns of a table; '{source}' is not a table. Pass a .csv or "
+            ".parquet file."
         )
     names = [value.name for value in session.get_inputs()]
     sizes = [value.shape[0] for value in session.get_inputs()]
@@ -124,7 +125,9 @@ def _run(
         for name, value in zip(outputs, values, strict=True):
             # A value for the whole batch, such as a mean, belongs to no sample.
             if np.ndim(value) == 0 or len(value) != len(batch[0]):
-                raise InputError(f"Predicting: the output '{name}' of '{path}' has no value per sample.")
+                raise InputError(
+                    f"Predicting: the output '{name}' of '{path}' does not have one value per sample."
+                )
             parts[name].append(np.asarray(value)[:count])
     whole = {name: np.concatenate(values) for name, values in parts.items()}
     # ONNX Runtime returns strings as Python objects, which .npz files cannot hold.
@@ -150,11 +153,11 @@ def _batches(
     lengths = {len(array) if array.ndim else 0 for array in arrays}
     fixed = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
     if len(lengths) != 1 or 0 in lengths or len(fixed) > 1:
-        raise InputError("The inputs do not all have the samples along axis 0, or there are none.")
+        raise InputError("The inputs do not have the same number of samples along axis 0, or are empty.")
     size = fixed.pop() if fixed else asked or _BATCH
     if asked is not None and asked != size:
         raise InputError(
-            f"--batch-size is {asked}, but the model has the fixed batch size {size}. Leave the option out."
+            f"--batch-size is {asked}, but the model has a fixed batch size of {size}. Leave the option out."
         )
     for start in range(0, lengths.pop(), size):
         batch = [array[start : start + size] for array in arrays]

@@ -31,7 +31,7 @@ def write_file(
         InputError: an output has more than two axes, a name occurs twice, or pyarrow is missing.
     """
     if twice := sorted(set(ids) & set(arrays)):
-        raise InputError(f"--id {twice[0]}: an output has this name, too. Rename the column.")
+        raise InputError(f"--id {twice[0]}: an output has the same name. Rename the column.")
     if output.suffix.lower() == ".npz":
         # An .npz file without pickles cannot hold arrays of objects.
         texts = {name: np.array([str(value) for value in column]) for name, column in ids.items()}

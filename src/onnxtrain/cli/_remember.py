@@ -108,13 +108,14 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
     if missing := [name for name in outside if name not in given]:
         before = " and ".join(f"{flag(name)} '{outside[name]}'" for name in missing)
         raise InputError(
-            f"The run in '{options.source}' was started with {before}, outside its directory. Such paths are not used "
-            f"again unless a command names them: give {' and '.join(map(flag, missing))} again. Paths inside the "
-            "directory are remembered."
+            f"The run in '{options.source}' was started with {before}, outside its directory. For safety, "
+            "such paths are not reused unless they are passed again: pass "
+            f"{' and '.join(map(flag, missing))}. Only paths inside the directory are remembered."
         )
     if "epochs" not in given and saved.get("epochs", 1) > _MOST_EPOCHS:
         raise InputError(
-            f"The run in '{options.source}' asks for {saved['epochs']} epochs. Confirm the number: --epochs COUNT."
+            f"The run in '{options.source}' asks for {saved['epochs']} epochs. Confirm the number with "
+            "--epochs COUNT."
         )
     # With other options, an interrupted fit would not reproduce the result of an uninterrupted one.
     fixed = ("run", "fit") if trainer.resumes_fit else ("run",)
@@ -139,14 +140,14 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
     ]
     if unknown:
         raise InputError(
-            f"The run in '{options.source}' was not started from the command line, so {', '.join(unknown)} cannot be "
-            "compared with the options that it was started with. Leave out options that should not change."
+            f"The run in '{options.source}' was not started from the command line, so {', '.join(unknown)} "
+            "cannot be compared with its original options. Leave out options that should not change."
         )
     # A finished run may be trained further on other data.
     if trainer.resumes_fit and saved_data not in (None, data):
         raise InputError(
-            f"The run in '{options.source}' was interrupted while training on other data than '{options.data}' holds. "
-            "Give the same data to resume it."
+            f"The run in '{options.source}' was interrupted while training on data other than "
+            f"'{options.data}'. Pass the same data to resume it."
         )
     return build(TrainOptions, values | {name: value for name, value in saved.items() if name not in given})
 

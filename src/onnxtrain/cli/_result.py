@@ -40,7 +40,7 @@ class Fitted(NamedTuple):
     averaged: bool = False
 
 
-def tell_of_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None:
+def print_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None:
     """Writes the trained model, and prints its loss and metrics.
 
     The training loss and metrics are computed again with the exported weights, because the values in the history are

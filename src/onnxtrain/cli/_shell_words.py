@@ -85,7 +85,7 @@ class ShellWords(Words):
 
     def open_run(self) -> str:
         """Returns advice on which directory to give, as the end of a sentence."""
-        return "Give the directory of a run, which `onnxtrain train` writes"
+        return "Pass the directory of a run, as written by `onnxtrain train`"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:
         """Returns the option that sets a parameter of the loss."""
@@ -108,7 +108,7 @@ class ShellWords(Words):
 
     def drop_last(self) -> str:
         """Returns the suggestion to drop the incomplete last batch, as the end of a sentence."""
-        return f", or leave incomplete batches out ({flag('drop_last')})"
+        return f", or drop incomplete batches ({flag('drop_last')})"
 
     def untransformed(self, argument: str) -> str:
         """Returns "", because the transforms of the command line augment data but do not convert it."""

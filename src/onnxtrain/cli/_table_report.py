@@ -36,7 +36,7 @@ def share(count: int, total: int) -> str:
     return f"{100 * count / max(total, 1):.1f} %"
 
 
-def tell_of_table(data: Table, encoder: TableEncoder, labels: Array | None) -> None:
+def print_table_summary(data: Table, encoder: TableEncoder, labels: Array | None) -> None:
     """Prints to standard error how a table is encoded, and how many samples each class has.
 
     Args:
@@ -56,8 +56,8 @@ def tell_of_table(data: Table, encoder: TableEncoder, labels: Array | None) -> N
         if isinstance(column, CategoryColumn):
             # A category that the user chose for missing values, as in `--impute COLUMN=value=none`, needs no note.
             occurs = column.fill in data.values(column.name, encoder.missing).texts()
-            _tell_of_likely_missing(column.name, [t for t in column.categories if occurs or t != column.fill])
-    _tell_of_likely_missing(", ".join(encoder.target), encoder.classes_ or ())
+            _warn_of_likely_missing(column.name, [t for t in column.categories if occurs or t != column.fill])
+    _warn_of_likely_missing(", ".join(encoder.target), encoder.classes_ or ())
     if labels is not None and encoder.classes_ is not None:
         counts = np.bincount(labels.ravel(), minlength=len(encoder.classes_))
         shares = (
@@ -67,7 +67,7 @@ def tell_of_table(data: Table, encoder: TableEncoder, labels: Array | None) -> N
         info(f"Classes of '{encoder.target[0]}', in the order of the model's outputs: {', '.join(shares)}")
 
 
-def _tell_of_likely_missing(name: str, categories: Sequence[str]) -> None:
+def _warn_of_likely_missing(name: str, categories: Sequence[str]) -> None:
     texts = likely_missing(categories)
     if texts:
         listed = ", ".join(repr(text) for text in texts)

@@ -114,8 +114,8 @@ def _parse_rule(text: str, table: Table) -> tuple[str, str]:
         # `column` raises an error that lists the columns.
         table.column(name)
     raise InputError(
-        f"--impute is '{text}'; give mean, median, most_frequent or value=VALUE for all columns, or COLUMN= and one of "
-        "these for one, e.g. age=median."
+        f"--impute is '{text}'; pass mean, median, most_frequent or value=VALUE for all columns, or "
+        "COLUMN=RULE for a single column, e.g. age=median."
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import onnxtrain
 from onnxtrain.cli._artifacts import check_loss, prepared
-from onnxtrain.cli._callbacks import SAVES, chosen_callbacks, chosen_transform, for_transform
+from onnxtrain.cli._callbacks import SAVES, chosen_callbacks, chosen_transform, prepare_for_transform
 from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive_remark
 from onnxtrain.cli._config import RUN_FILE, write_config
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
@@ -23,9 +23,9 @@ from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.cli._remember import digest, paths_outside, recall, remember, saved_encoder
-from onnxtrain.cli._result import TRAINED, Fitted, tell_of_result
+from onnxtrain.cli._result import TRAINED, Fitted, print_result
 from onnxtrain.cli._settings import number_or_text, split_settings
-from onnxtrain.cli._table_report import tell_of_table
+from onnxtrain.cli._table_report import print_table_summary
 from onnxtrain.cli._tables import chosen_encoder, fit_encoder
 from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions
 from onnxtrain.cli._workers import chosen_strategy, leads
@@ -65,7 +65,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         )
         transform = chosen_transform(options.callbacks)
         # Loaded before the models are built, so that a wrong file is reported immediately.
-        held_out = _held_out(options.validation)
+        held_out = _validation_data(options.validation)
         if not resuming:
             options.table.check()
             encoder = (
@@ -86,7 +86,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             others = to_arrays(held_out, encoder, trainer.manifest, label_targets(trainer))
             validation = _assign(trainer, others, Path(str(options.validation)))
         if transform is not None:
-            x, y = for_transform(x, y)
+            x, y = prepare_for_transform(x, y)
         class_weight = chosen_class_weight(
             options.class_weight, None if encoder is None else encoder.classes_
         )
@@ -102,7 +102,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         # Checked before the run is written.
         trainer.check_data(x, y, **datasets)
         if isinstance(data, Table) and encoder is not None and not resuming:
-            tell_of_table(data, encoder, _labels(trainer, arrays))
+            print_table_summary(data, encoder, _labels(trainer, arrays))
         # Printed before training, so that users notice a wrong class before a long run.
         if remark := positive_remark(trainer, None if encoder is None else encoder.classes_):
             info(remark)
@@ -117,7 +117,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
                 keep_inside(trainer.directory / RUN_FILE, trainer.directory)
                 write_config(options, trainer.directory / RUN_FILE, onnxtrain.__version__)
     # Replaces the trainer's own hint, which is Python code.
-    again = data_again(options).replace("{", "{{").replace("}", "}}")
+    again = resume_options(options).replace("{", "{{").replace("}", "}}")
     trainer.resume_hint = f"onnxtrain train {{}} {again} resumes it."
     history = (
         trainer.history
@@ -140,7 +140,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     averaged = options.callbacks.regularize.swa_start is not None
-    tell_of_result(Fitted(trainer, x, y, validation, encoder, early, averaged), options, directory)
+    print_result(Fitted(trainer, x, y, validation, encoder, early, averaged), options, directory)
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
@@ -166,7 +166,8 @@ def _sample_weight(arrays: Arrays, options: TrainOptions, encoder: TableEncoder 
     name = options.sample_weight if encoder is None else WEIGHT
     if name not in arrays:
         raise InputError(
-            f"--sample-weight is '{options.sample_weight}', and '{options.data}' holds {', '.join(arrays)}."
+            f"--sample-weight is '{options.sample_weight}', but '{options.data}' contains "
+            f"{', '.join(arrays)}."
         )
     return arrays[name]
 
@@ -176,7 +177,7 @@ def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
     return {name: array for name, array in arrays.items() if name != options.sample_weight}
 
 
-def data_again(options: TrainOptions) -> str:
+def resume_options(options: TrainOptions) -> str:
     """Returns the options to give again when the run is resumed, e.g. "--data train.npz"."""
     return f"--data {shlex.quote(str(options.data))}{paths_outside(options, run_directory(options))}"
 
@@ -198,19 +199,20 @@ def _new_directory(options: TrainOptions) -> Path:
     directory = run_directory(options)
     if directory.suffix.lower() == ".onnx":
         raise InputError(
-            f"--output is '{directory}', and a run is a directory: its trained.onnx is the model. Give a name without "
-            ".onnx."
+            f"--output is '{directory}', but a run is a directory, in which trained.onnx is the model. "
+            "Pass a name without .onnx."
         )
     if not leads() or options.overwrite:
         return directory
     if holds_run(directory) and (directory / CHECKPOINT).exists():
         raise CheckpointError(
-            f"The directory '{directory}' holds a training run already. Resume it with onnxtrain train {directory} "
-            f"--data {options.data}, choose another directory with --output, or replace the run with --overwrite."
+            f"The directory '{directory}' already contains a training run. Resume it with onnxtrain train "
+            f"{directory} --data {options.data}, choose another directory with --output, or replace the "
+            "run with --overwrite."
         )
     require_free(
         directory,
-        f"Beginning a training run in '{directory}'",
+        f"Starting a training run in '{directory}'",
         (RUN_FILE, TRAINED, SAVES),
         " with --output, or replace files with these names with --overwrite",
     )
@@ -298,12 +300,12 @@ def _schedule(options: ScheduleOptions) -> Schedule | None:
     return named_schedule(options.schedule, parameters)
 
 
-def _held_out(text: str | None) -> float | Arrays | Table | None:
-    fraction = _held_out_fraction(text)
+def _validation_data(text: str | None) -> float | Arrays | Table | None:
+    fraction = _validation_fraction(text)
     return load_data(Path(text)) if text is not None and fraction is None else fraction
 
 
-def _held_out_fraction(text: str | None) -> float | None:
+def _validation_fraction(text: str | None) -> float | None:
     """Returns the fraction of `--validation`, or None for a file or without the option."""
     # A number is always a fraction; a file with such a name has to be given as ./0.1.
     try:
@@ -333,7 +335,7 @@ def _fitted_encoder(
         encoder,
         data,
         label_targets(trainer),
-        validation=_held_out_fraction(options.validation),
+        validation=_validation_fraction(options.validation),
         seed=options.seed,
         stratify=options.stratify,
     )

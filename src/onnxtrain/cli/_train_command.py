@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxtrain._words import speaking
-from onnxtrain.cli._interrupts import told_what_is_saved
+from onnxtrain.cli._interrupts import report_saved_state_on_interrupt
 from onnxtrain.cli._output import INTERRUPTED
 from onnxtrain.cli._remember import PROPERTY as OPTIONS
 from onnxtrain.cli._saved_run import saved_position, saved_properties
 from onnxtrain.cli._shell_words import ShellWords
-from onnxtrain.cli._train import data_again, run_directory, train
+from onnxtrain.cli._train import resume_options, run_directory, train
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.cli._workers import chosen_strategy, quiet_unless_leading, starts_workers
 from onnxtrain.distributed import launch
@@ -41,7 +41,10 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         options: options of the command. A resumed run replaces defaults with the options that it was started with.
         given: names of the options that were given on the command line.
     """
-    with told_what_is_saved(run_directory(options), data_again(options)), quiet_unless_leading():
+    with (
+        report_saved_state_on_interrupt(run_directory(options), resume_options(options)),
+        quiet_unless_leading(),
+    ):
         if starts_workers(options.workers):
             _start_workers(options, given, run_directory(options))
         else:
@@ -62,8 +65,8 @@ def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path
     # Ray prefixes each line that a worker prints.
     if options.json and options.workers.hosts is not None:
         raise InputError(
-            "--json is given with --hosts, and Ray changes what workers print. Leave --json out; `onnxtrain inspect "
-            "RUN --json` prints the record of the run."
+            "--json cannot be combined with --hosts, because Ray changes the output of the workers. Leave "
+            "--json out; `onnxtrain inspect RUN --json` prints the record of the run."
         )
     before = _saved_epochs(directory) if options.source.is_dir() else None
     restarts = 3 if options.workers.restarts is None else options.workers.restarts

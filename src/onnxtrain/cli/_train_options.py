@@ -108,7 +108,8 @@ class WorkerOptions:
     )
     save_steps: int | None = option(
         "STEPS",
-        "Save the run also every STEPS steps, for restarted workers, e.g. 500. Default: only after each epoch.",
+        "Also save the run every STEPS steps, so that restarted workers repeat fewer steps, e.g. 500. "
+        "Default: only after each epoch.",
         min=1,
     )
     shard_optimizer: bool = switch(
@@ -149,7 +150,7 @@ class TrainOptions:
     )
     evaluate_every: int | None = option(
         "STEPS",
-        "Validate also every STEPS steps, e.g. 500. Default: only after each epoch.",
+        "Also validate every STEPS steps, e.g. 500. Default: only after each epoch.",
         kept="fit",
         min=1,
     )
@@ -189,8 +190,8 @@ class TrainOptions:
     # A string, because classes of a table have names; a class index is parsed from it.
     positive: str | None = option(
         "CLASS",
-        "Compute f1, precision, recall and auroc for this class, e.g. fraud or 1. Default: the mean "
-        "over classes (f1_macro) if the target holds strings, otherwise class 1 of two.",
+        "Compute f1, precision, recall and auroc for this class, e.g. fraud or 1. Default: the mean over "
+        "classes (f1_macro) if the target contains strings, otherwise class 1 of two classes.",
         kept="run",
     )
     sample_weight: str | None = option(
@@ -224,7 +225,7 @@ class TrainOptions:
     )
     config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
     overwrite: bool = switch(
-        "Replace a run that already exists in the output directory. Default: raise an error."
+        "Replace a run that already exists in the output directory. Default: stop with an error."
     )
     output: Path | None = option(
         "DIR",

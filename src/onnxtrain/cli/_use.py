@@ -11,7 +11,7 @@ import numpy as np
 from onnxtrain.cli._classes import (
     class_names,
     class_report,
-    judged_matrix,
+    confusion_matrix_if_small,
     metric_labels,
     report_rows,
 )
@@ -40,7 +40,7 @@ def evaluate_run(options: EvaluateOptions) -> None:
     values = trainer.evaluate(x, y, batch_size=options.batch_size)
     classes = None if encoder is None else encoder.classes_
     names = class_names(trainer, classes)
-    matrix = judged_matrix(trainer, x, y, names, options.batch_size)
+    matrix = confusion_matrix_if_small(trainer, x, y, names, options.batch_size)
     report = None if matrix is None or names is None else class_report(matrix, names)
     if options.json:
         document: dict[str, Any] = {
@@ -126,8 +126,9 @@ def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
     name = "probability" if encoder is None else encoder.output_name("probability")
     if name not in predictions.outputs:
         raise InputError(
-            f"--probabilities: '{source}' gives {', '.join(predictions.outputs)}. Give the directory of a run whose "
-            "loss compares classes, or a model that was exported from a run on a table."
+            f"--probabilities: '{source}' returns {', '.join(predictions.outputs)}, not probabilities. "
+            "Pass the directory of a run with a classification loss, or a model exported from a run on a "
+            "table."
         )
     return {name: predictions.outputs[name]}
 

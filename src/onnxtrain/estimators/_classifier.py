@@ -174,7 +174,13 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         return np.array([self.class_weight.get(name, 1.0) for name in classes])
 
     def predict_proba(self, X: Any) -> Array:
-        """Computes the probability of each class: float [samples, classes], columns in the order of `classes_`.
+        """Returns the probability of each class for each sample.
+
+        Args:
+            X: samples, in the form passed to :meth:`fit`.
+
+        Returns:
+            float [samples, classes], with columns in the order of `classes_`.
 
         Raises:
             NotFittedError: the estimator has not been fitted.
@@ -186,7 +192,18 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         return result.astype(scores.dtype)
 
     def predict(self, X: Any) -> Array:
-        """Predicts the class of each sample: labels [samples]; arguments and errors as for :meth:`predict_proba`."""
+        """Returns the predicted class of each sample.
+
+        Args:
+            X: samples, in the form passed to :meth:`fit`.
+
+        Returns:
+            Labels [samples], from `classes_`.
+
+        Raises:
+            NotFittedError: the estimator has not been fitted.
+            ValueError: X does not fit the model.
+        """
         scores = self._scores(X)
         labels: Array = self.classes_[scores.argmax(axis=1)]
         return labels

@@ -86,7 +86,13 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         return self
 
     def predict(self, X: Any) -> Array:
-        """Predicts the targets of each sample: [samples] if :meth:`fit` got a vector, else [samples, targets].
+        """Returns the predicted targets of each sample.
+
+        Args:
+            X: samples, in the form passed to :meth:`fit`.
+
+        Returns:
+            [samples] if :meth:`fit` got a vector of targets, else [samples, targets].
 
         Raises:
             NotFittedError: the estimator has not been fitted.

@@ -25,11 +25,11 @@ from onnxtrain.functional.random_inputs import random_inputs
 from onnxtrain.passes import (
     ModelSource,
     TrainingModePass,
+    apply_workarounds,
     canonicalize,
     is_stop_gradient,
     load_model,
     promote_initializers,
-    suit_runtime,
     to_proto,
 )
 from onnxtrain.runtime.device import CPU
@@ -272,7 +272,7 @@ def _nudged(array: Array, rng: np.random.Generator) -> Array:
 def _session(model: onnx.ModelProto) -> ort.InferenceSession:
     """Opens an inference session for a model on the CPU."""
     # Rewrites what ONNX Runtime has no kernels for, e.g. bfloat16 ops.
-    suited = to_proto(suit_runtime(ir.from_proto(model)))
+    suited = to_proto(apply_workarounds(ir.from_proto(model)))
     return open_session(suited.SerializeToString(), "model to check", CPU, None)
 
 

@@ -29,6 +29,7 @@ from onnxtrain.passes import (
     FloatDequantizedPass,
     LongSumsPass,
     ModelSource,
+    apply_workarounds,
     as_given,
     canonicalize,
     inline_functions,
@@ -37,7 +38,6 @@ from onnxtrain.passes import (
     mark_gradients,
     same_kind,
     settle_shapes,
-    suit_runtime,
 )
 
 # Overloads, so that type checkers know: the result is of the same kind as the model passed.
@@ -229,7 +229,7 @@ def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
     # The mark keeps parameters unmerged when this model is loaded again: its gradients belong to the parameters as they
     # are.
     mark_gradients(graph)
-    graph = suit_runtime(graph)
+    graph = apply_workarounds(graph)
     FloatDequantizedPass()(graph)
     LongSumsPass()(graph)
     lift_constants(graph)

@@ -48,11 +48,11 @@ def compare(function: Callable[[float], float], derivative: float, step: float, 
         size = factor * step
         differences.append((function(size) - function(-size)) / (2 * size))
         # Agreement with the first difference suffices: it is very unlikely to happen by chance.
-        settled = _settled(differences, margin) if len(differences) > 1 else differences
+        settled = _converged(differences, margin) if len(differences) > 1 else differences
         for difference in settled:
             if abs(difference - derivative) <= margin:
                 return Comparison("agrees", difference)
-    settled = _settled(differences, margin)
+    settled = _converged(differences, margin)
     nearest = min(settled or differences, key=lambda difference: abs(difference - derivative))
     if not settled:
         spread = max(differences) - min(differences)
@@ -64,7 +64,7 @@ def compare(function: Callable[[float], float], derivative: float, step: float, 
     return Comparison("differs", nearest)
 
 
-def _settled(differences: Sequence[float], margin: float) -> list[float]:
+def _converged(differences: Sequence[float], margin: float) -> list[float]:
     """Returns the differences that are within `margin` of the difference at the next larger step."""
     return [near for near, far in itertools.pairwise(differences) if abs(near - far) <= margin]
 

@@ -77,24 +77,24 @@ class _Either:
 
 
 @dataclass(frozen=True)
-class _Stopped:
+class _StopGradient:
     pattern: Pattern
     name: str
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
-        stops = list(_stops(value))
+        stops = list(_stop_gradients(value))
         if stops:
             for inner in self.pattern.matches(stops[-1].inputs[0], match):
                 yield from _with(inner, {self.name: stops[-1]})
 
 
 @dataclass(frozen=True)
-class _PerhapsStopped:
+class _OptionalStopGradient:
     pattern: Pattern
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
         # Several stop-gradient nodes may follow one another, from repeated detach() calls.
-        for source in (value, *(node.inputs[0] for node in _stops(value))):
+        for source in (value, *(node.inputs[0] for node in _stop_gradients(value))):
             yield from self.pattern.matches(source, match)
 
 
@@ -196,15 +196,15 @@ def either(*patterns: Pattern) -> Pattern:
 
 def stopped(pattern: Pattern, name: str) -> Pattern:
     """Returns a pattern that matches a value after a stop-gradient node; binds `name` to the first such node."""
-    return _Stopped(pattern, name)
+    return _StopGradient(pattern, name)
 
 
-def perhaps_stopped(pattern: Pattern) -> Pattern:
+def optional_stop_gradient(pattern: Pattern) -> Pattern:
     """Returns a pattern that matches a value with or without a stop-gradient node after it."""
-    return _PerhapsStopped(pattern)
+    return _OptionalStopGradient(pattern)
 
 
-def _stops(value: ir.Value | None) -> Iterable[ir.Node]:
+def _stop_gradients(value: ir.Value | None) -> Iterable[ir.Node]:
     """Yields the chain of stop-gradient nodes that end in `value`, last node first."""
     while value is not None and (node := value.producer()) is not None and is_stop_gradient(node):
         yield node

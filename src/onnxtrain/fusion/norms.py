@@ -24,7 +24,7 @@ from onnxtrain.fusion._patterns import (
     equal_to,
     number,
     op,
-    perhaps_stopped,
+    optional_stop_gradient,
     stopped,
     value,
 )
@@ -155,9 +155,9 @@ _inverse = either(op.Reciprocal(_root), op.Div(equal_to(1), _root), op.Pow(_tota
 
 # (x - mean) / stdev of each series, as in darts' RINorm, which detaches the statistics. Other nodes may read the
 # detached statistics too, e.g. to undo the normalization at the end of the model.
-_mean = stopped(op.ReduceMean(perhaps_stopped(_x), ..., where=_over_each_series), "mean")
+_mean = stopped(op.ReduceMean(optional_stop_gradient(_x), ..., where=_over_each_series), "mean")
 _centered = op.Sub(_x, _mean, name="centered", shared=True)
-_variance = op.ReduceMean(_square(perhaps_stopped(_centered)), ..., where=_over_each_series)
+_variance = op.ReduceMean(_square(optional_stop_gradient(_centered)), ..., where=_over_each_series)
 _stdev = stopped(op.Sqrt(op.Add(_variance, _epsilon)), "stdev")
 
 # GroupNormalization as exporters emit it for opsets that lack it: InstanceNormalization with groups as channels.

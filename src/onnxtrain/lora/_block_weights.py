@@ -53,8 +53,8 @@ class BlockWeights:
             tensor = value.const_value if value is not None else None
             if value is not None and tensor is None:
                 raise GraphBuildError(
-                    f"merging adapters: the weight of MatMulNBits '{node.name}' is computed by the graph; merge before "
-                    "the model is changed so"
+                    f"merging adapters: the weight of MatMulNBits '{node.name}' is computed by the graph; "
+                    "merge before that change to the model"
                 )
             arrays.append(None if tensor is None else tensor.numpy())
         packed, scales, zero_points, order = (*arrays, None, None)[:4]
@@ -67,8 +67,8 @@ class BlockWeights:
             or scales is None
         ):
             raise GraphBuildError(
-                f"merging adapters: MatMulNBits '{node.name}' has {bits} bits or prepacked weights; there must be 2, 4 "
-                "or 8 bits, in the order of the standard"
+                f"merging adapters: MatMulNBits '{node.name}' has {bits}-bit or prepacked weights; only 2, "
+                "4 and 8 bits in the standard layout are supported"
             )
         size, shape = attributes["block_size"].as_int(), (attributes["K"].as_int(), attributes["N"].as_int())
         return cls(packed, scales, zero_points, order, bits, size, shape)
@@ -108,8 +108,8 @@ class BlockWeights:
         """
         if self.order is not None or (self.zero_points is not None and self.zero_points.dtype != np.uint8):
             raise GraphBuildError(
-                "merging adapters: a weight of MatMulNBits with g_idx or floating-point zero points cannot be rounded "
-                f"again; pass {argument('requantize', False)}"
+                "merging adapters: a weight of MatMulNBits with g_idx or floating-point zero points "
+                f"cannot be quantized again; pass {argument('requantize', False)}"
             )
         rows, columns = self.shape
         packed = np.zeros((columns, self.blocks, self.block_size * self.bits // 8), np.uint8)

@@ -97,7 +97,7 @@ class LoraConfig:
             lambda kind: isinstance(kind, bool) or kind == "gaussian",
             'True, False or "gaussian" (the other initializations of PEFT change the base weights)',
         )
-        require(self, "seed", lambda seed: type(seed) is int and seed >= 0, "an integer from 0 on")
+        require(self, "seed", lambda seed: type(seed) is int and seed >= 0, "a non-negative integer")
         self._check_expressions()
 
     def _check_expressions(self) -> None:
@@ -115,7 +115,7 @@ class LoraConfig:
                     continue
                 length += len(text)
                 problem = (
-                    f"makes {length:,} characters of regular expressions, and {LONGEST:,} are allowed"
+                    f"makes the regular expressions {length:,} characters long, more than the limit of {LONGEST:,}"
                     if length > LONGEST
                     else problem_of(with_any_parent(text) if ends else text)
                 )
@@ -135,7 +135,7 @@ class LoraConfig:
         return int(self._by_pattern(self.rank_pattern, module, self.r))
 
     def scaling(self, module: str) -> float:
-        """Returns the factor of the product of a module's A and B."""
+        """Returns the scaling of a module's adapter: alpha / r, or alpha / sqrt(r) with `use_rslora`."""
         rank = self.rank(module)
         alpha = float(self._by_pattern(self.alpha_pattern, module, self.lora_alpha))
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)

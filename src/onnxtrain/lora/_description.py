@@ -83,8 +83,8 @@ class AdapterDescription:
         # An untrusted model may contain any text.
         except (TypeError, ValueError, KeyError, RuntimeError) as error:
             raise AdapterMismatchError(
-                f"{doing}: its description of the adapters is damaged ({error}); make it again by add_lora, "
-                "adapter_model or generate_artifacts(lora=)"
+                f"{doing}: its description of the adapters is corrupt ({error}); create it again with "
+                "add_lora, adapter_model or generate_artifacts(lora=)"
             ) from error
 
 

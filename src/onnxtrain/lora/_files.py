@@ -60,7 +60,7 @@ _INITIAL = frozenset({"true", "false", "gaussian", "eva", "orthogonal", "mica"})
 def save_adapter(
     state: CheckpointState | ModelSource, path: str | os.PathLike[str], format: Format = "onnx_adapter"
 ) -> None:
-    """Writes trained adapters to a file of ONNX Runtime or a folder of PEFT.
+    """Writes trained adapters to an ONNX Runtime adapter file or a PEFT folder.
 
     Args:
         state: the result of training with `lora=`: a `CheckpointState`, or the path of a checkpoint, e.g.
@@ -161,8 +161,8 @@ def _adapters_of(
         }
     if not isinstance(text, str):
         raise AdapterMismatchError(
-            f"{doing}: what was passed has no adapters; pass the state of artifacts that were made with lora=, or a "
-            "model of add_lora or load_adapter"
+            f"{doing}: the state or model has no adapters; pass the state of artifacts generated with "
+            "lora=, or a model returned by add_lora or load_adapter"
         )
     description = AdapterDescription.from_text(text, doing)
     weights = {}
@@ -211,8 +211,9 @@ def _check_finite(array: np.ndarray[Any, Any], name: str, doing: str) -> None:
     """Raises AdapterMismatchError for a weight with NaN or infinite values."""
     if not np.isfinite(array.astype(np.float32)).all():
         raise AdapterMismatchError(
-            f"{doing}: {name} has values that are nan, infinite, or beyond the range of {array.dtype}; save a state "
-            "from before the training diverged, or train with a smaller lora_alpha"
+            f"{doing}: {name} contains values that are NaN, infinite, or beyond the range of "
+            f"{array.dtype}; save a state from before the training diverged, or train with a smaller "
+            "lora_alpha"
         )
 
 
@@ -251,7 +252,7 @@ def _read_onnx_adapter(
     # onnxruntime raises various errors for a damaged file.
     except Exception as error:
         raise AdapterMismatchError(
-            f"{doing}: it is no adapter of ONNX Runtime ({error}); check the file"
+            f"{doing}: it is not an ONNX Runtime adapter ({error}); check the file"
         ) from error
     weights, layers = pairs(arrays, doing), layers_of(model)
     # In files written here, both version numbers are meaningful; other programs write 0 or 1, or a counter.
@@ -260,8 +261,8 @@ def _read_onnx_adapter(
     # Both version numbers are ours, but adapters are missing.
     if count > len(weights) and trained_on == _short(base):
         raise AdapterMismatchError(
-            f"{doing}: it was written with adapters of {count} layers, and has those of {len(weights)} only; save the "
-            "whole adapter again"
+            f"{doing}: it was written with adapters for {count} layers, but contains only {len(weights)}; "
+            "save the whole adapter again"
         )
     # The file was written by another program, or its version numbers were changed.
     if count != len(weights):
@@ -285,7 +286,8 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
         config = _peft_config(settings)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
         raise AdapterMismatchError(
-            f"{doing}: it is no folder of PEFT with {CONFIG_FILE} and {WEIGHTS_FILE} ({error}); check the path"
+            f"{doing}: it is not a PEFT folder with {CONFIG_FILE} and {WEIGHTS_FILE} ({error}); check the "
+            "path"
         ) from error
     # Without these settings, the adapter would silently compute something else than in PEFT.
     refused = sorted(
@@ -293,15 +295,16 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
     )
     if kind != "LORA" or refused:
         raise AdapterMismatchError(
-            f"{doing}: it is of the kind {kind}{f' with {some_names(refused, 5)}' if refused else ''}, which is not "
-            "LoRA of linear layers alone; merge it in PEFT and export the result"
+            f"{doing}: it is of the kind {kind}{f' with {some_names(refused, 5)}' if refused else ''}; "
+            "only LoRA of linear layers is supported. Merge it in PEFT and export the result"
         )
     initial = settings.get("init_lora_weights", True)
     if str(initial).lower() not in _INITIAL:
         raise AdapterMismatchError(
-            f"{doing}: it was trained with init_lora_weights={str(initial)[:40]!r}, which changes the weights of the "
-            "base, and the model has the unchanged ones. Save it as plain LoRA in PEFT, by save_pretrained(path, "
-            "path_initial_model_for_weight_conversion=...), or merge it there and export the result"
+            f"{doing}: it was trained with init_lora_weights={str(initial)[:40]!r}, which changes the base "
+            "weights, but the model has the original ones. Save it as plain LoRA in PEFT with "
+            "save_pretrained(path, path_initial_model_for_weight_conversion=...), or merge it there and "
+            "export the result"
         )
     # PEFT itself writes no fingerprint: its adapters belong to the float model, and may be used for quantized ones.
     if metadata.get(BASE_KEY, base) != base:
@@ -318,8 +321,8 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
     for module, rank in ranks.items():
         if rank != config.rank(module):
             raise AdapterMismatchError(
-                f"{doing}: the adapter of {module} has rank {rank}, and {CONFIG_FILE} says {config.rank(module)}; take "
-                "both files from one training"
+                f"{doing}: the adapter of {module} has rank {rank}, but {CONFIG_FILE} says "
+                f"{config.rank(module)}; take both files from the same training run"
             )
     # These settings of PEFT, which are not supported here, may exclude layers intentionally.
     if not any(settings.get(name) for name in ("layers_to_transform", "target_parameters")):

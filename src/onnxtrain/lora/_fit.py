@@ -36,13 +36,13 @@ def pairs(arrays: Mapping[str, np.ndarray[Any, Any]], doing: str) -> dict[str, P
     # E.g. `lora_embedding_A`, or `lora_magnitude_vector` of DoRA.
     if foreign or not found:
         raise AdapterMismatchError(
-            f"{doing}: its tensors {some_names(foreign, 3)} are no A and B of LoRA; there should be "
+            f"{doing}: its tensors {some_names(foreign, 3)} are not LoRA's A and B; the names must be "
             "<module>.lora_A.weight and <module>.lora_B.weight"
         )
     half = [module for module, pair in found.items() if len(pair) < 2]
     if half:
         raise AdapterMismatchError(
-            f"{doing}: of {some_names(half, 3)} there is one of A and B only; save the whole adapter again"
+            f"{doing}: {some_names(half, 3)} has only one of A and B; save the whole adapter again"
         )
     return {module: (pair["A"], pair["B"]) for module, pair in found.items()}
 
@@ -52,14 +52,15 @@ def _trainable(array: np.ndarray[Any, Any], name: str, doing: str) -> np.ndarray
     # numpy does not classify bfloat16 of ml_dtypes as floating point.
     if not (np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"):
         raise AdapterMismatchError(
-            f"{doing}: {name} has the dtype {array.dtype}, and weights of LoRA are floating-point; save the adapter "
-            "again, not quantized"
+            f"{doing}: {name} has the dtype {array.dtype}, but LoRA weights are floating-point; save the "
+            "adapter again, not quantized"
         )
     result = array.astype(np.float32)
     # After diverged training, or in a damaged file; such an adapter makes every output NaN.
     if not np.isfinite(result).all():
         raise AdapterMismatchError(
-            f"{doing}: {name} has values that are nan or infinite; take an adapter from before the training diverged"
+            f"{doing}: {name} contains values that are NaN or infinite; use an adapter from before the "
+            "training diverged"
         )
     return result
 
@@ -74,8 +75,8 @@ def layer_of(layers: Layers, module: str, doing: str) -> Target:
         return layers[module]
     raise AdapterMismatchError(
         f"{doing}: it has an adapter for the layer {module}, which the model does not have; the model has "
-        f"{some_names(layers, 5)}. Pass the model that it was trained for; if a quantizer has dropped the names of its "
-        "modules, onnxtrain.lora.copy_module_names(model, float_model) restores them"
+        f"{some_names(layers, 5)}. Pass the model that it was trained for; if a quantizer has dropped the "
+        "module names, onnxtrain.lora.copy_module_names(model, float_model) restores them"
     )
 
 
@@ -86,9 +87,9 @@ def rank_of(target: Target, pair: Pair, doing: str) -> int:
     expected = adapter_shapes(target, rank)
     if rank == 0 or (pair[0].shape, pair[1].shape) != expected:
         raise AdapterMismatchError(
-            f"{doing}: A and B of {target.module} have the shapes {list(pair[0].shape)} and {list(pair[1].shape)}, and "
-            f"the layer has {target.input_size} inputs and {target.output_size} outputs. Pass the model that the "
-            "adapter was trained for"
+            f"{doing}: A and B of {target.module} have the shapes {list(pair[0].shape)} and "
+            f"{list(pair[1].shape)}, but the layer has {target.input_size} inputs and {target.output_size} "
+            "outputs. Pass the model that the adapter was trained for"
         )
     return int(rank)
 
@@ -106,8 +107,8 @@ def check_named(layers: Layers, config: LoraConfig, weights: Mapping[str, Pair],
     ]
     if missing:
         raise AdapterMismatchError(
-            f"{doing}: {CONFIG_FILE} names the layers {some_names(missing, 5)}, of which the file has no adapter; save "
-            "the whole adapter again"
+            f"{doing}: {CONFIG_FILE} names the layers {some_names(missing, 5)}, but the file has no "
+            "adapters for them; save the whole adapter again"
         )
 
 
@@ -118,14 +119,14 @@ def check_whole(layers: Layers, weights: Mapping[str, Pair], doing: str) -> None
     missing = [module for module in layers if module.rpartition(".")[2] in ends and module not in weights]
     if missing:
         raise AdapterMismatchError(
-            f"{doing}: it has adapters for some layers of a name, and none for {some_names(missing, 5)}; save the "
-            "whole adapter again"
+            f"{doing}: it has adapters for other layers of the same name, but none for "
+            f"{some_names(missing, 5)}; save the whole adapter again"
         )
 
 
 def other_base(doing: str) -> str:
     return (
-        f"{doing}: it was trained on other weights than those of this model; pass the model that it was trained for. "
-        "To use it on another one of the same layers all the same, save it in the format of PEFT and remove "
-        f"{BASE_KEY!r} from the metadata of {WEIGHTS_FILE}"
+        f"{doing}: it was trained on other base weights; pass the model that it was trained for. To use it "
+        f"with this model anyway, save it in PEFT format and remove {BASE_KEY!r} from the metadata of "
+        f"{WEIGHTS_FILE}"
     )

@@ -199,7 +199,7 @@ def _chosen(model: ir.Model, config: LoraConfig) -> list[Target]:
     """Returns the selected layers; raises GraphBuildError if the model already has adapters."""
     if METADATA_KEY in model.metadata_props:
         raise GraphBuildError(
-            "adding LoRA adapters: the model has adapters already; pass the model as it was before add_lora or "
+            "adding LoRA adapters: the model already has adapters; pass the model from before add_lora or "
             "adapter_model, or merge the adapters first"
         )
     return choose_targets(model, config)

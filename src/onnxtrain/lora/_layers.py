@@ -59,7 +59,7 @@ def linear_layers(model: ModelSource, config: LoraConfig | None = None) -> list[
             target.module,
             target.input_size,
             target.output_size,
-            _is_quantised(target.node.inputs[target.weight_index]),
+            _is_quantized(target.node.inputs[target.weight_index]),
             None if target.output_size == target.total else wholes[target.node],
         )
         for target in chosen
@@ -68,7 +68,7 @@ def linear_layers(model: ModelSource, config: LoraConfig | None = None) -> list[
     return list({layer.path: layer for layer in layers}.values())
 
 
-def _is_quantised(weight: ir.Value | None) -> bool:
+def _is_quantized(weight: ir.Value | None) -> bool:
     """True if a weight is stored as integers."""
     while weight is not None and not weight.is_initializer():
         node = weight.producer()

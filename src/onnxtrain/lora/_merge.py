@@ -95,9 +95,9 @@ def merge(
         before_node = set(loaded.graph.initializers)
         _merge_into(loaded, wholes[node], delta, requantize)
         new = [value for name, value in loaded.graph.initializers.items() if name not in before_node]
-        _share(loaded.graph, new, made.setdefault(wholes[node].module, []))
+        _deduplicate(loaded.graph, new, made.setdefault(wholes[node].module, []))
     remove_unread_initializers(loaded.graph, list(loaded.graph.initializers.values()))
-    _take_old_names(loaded.graph)
+    _restore_weight_names(loaded.graph)
     result = as_given(loaded, model)
     if before is not None and evaluate is not None:
         after = float(evaluate(ir.to_proto(loaded) if isinstance(result, ir.Model) else result))
@@ -112,7 +112,7 @@ def merge(
     return result
 
 
-def _share(graph: ir.Graph, new: Sequence[ir.Value], made: list[ir.Value]) -> None:
+def _deduplicate(graph: ir.Graph, new: Sequence[ir.Value], made: list[ir.Value]) -> None:
     """Replaces new weights by equal ones of the same layer, so that a layer that runs twice keeps one weight.
 
     Args:
@@ -155,8 +155,8 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
     elif target.is_integer:
         if not requantize:
             raise GraphBuildError(
-                f"merging adapters: {node.op_type} '{node.name}' multiplies integers, so that its weight cannot become "
-                f"float32; pass {argument('requantize', True)}"
+                f"merging adapters: {node.op_type} '{node.name}' is an integer op, so its weight cannot "
+                f"become float32; pass {argument('requantize', True)}"
             )
         _requantize_integers(model, target, delta)
     else:
@@ -182,8 +182,8 @@ def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
     """Gives a product its own DequantizeLinear, of the quantized merged weight."""
     if producer.op_type == "Transpose":
         raise GraphBuildError(
-            f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantized and then transposed, which "
-            "cannot be rounded again; pass requantize=False"
+            f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantized and then "
+            "transposed, and such a weight cannot be quantized again; pass requantize=False"
         )
     # A copy, because other products may read the same dequantized weight, e.g. a tied head.
     copy = ir.Node(
@@ -265,7 +265,7 @@ def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> 
     node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))
 
 
-def _take_old_names(graph: ir.Graph) -> None:
+def _restore_weight_names(graph: ir.Graph) -> None:
     """Renames new weights to removed old ones: layers are identified by the names of their weights."""
     for name, value in list(graph.initializers.items()):
         old = name.removesuffix(_MERGED)

@@ -46,8 +46,9 @@ def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.Model
     named = [target for target in layers if _key(target) in modules]
     if not named:
         raise GraphBuildError(
-            "copying the names of modules: no linear layer of the two models has the same output, inputs and outputs; "
-            f"the quantized model has {len(layers)} layers, the other {len(modules)}. Pass the file that was quantized"
+            "copying module names: no linear layers of the two models have the same output name and "
+            f"sizes; the quantized model has {len(layers)} layers, the other {len(modules)}. Pass the "
+            "float model from which the quantized one was made"
         )
     for target in named:
         set_module_scope(target.node, modules[_key(target)])

@@ -71,7 +71,7 @@ class Matcher:
         except (_TooManySteps, RecursionError):
             raise GraphBuildError(
                 f"matching the module {shortened(text)} with the regular expression {shortened(expression.pattern)} "
-                f"takes too long: all matches of an adapter may take {STEPS:,} steps. Write the expression without "
+                f"takes too long: at most {STEPS:,} steps are allowed in total. Write the expression without "
                 "nested repetitions, or name the modules in a list"
             ) from None
         finally:

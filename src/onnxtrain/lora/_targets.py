@@ -175,9 +175,9 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
     doing = "adding LoRA adapters"
     if not targets:
         raise GraphBuildError(
-            f"{doing}: the model has no linear layer with a weight in the file (MatMul, Gemm, MatMulNBits, or a "
-            "Conv with a kernel of size 1). Products of quantize_dynamic (MatMulInteger) count as none: pass the model "
-            "as it was before, or quantized by quantize_static"
+            f"{doing}: the model has no linear layer with a stored weight (MatMul, Gemm, MatMulNBits, or a "
+            "Conv with a kernel of size 1). The MatMulInteger nodes of quantize_dynamic are not "
+            "supported: pass the model from before quantization, or quantized with quantize_static"
         )
     names = list(dict.fromkeys(target.module for target in targets))
     if config.target_modules == ALL_LINEAR:
@@ -197,13 +197,15 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
         for name in [] if isinstance(config.target_modules, str) else config.target_modules:
             if not any(is_named(name, module) for module in names):
                 raise GraphBuildError(
-                    f"{doing}: no layer is named {name!r} (target_modules); there are {some_names(_ends(names))}"
+                    f"{doing}: no layer is named {name!r} (target_modules); the layers are "
+                    f"{some_names(_ends(names))}"
                 )
     chosen = [target for target in chosen if not config.excludes(target.module)]
     if not chosen:
         raise GraphBuildError(
-            f"{doing}: target_modules={config.target_modules!r} and exclude_modules={config.exclude_modules!r} leave "
-            f"no layer; there are {some_names(names)}"
+            f"{doing}: target_modules={config.target_modules!r} and "
+            f"exclude_modules={config.exclude_modules!r} leave no layer; the layers are "
+            f"{some_names(names)}"
         )
     _check_overlap(chosen, doing)
     for target in chosen:
@@ -213,7 +215,7 @@ def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
         for pattern in getattr(config, option) or ():
             if not any(config.matches_end(pattern, target.module) for target in chosen):
                 raise GraphBuildError(
-                    f"{doing}: {pattern!r} of {option} matches no chosen layer; they are "
+                    f"{doing}: {pattern!r} of {option} matches none of the chosen layers, "
                     f"{some_names([target.module for target in chosen])}"
                 )
     return chosen
@@ -227,7 +229,8 @@ def _check_overlap(chosen: Sequence[Target], doing: str) -> None:
         other = whole.get(target.node)
         if other is not None and other is not target and target.output_size != target.total:
             raise GraphBuildError(
-                f"{doing}: target_modules chooses {other.module!r} and its part {target.module!r}; choose either"
+                f"{doing}: target_modules chooses both {other.module!r} and its submodule "
+                f"{target.module!r}; choose one of them"
             )
 
 
@@ -239,15 +242,15 @@ def _check_blocks(node: ir.Node, doing: str) -> None:
     # A power of two.
     if bits not in (2, 4, 8) or size < 16 or size & (size - 1):
         raise GraphBuildError(
-            f"{doing}: the weight of MatMulNBits '{node.name}' has {bits} bits in blocks of {size}; onnxruntime knows "
-            "2, 4 and 8 bits, and blocks of 16, 32, 64 and so on. Quantize the model again, or leave the layer out by "
-            "exclude_modules"
+            f"{doing}: the weight of MatMulNBits '{node.name}' has {bits} bits in blocks of {size}; "
+            "onnxruntime supports 2, 4 and 8 bits, and block sizes that are powers of 2 from 16 on. "
+            "Quantize the model again, or leave the layer out with exclude_modules"
         )
     if (fault := fault_of_order(node)) is not None:
         raise GraphBuildError(
-            f"{doing}: MatMulNBits '{node.name}' has {fault}, of which onnxruntime computes something else than the "
-            "op's definition says. Quantize the model again without such an order (GPTQ: desc_act=False), or leave the "
-            "layer out by exclude_modules"
+            f"{doing}: MatMulNBits '{node.name}' has {fault}, for which onnxruntime computes a wrong "
+            "result. Quantize the model again without this order (GPTQ: desc_act=False), or leave the "
+            "layer out with exclude_modules"
         )
 
 

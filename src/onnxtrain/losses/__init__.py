@@ -172,8 +172,9 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
     """Adds the graph input `sample_weight`, float [N], after the targets."""
     if not static_dims(scores):
         raise GraphBuildError(
-            f"attaching {type(loss).__name__}: the scores {scores.name!r} of shape {scores.shape} have no axis for the "
-            "samples, which sample weights need; name scores of shape [N, ...], or leave the weights out"
+            f"attaching {type(loss).__name__}: the scores {scores.name!r} of shape {scores.shape} have no "
+            "batch axis, which sample weights need; choose scores of shape [N, ...], or leave the weights "
+            "out"
         )
     assert scores.shape is not None
     first = scores.shape[0]
@@ -257,6 +258,6 @@ def _find(graph: ir.Graph, name: str, loss: Loss) -> ir.Value:
     if value is not None:
         return value
     raise GraphBuildError(
-        f"attaching {type(loss).__name__}: {name!r} is no value of the graph; its outputs are "
+        f"attaching {type(loss).__name__}: {name!r} is not a value of the graph; its outputs are "
         f"{', '.join(str(value.name) for value in graph.outputs)}"
     )

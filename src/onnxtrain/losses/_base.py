@@ -229,11 +229,11 @@ class Loss(ABC):
             )
         ):
             raise self._error(
-                f"target {target.name!r} has shape {target.shape}, where these scores need "
-                f"{ir.Shape(spec.shape)}; {self._fitting(spec)}"
+                f"target {target.name!r} has shape {target.shape}, but these scores need "
+                f"{ir.Shape(spec.shape)}; {self._shape_advice(spec)}"
             )
 
-    def _fitting(self, spec: TargetSpec) -> str:
+    def _shape_advice(self, spec: TargetSpec) -> str:
         """Returns advice, for the error, about a target whose shape differs from that of `spec`."""
         return "reshape the target or the scores"
 

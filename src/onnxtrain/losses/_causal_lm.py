@@ -49,7 +49,7 @@ class CausalLMLoss(Loss):
         dims = self._scores_dims(scores)
         if len(dims) != 3:
             raise self._error(
-                f"scores {scores.name!r} have shape {scores.shape}; a language model gives [batch, sequence, "
+                f"scores {scores.name!r} have shape {scores.shape}; causal_lm needs [batch, sequence, "
                 "vocabulary]. For one class per sample choose cross_entropy"
             )
         count = dims[2] if isinstance(dims[2], int) else None
@@ -95,5 +95,5 @@ class CausalLMLoss(Loss):
             return mean
         return {"labels": labels, "ignore_index": self.ignore_index, "weight": None, "shift": 1}
 
-    def _fitting(self, spec: TargetSpec) -> str:
+    def _shape_advice(self, spec: TargetSpec) -> str:
         return "pass one label per token, usually the tokens themselves: the loss shifts them"

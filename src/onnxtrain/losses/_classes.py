@@ -49,7 +49,10 @@ class _ClassLoss(Loss):
         if self.axis is not None:
             # By type, because True is an int for isinstance: axis=True would silently mean axis 1.
             require(
-                self, "axis", lambda axis: type(axis) is int and axis != 0, "an axis, and not 0, the batch"
+                self,
+                "axis",
+                lambda axis: type(axis) is int and axis != 0,
+                "an int other than 0, which is the batch axis",
             )
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
@@ -77,8 +80,8 @@ class _ClassLoss(Loss):
         if self.axis is not None:
             if not -rank <= self.axis < rank or self.axis % rank == 0:
                 raise self._error(
-                    f"axis={self.axis} is no axis of classes of the scores {scores.name!r} of shape {scores.shape}; "
-                    f"choose from 1 to {rank - 1}, or -1 for the last"
+                    f"axis={self.axis} is not a class axis of the scores {scores.name!r} of shape "
+                    f"{scores.shape}; choose from 1 to {rank - 1}, or -1 for the last"
                 )
             return self.axis % rank
         is_static, last_is_static = isinstance(dims[1], int), isinstance(dims[-1], int)
@@ -93,27 +96,27 @@ class _ClassLoss(Loss):
             if product is None:
                 return 1
             raise self._error(
-                f"the scores {scores.name!r} have shape {scores.shape}. Classes are taken from axis 1, as in ONNX and "
-                f"PyTorch, but {product} computes the scores by a linear layer along the last axis, as the head of a "
-                f"language model does. Pass {argument('loss', 'causal_lm')} if they predict the next token. "
-                f"{_other_axis(type(self).__name__, dims, 1)} If the classes do lie along axis 1, pass "
-                f"{words().loss_setting(type(self).__name__, 'axis', 1)}"
+                f"the scores {scores.name!r} have shape {scores.shape}. Classes are taken from axis 1, as "
+                f"in ONNX and PyTorch, but {product} computes the scores with a linear layer along the "
+                f"last axis, like the head of a language model. Pass {argument('loss', 'causal_lm')} if "
+                f"they predict the next token. {_other_axis(type(self).__name__, dims, 1)} If axis 1 is "
+                f"the class axis, pass {words().loss_setting(type(self).__name__, 'axis', 1)}"
             )
         why = (
-            f"which is as long as the last one ({dims[1]})"
+            f"which has the same size as the last axis ({dims[1]})"
             if is_static
-            else f"whose size is not known ({dims[1] or 'unnamed'})"
+            else f"whose size is unknown ({dims[1] or 'unnamed'})"
         )
         raise self._error(
-            f"the scores {scores.name!r} have shape {scores.shape}. Classes are taken from axis 1, as in ONNX and "
-            f"PyTorch, {why}. {_other_axis(type(self).__name__, dims, 1)} "
-            f"If they do lie along axis 1, pass {words().loss_setting(type(self).__name__, 'axis', 1)}"
+            f"the scores {scores.name!r} have shape {scores.shape}. Classes are taken from axis 1, as in "
+            f"ONNX and PyTorch, {why}. {_other_axis(type(self).__name__, dims, 1)} If axis 1 is the class "
+            f"axis, pass {words().loss_setting(type(self).__name__, 'axis', 1)}"
         )
 
-    def _fitting(self, spec: TargetSpec) -> str:
+    def _shape_advice(self, spec: TargetSpec) -> str:
         labels = spec.class_labels
         if labels is None or labels.scores is None:
-            return super()._fitting(spec)
+            return super()._shape_advice(spec)
         return (
             f"classes are taken from axis {labels.axis} of the scores. "
             f"{_other_axis(type(self).__name__, labels.scores, labels.axis)}"

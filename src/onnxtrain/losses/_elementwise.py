@@ -115,7 +115,7 @@ class SmoothL1Loss(ElementwiseLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "beta", lambda beta: 0 <= beta < float("inf"), "zero or a positive number")
+        require(self, "beta", lambda beta: 0 <= beta < float("inf"), "a non-negative number")
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference: ir.Value = op.Sub(scores, target)
@@ -166,7 +166,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         ):
             raise self._error(
                 f"{field} has shape {list(array.shape)}, which does not broadcast to the scores' "
-                f"{scores.shape}; give one weight per entry of the last dimensions"
+                f"{scores.shape}; pass one weight per element of the last dimensions"
             )
         return array
 

@@ -37,7 +37,7 @@ class FocalLoss(ElementwiseLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "alpha", lambda alpha: alpha is None or 0 <= alpha <= 1, "from 0 to 1, or None")
-        require(self, "gamma", lambda gamma: 0 <= gamma < float("inf"), "zero or a positive number")
+        require(self, "gamma", lambda gamma: 0 <= gamma < float("inf"), "a non-negative number")
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         # log(p) = -softplus(-x) and log(1 - p) = -softplus(x). Computing powers of p as exp(gamma·log(p)) keeps

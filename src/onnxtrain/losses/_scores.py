@@ -31,12 +31,13 @@ def warn_of_probabilities(loss: Loss, scores: ir.Value) -> None:
     wanted = "log-probabilities" if loss.activation == "exp" else "scores (logits)"
     # `nll` needs the logarithm of the softmax, which is not a value of the model.
     remedy = (
-        "Choose cross_entropy, and the scores"
+        "Choose cross_entropy, and"
         if loss.activation == "exp"
-        else "Gradients become small and training slow. Choose the scores"
+        else "Gradients become small and training slow. Choose"
     )
     _log.warning(
-        "%s takes %s, but '%s' is computed by %s. %s in front of it: %s. The trained model keeps its outputs.",
+        "%s expects %s, but '%s' is computed by %s. %s its input as the scores: %s. The outputs of the trained "
+        "model stay the same.",
         type(loss).__name__,
         wanted,
         scores.name,

@@ -39,7 +39,7 @@ class TverskyLoss(SampleLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("alpha", "beta"):
-            require(self, name, lambda weight: 0 <= weight < float("inf"), "zero or a positive number")
+            require(self, name, lambda weight: 0 <= weight < float("inf"), "a non-negative number")
         require(self, "smooth", lambda smooth: 0 < smooth < float("inf"), "a positive number")
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:

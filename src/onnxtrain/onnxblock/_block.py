@@ -108,9 +108,7 @@ class Block(ABC):
             # onnx has no schemas of ONNX Runtime's own ops (domain com.microsoft), and cannot check these models.
             if "No Op registered for" in str(error):
                 return
-            raise GraphBuildError(
-                f"{self._doing}: the base model is no valid ONNX model afterwards: {error}"
-            ) from error
+            raise GraphBuildError(f"{self._doing}: the resulting model is not valid ONNX: {error}") from error
 
 
 # Tensors with more elements are weights, whose values do not determine shapes.

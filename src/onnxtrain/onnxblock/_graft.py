@@ -71,7 +71,7 @@ def find(base: onnx.ModelProto, name: str, doing: str) -> None:
     """Raises GraphBuildError if the base model has no value `name`; the message begins with `doing`."""
     if not isinstance(name, str):
         raise GraphBuildError(
-            f"{doing}: received {name!r}; pass the name of a value of the base model, a str"
+            f"{doing}: received {name!r}; pass the name (a str) of a value of the base model"
         )
     if not has_value(base, name):
         outputs = ", ".join(repr(info.name) for info in base.graph.output) or "none"
@@ -276,6 +276,6 @@ def add_input(base: onnx.ModelProto, value: ir.Value, doing: str) -> str:
     """
     name = str(value.name)
     if has_value(base, name):
-        raise GraphBuildError(f"{doing}: the base model has a value {name!r} already; choose another name")
+        raise GraphBuildError(f"{doing}: the base model already has a value {name!r}; choose another name")
     base.graph.input.append(ir.serde.serialize_value(value))
     return name

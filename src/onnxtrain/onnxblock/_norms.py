@@ -79,8 +79,8 @@ class LayerNorm(_Norm):
         opset = _graft.opset_of(self.base, "")
         if opset < _LAYER_NORMALIZATION_OPSET:
             raise GraphBuildError(
-                f"{self._doing}: LayerNormalization came with opset {_LAYER_NORMALIZATION_OPSET}, the base model "
-                f"imports {opset}; convert it with onnx.version_converter"
+                f"{self._doing}: LayerNormalization needs opset {_LAYER_NORMALIZATION_OPSET} or newer, but "
+                f"the base model imports {opset}; convert it with onnx.version_converter"
             )
         dtype = self._checked(input_name, self._sizes).dtype
         names = []

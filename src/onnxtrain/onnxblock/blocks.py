@@ -230,8 +230,8 @@ class InputLike(Block):
         value = self._describe(self.like)
         if value.type is None:
             raise GraphBuildError(
-                f"{self._doing}: the dtype of {self.like!r} is unknown, so no input can be made like it; "
-                "declare it in the value_info of the model"
+                f"{self._doing}: the dtype of {self.like!r} is unknown, so no input of the same type can "
+                "be created; declare the dtype in the model's value_info"
             )
         name = input_name or _graft.unique_name(self.base, "input")
         # The mark makes it a target, like those added by losses, without restrictions on its values.

@@ -54,7 +54,9 @@ def save_checkpoint(
     names = [tensor.name for tensor in (*trainable, *frozen)]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
-        raise GraphBuildError(f"{doing}: {', '.join(twice)} given twice; a parameter is trainable or frozen")
+        raise GraphBuildError(
+            f"{doing}: {', '.join(twice)} given more than once; each parameter is either trainable or frozen"
+        )
     # BatchNorm statistics are among the frozen parameters, but stored separately in a checkpoint.
     statistics = [tensor for tensor in frozen if is_statistic(tensor)]
     store = Store(
@@ -128,7 +130,7 @@ def _buffer(proto: onnx.TensorProto, doing: str) -> Buffer:
     dtype = dtypes.BY_ONNX.get(proto.data_type)
     if dtype is None:
         raise CheckpointError(
-            f"{doing}: {proto.name!r} is {ir.DataType(proto.data_type)}, which checkpoints do not hold"
+            f"{doing}: {proto.name!r} is {ir.DataType(proto.data_type)}, which checkpoints cannot store"
         )
     try:
         array = ir.serde.deserialize_tensor(proto, base_path=_directory(proto)).numpy()

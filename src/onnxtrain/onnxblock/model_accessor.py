@@ -158,7 +158,7 @@ def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
     # With nested base models, blocks of the outer one would append to the wrong model.
     if _ACTIVE.get() is not None:
         raise TrainingStateError(
-            "setting the base model: there is one already, and blocks work on one at a time; "
+            "setting the base model: another base model is active, and blocks work on one at a time; "
             "leave the outer `with onnxblock.base(...)` first"
         )
     token = _ACTIVE.set(accessor)
@@ -182,11 +182,11 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
     path = os.fspath(custom_op_library_path)
     if _LIBRARY.get() is not None:
         raise TrainingStateError(
-            f"setting the custom op library '{path}': '{_LIBRARY.get()}' is set already; "
-            "leave its `with` block first"
+            f"setting the custom op library '{path}': '{_LIBRARY.get()}' is already set; leave its `with` "
+            "block first"
         )
     if not os.path.isfile(path):
-        raise GraphBuildError(f"setting the custom op library: there is no file '{path}'; check the path")
+        raise GraphBuildError(f"setting the custom op library: no such file: '{path}'; check the path")
     # Here, where the path is given, and not later when a session is created.
     try:
         ort.SessionOptions().register_custom_ops_library(path)

@@ -221,7 +221,7 @@ def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> N
         if value.type is None:
             raise GraphBuildError(
                 f"{doing}: the dtype of {name!r} is unknown, so it cannot be an output of the model; "
-                "declare it in the value_info of the base model"
+                "declare its dtype in the base model's value_info"
             )
         infos.append(ir.serde.serialize_value(value))
     graph = accessor.model.graph

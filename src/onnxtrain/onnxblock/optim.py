@@ -60,7 +60,8 @@ class ClippingBlock(Block):
         for name in gradients_names:
             if not isinstance(self._describe(name).type, ir.TensorType):
                 raise GraphBuildError(
-                    f"{self._doing}: {name!r} is no tensor; name the gradients, one argument for each"
+                    f"{self._doing}: {name!r} is not a tensor; pass the names of the gradients, one "
+                    "argument for each"
                 )
         return _graft.append(
             self._accessor, self._doing, gradients_names, lambda op, *gs: self.clipping.apply(op, gs)
@@ -162,7 +163,7 @@ def build_optimizer(
         texts = [entry.value for entry in accessor.model.metadata_props if entry.key == METADATA_KEY]
         if not texts:
             raise GraphBuildError(
-                f"building the block {type(block).__name__}: it was given as the optimizer, but has made no "
+                f"building the block {type(block).__name__}: it was passed as the optimizer, but built no "
                 "optimizer model; call a block of onnxblock.optim with the parameters in its build method"
             )
         return accessor.to_ir(), json.loads(texts[0])["optimizer"]

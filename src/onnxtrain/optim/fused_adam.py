@@ -25,7 +25,7 @@ class AdamWMode(IntEnum):
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam (https://arxiv.org/abs/1412.6980) and AdamW (https://arxiv.org/abs/1711.05101), with a few calls per step.
+    """Adam (https://arxiv.org/abs/1412.6980) and AdamW (https://arxiv.org/abs/1711.05101) in few calls per step.
 
     Name, arguments and defaults are those of onnxruntime-training. PyTorch's multi-tensor operators replace its CUDA
     kernels, so FusedAdam runs on every device, in every floating-point dtype.

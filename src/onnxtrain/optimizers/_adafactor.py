@@ -19,7 +19,7 @@ from ._base import Moment, Optimizer, require_not_negative
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Optimizer):
-    """Adafactor (Shazeer and Stern, 2018), like torch.optim.Adafactor: the state of a matrix is a row and a column.
+    """Adafactor (Shazeer and Stern, 2018), like torch.optim.Adafactor: factored second moments.
 
     With the step t, b = t**beta2_decay and rho = min(lr, 1/sqrt(t)): rows' = (1 - b)·rows + b·mean(g² over each row),
     and columns' likewise. The estimate of g² is rows'·columns'/max(mean(rows'), eps1), or for vectors and scalars a
@@ -44,14 +44,14 @@ class Adafactor(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "beta2_decay", lambda value: -math.inf < value <= 0, "zero or a negative number")
+        require(self, "beta2_decay", lambda value: -math.inf < value <= 0, "a number of at most 0")
         require(
             self,
             "eps",
             lambda eps: len(eps) == 2 and (eps[0] is None or 0 <= eps[0] < 1) and 0 <= eps[1] < math.inf,
-            "two numbers from 0 on, the first of them below 1 or None",
+            "two non-negative numbers, of which the first is below 1 or None",
         )
-        require(self, "d", lambda value: 1 <= value < math.inf, "a number from 1 on")
+        require(self, "d", lambda value: 1 <= value < math.inf, "a number of at least 1")
         require_not_negative(self, "weight_decay")
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:

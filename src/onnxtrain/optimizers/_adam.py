@@ -91,7 +91,7 @@ class AdamW(_AdamFamily):
 
     With m' and v' the running means of g and g², c1 = 1 - beta1**step, c2 = 1 - beta2**step:
 
-    - adam_mode 0, the default, as torch.optim.AdamW: w' = w·(1 - lr·weight_decay) - lr·(m'/c1)/(sqrt(v'/c2) + eps).
+    - adam_mode 0, the default, like torch.optim.AdamW: w' = w·(1 - lr·weight_decay) - lr·(m'/c1)/(sqrt(v'/c2) + eps).
     - adam_mode 1, as Hugging Face's former AdamW and onnxruntime-training: u = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps);
       w' = u - lr·weight_decay·u.
 
@@ -141,7 +141,7 @@ class AdamW(_AdamFamily):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(_AdamFamily):
-    """Adam (Kingma and Ba, 2015), as torch.optim.Adam: weight decay is an L2 penalty, added to the gradient.
+    """Adam (Kingma and Ba, 2015), like torch.optim.Adam: weight decay is an L2 penalty, added to the gradient.
 
     w' = w - lr·(m'/c1)/(sqrt(v'/c2) + eps), with m' and v' the running means of g + weight_decay·w and its square, c1 =
     1 - beta1**step, c2 = 1 - beta2**step.
@@ -174,7 +174,7 @@ class Adam(_AdamFamily):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseAdam(_AdamFamily):
-    """Adam for the rows of embeddings that a batch reads, as torch.optim.SparseAdam; other rows keep their values.
+    """Adam for the rows of embeddings that a batch reads, like torch.optim.SparseAdam; other rows keep their values.
 
     w' = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps), with m' and v' the running means of g and g², c1 = 1 - beta1**step,
     c2 = 1 - beta2**step. `step` counts all steps; the moments of a row decay only in steps that read the row.

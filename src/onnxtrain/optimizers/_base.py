@@ -162,7 +162,7 @@ class Optimizer(ABC):
         equals that of the dense step if the optimizer is elementwise and does not change elements whose gradient is
         zero.
         """
-        return "moments and weight decay move rows without a gradient too" if sparse else None
+        return "its moments and weight decay also update rows without a gradient" if sparse else None
 
     @abstractmethod
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
@@ -219,7 +219,7 @@ class Optimizer(ABC):
 def require_not_negative(owner: object, *fields: str) -> None:
     """Raises GraphBuildError unless these fields of an optimizer are non-negative."""
     for field in fields:
-        require(owner, field, lambda value: 0 <= value < float("inf"), "zero or a positive number")
+        require(owner, field, lambda value: 0 <= value < float("inf"), "a non-negative number")
 
 
 def require_betas(owner: object) -> None:
@@ -228,15 +228,15 @@ def require_betas(owner: object) -> None:
         owner,
         "betas",
         lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-        "two numbers from 0 to below 1",
+        "two numbers in [0, 1)",
     )
 
 
-def moved_by(owner: object, *fields: str) -> str | None:
+def sparse_refusal(owner: object, *fields: str) -> str | None:
     """Returns why sparse gradients cannot be used if one of these fields is not zero, else None.
 
     >>> from onnxtrain.optimizers import SGD
-    >>> moved_by(SGD(weight_decay=0.1), "momentum", "weight_decay")
+    >>> sparse_refusal(SGD(weight_decay=0.1), "momentum", "weight_decay")
     'weight_decay would move rows without a gradient too'
     """
     moving = [field for field in fields if getattr(owner, field)]

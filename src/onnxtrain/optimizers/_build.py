@@ -198,9 +198,9 @@ def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if name in taken:
             raise GraphBuildError(
-                f"building the optimizer model: {name!r} would be the name of two inputs or outputs; rename "
-                "the parameters so that none is 'learning_rate' or 'step', is another one followed by "
-                "'_grad', '_momentum0' or '_updated', or is given twice"
+                f"building the optimizer model: two inputs or outputs would be named {name!r}; rename the "
+                "parameters so that no name is repeated, is 'learning_rate' or 'step', or is another "
+                "parameter's name followed by '_grad', '_momentum0' or '_updated'"
             )
         taken.add(name)
 

@@ -18,12 +18,12 @@ from onnxtrain.functions.optimizer import (
     sgd_step,
 )
 
-from ._base import Moment, Optimizer, add_l2, moved_by, require_not_negative
+from ._base import Moment, Optimizer, add_l2, require_not_negative, sparse_refusal
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent, as torch.optim.SGD.
+    """Stochastic gradient descent, like torch.optim.SGD.
 
     With g + weight_decay·w for g: w' = w - lr·g without momentum; with it b' = momentum·b + (1 - dampening)·g (but b' =
     g at the first step) and w' = w - lr·b', or with nesterov w' = w - lr·(g + momentum·b').
@@ -47,15 +47,15 @@ class SGD(Optimizer):
         # torch.optim.SGD rejects the same combinations.
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise GraphBuildError(
-                f"making SGD: nesterov with momentum {self.momentum} and dampening {self.dampening}; "
-                "it needs a positive momentum and no dampening"
+                "making SGD: nesterov=True needs a positive momentum and zero dampening, received "
+                f"momentum={self.momentum} and dampening={self.dampening}"
             )
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return [Moment("momentum")] if self.momentum else []
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
-        return moved_by(self, "momentum", "weight_decay") if sparse else None
+        return sparse_refusal(self, "momentum", "weight_decay") if sparse else None
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if not self.momentum:
@@ -87,7 +87,7 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad(Optimizer):
-    """Adagrad (Duchi et al., 2011), as torch.optim.Adagrad.
+    """Adagrad (Duchi et al., 2011), like torch.optim.Adagrad.
 
     With g + weight_decay·w for g: s' = s + g²; w' = w - lr/(1 + (step - 1)·lr_decay)·g/(sqrt(s') + eps).
 
@@ -111,7 +111,7 @@ class Adagrad(Optimizer):
         return [Moment("sum of squares of the gradient", self.initial_accumulator_value)]
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
-        return moved_by(self, "weight_decay") if sparse else None
+        return sparse_refusal(self, "weight_decay") if sparse else None
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if self.lr_decay:
@@ -129,7 +129,7 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class RMSprop(Optimizer):
-    """RMSprop (Tieleman and Hinton, 2012), as torch.optim.RMSprop.
+    """RMSprop (Tieleman and Hinton, 2012), like torch.optim.RMSprop.
 
     With g + weight_decay·w for g: v' = alpha·v + (1 - alpha)·g², change = g/(sqrt(v') + eps), b' = momentum·b + change,
     w' = w - lr·b'. If centered, v' - m'² stands for v' under the root, m' = alpha·m + (1 - alpha)·g; where rounding

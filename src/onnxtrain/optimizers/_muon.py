@@ -17,7 +17,7 @@ from ._base import Moment, Optimizer, require_not_negative
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(Optimizer):
-    """Muon (Jordan et al., 2024), as torch.optim.Muon, for matrices: momentum, made orthogonal.
+    """Muon (Jordan et al., 2024) for matrices, like torch.optim.Muon: the momentum is orthogonalized.
 
     m' = momentum·m + (1 - momentum)·g, and with nesterov u = momentum·m' + (1 - momentum)·g, else u = m'. O(u) are
     `ns_steps` Newton-Schulz steps from x = u/max(||u||, eps), transposed where it has more rows than columns:
@@ -51,7 +51,7 @@ class Muon(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "momentum", lambda value: 0 <= value < 1, "a number from 0 to below 1")
+        require(self, "momentum", lambda value: 0 <= value < 1, "a number in [0, 1)")
         require_not_negative(self, "weight_decay", "eps")
         require(
             self,

@@ -147,7 +147,7 @@ def _settings_of(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -
     if decay is not None and not hasattr(own_optimizer, "weight_decay"):
         raise GraphBuildError(
             f"building the optimizer model: a group gives {name!r} a weight_decay, which "
-            f"{type(own_optimizer).__name__} has not; leave it out of the group"
+            f"{type(own_optimizer).__name__} does not support; leave it out of the group"
         )
     # Without clipping and groups, so that parameters with the same settings compare equal and share their scalars.
     return dataclasses.replace(own_optimizer, clip_grad=None, groups=(), **changes), scale
@@ -158,8 +158,8 @@ def _group_members(groups: Sequence[ParameterGroup], names: Sequence[str]) -> li
 
     def refusal(pattern: str) -> GraphBuildError:
         return GraphBuildError(
-            f"building the optimizer model: no trained parameter matches {pattern!r} of a group; they are "
-            f"{some_names(names)}"
+            f"building the optimizer model: no trained parameter matches {pattern!r} of a group; the "
+            f"trained parameters are {some_names(names)}"
         )
 
     return [matched_names(group.parameters, names, refusal) for group in groups]

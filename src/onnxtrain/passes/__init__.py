@@ -39,7 +39,7 @@ from onnxtrain.passes.runtime_faults.absent_inputs import AbsentInputsPass
 from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
 from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass, mark_long_sum
 from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, widen_narrow_floats
-from onnxtrain.passes.runtime_faults.pipeline import suit_runtime
+from onnxtrain.passes.runtime_faults.pipeline import apply_workarounds
 from onnxtrain.passes.runtime_faults.quantized_products import FloatDequantizedPass, FloatProductsPass
 from onnxtrain.passes.runtime_faults.reduction_axes import PositiveAxesPass
 from onnxtrain.passes.runtime_faults.running_statistics import IsolateStatisticsPass
@@ -94,6 +94,7 @@ __all__ = [
     "TorchSignature",
     "TrainingModePass",
     "TransposedProductPass",
+    "apply_workarounds",
     "as_given",
     "canonicalize",
     "dropout_traces",
@@ -130,7 +131,6 @@ __all__ = [
     "settle_shapes",
     "simplify_gradients",
     "stand_in",
-    "suit_runtime",
     "to_proto",
     "why_untyped",
     "widen_narrow_floats",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.op_facts import RANDOM_OPS
-from onnxtrain.passes.portable import Obstacle, find_obstacles, suit_every_host
+from onnxtrain.passes.portable import Obstacle, find_obstacles, make_portable
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,6 @@ class HostProfile:
 PROFILES: Mapping[str, HostProfile] = {
     # Dropout keeps its kernel, which the on-device API seeds before each run.
     "default": HostProfile(RANDOM_OPS - {"Dropout"}, lambda model: model, lambda model: []),
-    "portable": HostProfile(RANDOM_OPS, suit_every_host, find_obstacles),
+    "portable": HostProfile(RANDOM_OPS, make_portable, find_obstacles),
 }
 """Profiles by name. `Profile` in `recipe.py` lists the same names."""

@@ -51,8 +51,9 @@ def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
     masters = [node for node in graph if node.op_type == "QuantizeLinear" and _is_constant(node.inputs[0])]
     if not masters:
         raise GraphBuildError(
-            "converting a model after quantization-aware training: it has no QuantizeLinear of a float weight; pass "
-            "the model that Trainer.export or export_model_for_inferencing has written after qat.prepare"
+            "converting a model after quantization-aware training: it has no QuantizeLinear of a float "
+            "weight; pass the model that Trainer.export or export_model_for_inferencing wrote after "
+            "qat.prepare"
         )
     for node in masters:
         _round(graph, node)
@@ -85,8 +86,8 @@ def _round(graph: ir.Graph, node: ir.Node) -> None:
     assert master is not None
     if not _is_constant(scale):
         raise GraphBuildError(
-            f"converting a model after quantization-aware training: the scale of '{master.name}' is computed by "
-            "the graph; train it as qat.prepare writes it"
+            f"converting a model after quantization-aware training: the scale of '{master.name}' is "
+            "computed by the graph; train the model that qat.prepare returns, unchanged"
         )
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
     # Rounded by onnx's reference evaluator: half to even, saturating, per axis or block, as in the standard.

@@ -71,9 +71,10 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
     weights = integer_weights(prepared)
     if not any(not weight.is_bias for weight in weights):
         raise GraphBuildError(
-            "preparing quantization-aware training: the model has no int8 or uint8 weights in DequantizeLinear, "
-            "QLinearConv, QLinearMatMul or QGemm; quantize it first, e.g. by onnxruntime.quantization.quantize_static. "
-            "Beside weights in MatMulNBits adapters can be trained: lora=LoraConfig()"
+            "preparing quantization-aware training: the model has no int8 or uint8 weights in "
+            "DequantizeLinear, QLinearConv, QLinearMatMul or QGemm; quantize it first, e.g. with "
+            "onnxruntime.quantization.quantize_static. For MatMulNBits weights, train adapters instead: "
+            "lora=LoraConfig()"
         )
     op = Emitter(prepared.graph, functions=prepared.functions)
     # Masters first, because the logarithms below also replace the scales that masters read.

@@ -8,7 +8,7 @@ except ModuleNotFoundError as error:
     if error.name != "onnxruntime":
         raise
     raise ModuleNotFoundError(
-        "onnxruntime is not installed, which all of onnxtrain runs on. Install one of its builds: pip install "
-        "onnxruntime, or onnxruntime-gpu for CUDA (never two of them side by side: they share one folder).",
+        "onnxtrain needs onnxruntime, which is not installed. Install one build: pip install onnxruntime, "
+        "or onnxruntime-gpu for CUDA (never both: they install into the same folder).",
         name=error.name,
     ) from error

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from onnxtrain.errors import CheckpointError
-from onnxtrain.runtime.atomic import drop_link
+from onnxtrain.runtime.atomic import remove_special_file
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import FORMAT
 
@@ -29,8 +29,8 @@ def find_manifest(directory: Path) -> str | None:
         return MANIFEST
     if len(names) > 1:
         raise CheckpointError(
-            f"Opening the training run in '{directory}': there are several ({', '.join(names)}). Move each with its "
-            "files to a directory of its own."
+            f"Opening the training run in '{directory}': it contains several runs ({', '.join(names)}). "
+            "Move each run with its files to its own directory."
         )
     if not names:
         return None
@@ -60,15 +60,16 @@ def own_file(directory: Path, name: str) -> Path:
     path = directory / name
     if path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):
         raise CheckpointError(
-            f"Opening the training run in '{directory}': '{name}' is a symbolic link to '{os.readlink(path)}', outside "
-            "the run's directory, and nothing outside is read. Put the file itself there, e.g. by "
-            "huggingface_hub.snapshot_download(..., local_dir=DIR) or cp -rL."
+            f"Opening the training run in '{directory}': '{name}' is a symbolic link to "
+            f"'{os.readlink(path)}', outside the run's directory; files outside are not read. Copy the "
+            "file itself into the directory, e.g. with huggingface_hub.snapshot_download(..., "
+            "local_dir=DIR) or cp -rL."
         )
     # Reading a pipe would block forever.
     if path.exists() and not path.is_file():
         raise CheckpointError(
-            f"Opening the training run in '{directory}': '{name}' is a directory, a pipe or a device, and a file "
-            "belongs there. Copy the run again."
+            f"Opening the training run in '{directory}': '{name}' is a directory, a pipe or a device, not "
+            "a regular file. Copy the run again."
         )
     return path
 
@@ -79,8 +80,9 @@ def require_inside(folder: str | os.PathLike[str], directory: Path) -> None:
     below = folder.is_relative_to(directory.absolute())
     if below and not folder.resolve().is_relative_to(directory.resolve()):
         raise CheckpointError(
-            f"Writing to '{folder}': a symbolic link leads from there to '{folder.resolve()}', outside the directory "
-            f"'{directory}' of the run. Remove the link, or name the folder that it leads to."
+            f"Writing to '{folder}': it is, or is reached through, a symbolic link to "
+            f"'{folder.resolve()}', outside the run's directory '{directory}'. Remove the link, or pass "
+            "the folder that it points to."
         )
 
 
@@ -95,4 +97,4 @@ def keep_inside(path: str | os.PathLike[str], directory: Path) -> None:
     folder = Path(path).absolute().parent
     require_inside(folder, directory)
     if folder.resolve().is_relative_to(directory.resolve()):
-        drop_link(path)
+        remove_special_file(path)

@@ -72,7 +72,7 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     raise OSError(errno.EINVAL, "it is a symbolic link, a directory, a pipe or a device", os.fspath(path))
 
 
-def drop_link(path: str | os.PathLike[str]) -> None:
+def remove_special_file(path: str | os.PathLike[str]) -> None:
     """Removes `path` if it is a symbolic link, a pipe, a socket or a device, so that a write creates a new file.
 
     Call it before writing to a name not given by the user, in a directory from an untrusted source.
@@ -250,7 +250,7 @@ def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
     return moves, removals
 
 
-def _carry_out(
+def _apply_journal(
     directory: str, moves: Sequence[tuple[str, str]], removals: Sequence[str], *, again: bool = False
 ) -> None:
     """Makes the renames and removals of a journal, then removes the journal."""
@@ -281,20 +281,20 @@ def _finish(directory: str) -> None:
             # Saves never create links. Renamed, a link would replace a file.
             if os.path.islink(os.path.join(directory, temporary)):
                 raise ValueError(f"it names the symbolic link {temporary!r}")
-        _carry_out(directory, moves, removals, again=True)
+        _apply_journal(directory, moves, removals, again=True)
     except FileNotFoundError:
         return
     except OSError as error:
         raise OSError(
             error.errno,
-            f"a save in '{directory}' was interrupted, and what is left of it cannot be done ({error}); open the "
-            "directory once where it can be written",
+            f"an interrupted save in '{directory}' cannot be completed ({error}); open the directory once "
+            "where it is writable",
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise OSError(
             errno.EINVAL,
-            f"'{path}' should say what is left of a save that was interrupted, but is corrupt ({error}); if the "
-            "other files are complete, delete it",
+            f"'{path}', the record of an interrupted save, is corrupt ({error}); if the other files are "
+            "complete, delete it",
         ) from error
 
 
@@ -351,7 +351,7 @@ class FileSet:
     def open(self, name: str) -> Iterator[BinaryIO]:
         """Opens a binary file for the new content of the file `name`; each name can be opened once."""
         if not _is_name(name) or name in self._temporaries:
-            raise ValueError(f"'{name}' is no name of a file, or was written already")
+            raise ValueError(f"'{name}' is not a file name, or was already written")
         path = os.path.join(self._directory, name)
         if os.path.isdir(path) and not os.path.islink(path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -404,7 +404,7 @@ class FileSet:
             if len(moves) + len(removals) > 1:
                 self._write_journal(moves, removals)
             try:
-                _carry_out(self._directory, moves, removals)
+                _apply_journal(self._directory, moves, removals)
             except OSError:
                 # If nothing has been renamed, removing the journal restores the old files. After the first rename, the
                 # journal must remain, so that the next reader completes the set.

@@ -113,7 +113,7 @@ def _properties(text: str) -> dict[str, int | float | str]:
     """Parses the user's properties from JSON; raises ValueError if one is neither int, float nor str."""
     properties = parse_json(text)
     if not isinstance(properties, dict):
-        raise ValueError("the properties are no JSON object")
+        raise ValueError("the properties are not a JSON object")
     if not all(isinstance(v, int | float | str) for v in properties.values()):
         raise ValueError("a property is neither int, float nor str")
     return properties
@@ -145,7 +145,7 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
     """
     if metadata["version"] != VERSION:
         raise ValueError(
-            f"it has version {metadata['version']}, this onnxtrain reads {VERSION}; upgrade onnxtrain"
+            f"it has version {metadata['version']}, but this onnxtrain reads {VERSION}; upgrade onnxtrain"
         )
     groups: dict[str, dict[str, Buffer]] = {_PARAMETER: {}, _STATISTIC: {}}
     for key, buffer in tensors.items():
@@ -183,7 +183,7 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
 def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
     """Returns the store of a full checkpoint; raises ValueError if the file is of another kind or damaged."""
     if metadata.get("format") != FORMAT:
-        raise ValueError("it is a safetensors file, but not a checkpoint of onnxtrain")
+        raise ValueError("it is a safetensors file, but not an onnxtrain checkpoint")
     if not {"order", "nominal"} <= metadata.keys():
         raise ValueError("its list of parameters is missing")
     store = parse_store(metadata, tensors)

@@ -85,7 +85,7 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
                 "full checkpoint" if metadata.get("format") == FORMAT else "safetensors file of another kind"
             )
             raise CheckpointError(
-                f"{where}: it is a {kind}. Save deltas by CheckpointState.save_checkpoint(..., "
+                f"{where}: it is a {kind}. Save deltas with CheckpointState.save_checkpoint(..., "
                 "trainable_only=True)."
             )
         delta = parse_store(metadata, tensors)
@@ -94,16 +94,16 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
     # only a fingerprint.
     differences = _differences(base, delta)
     if not differences and fingerprint(signatures(base.parameters), signatures(delta.statistics)) != model:
-        differences = ["names, dtypes or shapes of parameters that it does not hold differ"]
+        differences = ["names, dtypes or shapes of parameters that it does not contain differ"]
     if differences:
         raise CheckpointError(
-            f"{where}: the delta was trained in another model: {join_differences(differences)}. "
-            "Load the checkpoint it was trained from."
+            f"{where}: the delta belongs to another model: {join_differences(differences)}. Load the "
+            "checkpoint it was trained from."
         )
     if frozen_digest(base.parameters, delta.trainable) != frozen:
         raise CheckpointError(
             f"{where}: the model is the same, but the delta was trained on top of other values of the "
-            "parameters that it does not hold. Load the checkpoint it was trained from."
+            "parameters that it does not contain. Load the checkpoint it was trained from."
         )
     return Store(
         parameters=base.parameters | delta.parameters,

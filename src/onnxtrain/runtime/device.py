@@ -62,8 +62,8 @@ def parse_device(name: str) -> Device:
     available = ort.get_available_providers()
     if _PROVIDERS[kind] not in available:
         raise InputError(
-            f"Device '{name}' needs {_PROVIDERS[kind]}, and this onnxruntime {ort.__version__} has only "
-            f"{', '.join(available)}. Install onnxruntime-gpu in place of onnxruntime, or use device='cpu'."
+            f"Device '{name}' needs {_PROVIDERS[kind]}, but this onnxruntime {ort.__version__} has only "
+            f"{', '.join(available)}. Install onnxruntime-gpu instead of onnxruntime, or use device='cpu'."
         )
     if kind == "cuda":
         _load_nvidia_libraries()

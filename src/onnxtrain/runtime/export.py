@@ -74,7 +74,8 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
             return _Tensor(others, raw[-1] if raw else b"")
         if isinstance(model, bytes):
             raise ValueError(
-                f"it was given as bytes and refers to the external file '{data.location}'. Pass its path instead."
+                f"it was passed as bytes but refers to the external file '{data.location}'. Pass its path "
+                "instead."
             )
         path = locate(data, Path(os.fspath(model)).parent)
     except ValueError as error:
@@ -242,9 +243,9 @@ def _check_names(graph: Graph, names: Sequence[str]) -> None:
     # From the end of the graph, because predictions are near the loss.
     candidates = [*graph.outputs, *(n for n in reversed(computed) if n not in graph.outputs)]
     raise InputError(
-        f"Exporting for inference: {problem}. The eval model computes: {', '.join(candidates[:_SHOWN])}"
-        f"{', ...' if len(candidates) > _SHOWN else ''}. It computes what additional_output_names of "
-        "generate_artifacts names, too."
+        f"Exporting for inference: {problem}. The eval model computes: "
+        f"{', '.join(candidates[:_SHOWN])}{', ...' if len(candidates) > _SHOWN else ''}. To export other "
+        "values, name them in additional_output_names of generate_artifacts."
     )
 
 
@@ -275,7 +276,7 @@ def export_inference_model(
             finish_interrupted(eval_model)
             content = Path(os.fspath(eval_model)).read_bytes()
         if is_ort_format(content):
-            raise ValueError("it is in ORT format; make the Module with the .onnx file of the eval model")
+            raise ValueError("it is in ORT format; create the Module with the .onnx file of the eval model")
         model = list(wire.parse(content))
         graph = parse_graph(next(f.payload for f in model if f.number == proto.MODEL_GRAPH))
     except (OSError, ValueError, StopIteration) as error:
@@ -313,8 +314,8 @@ def export_inference_model(
         _write(model_parts, parts, tensors, os.fspath(uri), large)
     except OSError as error:
         raise ModelError(
-            f"Exporting for inference: writing '{os.fspath(uri)}' failed: {error.strerror or error}. A file "
-            "that was there before is unchanged; check that the directory exists, is writable and has free space."
+            f"Exporting for inference: writing '{os.fspath(uri)}' failed: {error.strerror or error}. An "
+            "existing file is unchanged; check that the directory exists, is writable and has free space."
         ) from error
 
 
@@ -329,7 +330,7 @@ def _write(
             file.write(chunk)
 
     if large and is_stream(path):
-        raise OSError(errno.EFBIG, "a model of more than 2 GB needs a data file beside it")
+        raise OSError(errno.EFBIG, "a model larger than 2 GB needs an external data file")
     if not large:
         with replace_file(path) as file:
             write(file, _inline(tensors))

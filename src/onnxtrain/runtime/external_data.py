@@ -84,7 +84,7 @@ def parse_reference(tensor: Bytes) -> ExternalData | None:
         keys, values = wire.strings(entry, 1), wire.strings(entry, 2)
         # If a key occurs twice, some readers use the first value and others the last.
         if len(keys) != 1 or len(values) > 1 or keys[0] in entries:
-            raise ValueError(f"the entries that say where the data of '{name}' is are malformed")
+            raise ValueError(f"the external data entries of '{name}' are malformed")
         entries[keys[0]] = values[0] if values else ""
     numbers = {}
     for key in ("offset", "length"):
@@ -92,7 +92,7 @@ def parse_reference(tensor: Bytes) -> ExternalData | None:
             # 18 digits fit an int64. `int` alone would also accept "+1", " 1" and "1_000".
             if not re.fullmatch("[0-9]{1,18}", entries[key]):
                 raise ValueError(
-                    f"the {key} of the data of '{name}' is {entries[key][:40]!r}, which is no size"
+                    f"the {key} of the data of '{name}' is {entries[key][:40]!r}, which is not a size"
                 )
             numbers[key] = int(entries[key])
     dims = _dims(tensor)
@@ -123,7 +123,7 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
     names = PurePosixPath(data.location), PureWindowsPath(data.location)
     if not data.location or "\0" in data.location or _IN_MEMORY in data.location:
         raise ValueError(
-            f"the data of '{data.name}' is in {data.location!r}, which is no file. Export it again."
+            f"the data of '{data.name}' is in {data.location!r}, which is not a file. Export the model again."
         )
     outside = f"{what}, which is outside the model's directory '{base}'. Copy the file there."
     if any(name.is_absolute() or name.drive or ".." in name.parts for name in names):
@@ -133,16 +133,19 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
     if not path.is_relative_to(base):
         raise ValueError(outside)
     if not path.is_file():
-        raise ValueError(f"{what}, which does not exist. Put it beside the model; the two belong together.")
+        raise ValueError(f"{what}, which does not exist. Put that file in the model's directory.")
     if data.needed is not None and data.length is not None and data.length < data.needed:
-        raise ValueError(f"{what}, but its entry gives {data.length} bytes where {data.needed} are needed.")
+        raise ValueError(
+            f"{what}, but its entry has {data.length} bytes instead of the {data.needed} that "
+            "the tensor needs."
+        )
     # Some runtimes read beyond the end of the file instead of rejecting it.
     size = path.stat().st_size
     end = data.offset + max(data.length or 0, data.needed or 0)
     if end > size:
         raise ValueError(
-            f"{what} at bytes {data.offset} to {end}, but the file has {size} bytes: it is truncated. Copy or "
-            "export it again."
+            f"{what} at bytes {data.offset} to {end}, but the file has only {size} bytes: it is truncated. "
+            "Copy or export it again."
         )
     return path
 
@@ -235,7 +238,7 @@ def check_external_data(model: str | bytes) -> None:
         if _KEY in model and not is_ort_format(model):
             for data in _references(model):
                 raise ValueError(
-                    f"it was given as bytes, and the data of '{data.name}' is in the external file "
+                    f"it was passed as bytes, but the data of '{data.name}' is in the external file "
                     f"'{data.location}'. Pass its path instead."
                 )
         return

@@ -81,8 +81,8 @@ def check_function_calls(model: str | wire.Bytes) -> None:
     largest = max(counts, key=lambda name: counts[name], default=None)
     if largest is not None and counts[largest] > allowed:
         raise ValueError(
-            f"its functions call one another so often that {largest[1]!r} alone would be {counts[largest]:,} nodes, "
-            f"and {allowed:,} are allowed for a file of this size"
+            f"the nested calls in {largest[1]!r} would expand to {counts[largest]:,} nodes, more than the "
+            f"limit of {allowed:,} for a file of this size"
         )
 
 

@@ -98,7 +98,7 @@ def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
     if not wrong.any():
         return
     position = tuple(int(i) for i in np.argwhere(wrong)[0])
-    classes = "0 or more" if count is None else f"0 .. {count - 1}"
+    classes = "0 or more" if count is None else f"0 to {count - 1}"
     ignored = "" if allowed.ignore_index is None else f", or {allowed.ignore_index} to ignore an element"
     raise InputError(
         f"Input '{name}': class labels must be {classes}{ignored}; received {labels[position]} at index "
@@ -145,7 +145,7 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
     """
     if len(arguments) != len(specs):
         raise InputError(
-            f"The model takes {len(specs)} inputs ({'; '.join(map(_show, specs))}), received "
+            f"The model expects {len(specs)} inputs ({'; '.join(map(_show, specs))}), received "
             f"{len(arguments)}."
         )
     symbols: dict[str, tuple[int, str]] = {}

@@ -42,7 +42,7 @@ def list_of_texts(value: object, what: str) -> list[str]:
         or not all(isinstance(v, str) for v in value)
         or len(set(value)) < len(value)
     ):
-        raise ValueError(f"{what} is no list of different names")
+        raise ValueError(f"{what} is not a list of distinct names")
     return value
 
 
@@ -54,5 +54,5 @@ def sizes(value: object, what: str) -> tuple[int, ...]:
     """
     # `type`, because True is an integer for isinstance. Sizes of an OrtValue are int64.
     if not isinstance(value, list) or not all(type(d) is int and 0 <= d < 2**63 for d in value):
-        raise ValueError(f"the shape of {what} is no list of sizes")
+        raise ValueError(f"the shape of {what} is not a list of sizes")
     return tuple(value)

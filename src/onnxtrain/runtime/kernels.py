@@ -74,8 +74,8 @@ def _installed() -> tuple[str | None, str]:
         return None, "package onnxtrain-kernels is not installed"
     if kernels.FUNCTIONS != FUNCTIONS:
         problem = (
-            f"the installed onnxtrain-kernels computes version {kernels.FUNCTIONS} of the functions, "
-            f"and this onnxtrain needs version {FUNCTIONS}"
+            f"the installed onnxtrain-kernels implements version {kernels.FUNCTIONS} of the functions, but "
+            f"this onnxtrain needs version {FUNCTIONS}"
         )
         warnings.warn(f"{problem}: training runs without native kernels", RuntimeWarning, stacklevel=4)
         return None, problem
@@ -175,8 +175,8 @@ def _warn_of_level(wanted: str | None, path: str) -> None:
     level = importlib.import_module("onnxtrain_kernels").level()
     if not level:
         warnings.warn(
-            f"The native kernels of '{path}' need instructions that this processor lacks (x86-64-v2): training runs "
-            "without native kernels",
+            f"The native kernels of '{path}' need instructions that this processor does not support "
+            "(x86-64-v2): training runs without native kernels",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -187,7 +187,7 @@ def _warn_of_level(wanted: str | None, path: str) -> None:
             else f"there is no such level; expected one of {', '.join(map(repr, LEVELS))}"
         )
         warnings.warn(
-            f"{LEVEL}='{wanted}': {reason}. The kernels of level '{level}' are used",
+            f"{LEVEL}='{wanted}': {reason}. Using the kernels of level '{level}'",
             RuntimeWarning,
             stacklevel=4,
         )

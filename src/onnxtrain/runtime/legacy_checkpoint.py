@@ -146,7 +146,7 @@ def _read(data: bytes) -> Store:
         raise ValueError(f"format version {version}, expected {_VERSION}")
     module = root.table(1)
     if module is None:
-        raise ValueError("it holds no parameters")
+        raise ValueError("it contains no parameters")
     if module.integer(3, "<?"):
         raise ValueError("its tensors are in an external data file, which is not supported")
     # A nominal file has neither data nor shapes: `shapes_known` is False until a Module provides them.

@@ -111,9 +111,9 @@ class StateLock:
         mine = self._is_mine()
         if self._depth and not mine:
             raise TrainingStateError(
-                "This process was forked while another thread of its parent was in the middle of a step, so the "
-                "state that this process has a copy of may be half changed. Load the checkpoint anew in this process, "
-                "or fork while no other thread uses the state."
+                "This process was forked while another thread of its parent was in the middle of a step, "
+                "so this process's copy of the state may be inconsistent. Load the checkpoint again in "
+                "this process, or fork while no other thread uses the state."
             )
         # A thread of the parent may have held one of the two locks without having started anything.
         self._next, self._held, self._forks = threading.Lock(), threading.RLock(), _forks
@@ -194,8 +194,8 @@ class GradientOwner:
         if not owner.is_alive() and not even_if_ended:
             return
         raise TrainingStateError(
-            f"{doing} in thread '{threading.current_thread().name}': the gradients are those of thread '{owner.name}', "
-            "which has not reset them, so the steps of the two threads would be mixed. Hold the lock from the training "
-            "call to the reset, in each thread: with module.lock: module(...); optimizer.step(); "
-            "module.lazy_reset_grad()."
+            f"{doing} in thread '{threading.current_thread().name}': the gradients belong to thread "
+            f"'{owner.name}', which has not reset them, so the steps of the two threads would mix. In each "
+            "thread, hold the lock from the training call to the reset: with module.lock: module(...); "
+            "optimizer.step(); module.lazy_reset_grad()."
         )

@@ -85,7 +85,7 @@ def _dtype(name: object) -> DType:
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
     if not isinstance(entry[key], str):
-        raise ValueError(f"{key} {entry[key]!r} is no name")
+        raise ValueError(f"{key} {entry[key]!r} is not a name")
     return str(entry[key])
 
 
@@ -93,7 +93,7 @@ def _optional(kind: type, value: Any, what: str) -> Any:
     """Returns `value` if it is None or exactly of type `kind`; else raises ValueError."""
     # Exactly, because True is an integer for isinstance.
     if value is not None and type(value) is not kind:
-        raise ValueError(f"{what} {value!r} is no {kind.__name__}")
+        raise ValueError(f"{what} {value!r} is not of type {kind.__name__}")
     return value
 
 
@@ -102,7 +102,7 @@ def _count(value: Any) -> int | None:
     count: int | None = _optional(int, value, "the number of classes")
     # Weights and names of classes take memory for each class.
     if count is not None and not 0 <= count <= _MOST_CLASSES:
-        raise ValueError(f"the number of classes is {count}, and {_MOST_CLASSES} are supported at most")
+        raise ValueError(f"the number of classes is {count}, but at most {_MOST_CLASSES} are supported")
     return count
 
 
@@ -110,7 +110,7 @@ def _dims(shape: object) -> tuple[Dim, ...] | None:
     if shape is None:
         return None
     if not isinstance(shape, list) or not all(d is None or type(d) in (int, str) for d in shape):
-        raise ValueError(f"shape {shape!r} is no list of sizes and names")
+        raise ValueError(f"shape {shape!r} is not a list of sizes and names")
     return tuple(shape)
 
 
@@ -146,10 +146,10 @@ def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) 
     # Names are checked here, because `LossMean.count` looks them up during training.
     labels, weight = _optional(str, entry.get("labels"), "labels"), entry.get("weight")
     if labels is not None and labels not in {spec.name for spec in arguments}:
-        raise ValueError(f"the labels {labels!r} that a loss is the mean over are no input")
+        raise ValueError(f"the labels {labels!r} over which a loss is averaged are not an input")
     samples = _optional(str, entry.get("sample_weight"), "sample_weight")
     if samples is not None and samples not in {spec.name for spec in arguments if spec.sample_weight}:
-        raise ValueError(f"the weights {samples!r} of a loss are no input of sample weights")
+        raise ValueError(f"the weights {samples!r} of a loss are not a sample-weight input")
     return LossMean(
         labels,
         _optional(int, entry.get("ignore_index"), "ignore_index"),
@@ -184,8 +184,8 @@ def _host_input(entry: Mapping[str, Any]) -> HostInput:
     unknown = sorted({*holds} - {*HOST_VALUES})
     if unknown or entry["dtype"] != "int64" or entry["shape"] != [len(holds)]:
         raise ValueError(
-            f"the input '{name}' is {entry['dtype']} of shape {entry['shape']} and holds {list(holds)}; known are "
-            f"int64 vectors of {', '.join(HOST_VALUES)}"
+            f"the input '{name}' is {entry['dtype']} of shape {entry['shape']} and holds {list(holds)}; it "
+            f"must be an int64 vector of {', '.join(HOST_VALUES)}"
         )
     return HostInput(name, holds)
 
@@ -222,8 +222,8 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
             raise ValueError(f"format {raw['format']!r}, version {raw['version']!r}")
         if raw["version"] > SPARSE_VERSION:
             raise ModelLoadError(
-                f"Loading {source}: its manifest has version {raw['version']}, this onnxtrain reads up to "
-                f"{SPARSE_VERSION}. Upgrade onnxtrain on this device."
+                f"Loading {source}: its manifest has version {raw['version']}, but this onnxtrain reads "
+                f"versions up to {SPARSE_VERSION}. Upgrade onnxtrain on this device."
             )
         inputs, targets = tuple(map(_input, raw["inputs"])), tuple(map(_input, raw["targets"]))
         parameters, statistics = map(_parameter, raw["parameters"]), map(_statistic, raw["statistics"])

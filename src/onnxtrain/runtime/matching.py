@@ -77,13 +77,13 @@ def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None
         model, checkpoint = (_base_and_scaling(text) for text in (in_model, in_checkpoint))
     except (ValueError, TypeError, KeyError, AttributeError):
         return
-    kinds = ("beside other weights than", "with another scaling (lora_alpha / r) than")
+    kinds = ("on other base weights than", "with another scaling (lora_alpha / r) than")
     for what, theirs, ours in zip(kinds, checkpoint, model, strict=True):
         if theirs != ours:
             raise CheckpointError(
-                f"The checkpoint does not belong to {source}: its adapters were trained {what} those of this model. "
-                "Use the checkpoint that was generated with this model, or take the adapters over by save_adapter and "
-                "load_adapter."
+                f"The checkpoint does not belong to {source}: its adapters were trained {what} those of "
+                "this model. Use the checkpoint that was generated with this model, or transfer the "
+                "adapters with save_adapter and load_adapter."
             )
 
 

@@ -22,14 +22,14 @@ from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import ADAPTERS_KEY, Manifest
 from onnxtrain.runtime.matching import check_adapters, fit_store
+from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.rows import RowGradient
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
 from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.runtime.store import Buffer, to_array
-from onnxtrain.runtime.uncopied import Uncopied
 
 
-class Module(Uncopied):
+class Module(NotCopyable):
     """Runs the training model and the eval model on the parameters of a checkpoint state.
 
     Gradients **accumulate** over calls in training mode until :meth:`lazy_reset_grad`, which takes effect at the next
@@ -93,7 +93,7 @@ class Module(Uncopied):
         self._sparse = self._manifest.sparse
         self._dense = [spec for spec in self._manifest.trainable if spec.gradient_indices is None]
         with self._store.lock:
-            self._suit_store(source)
+            self._prepare_store(source)
         self._new_statistics = {
             s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._manifest.statistics
         }
@@ -102,7 +102,7 @@ class Module(Uncopied):
             for spec in self._manifest.host_inputs
         }
 
-    def _suit_store(self, source: str) -> None:
+    def _prepare_store(self, source: str) -> None:
         """Prepares the store for this module: order, device, gradients; `source` names the training model."""
         described = self._session.get_modelmeta().custom_metadata_map.get(ADAPTERS_KEY)
         # Gradients that another Module of the same state has created are shared.
@@ -130,7 +130,7 @@ class Module(Uncopied):
     @seed.setter
     def seed(self, value: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
-            raise InputError(f"The seed must be an integer of 64 bits, received {value!r}.")
+            raise InputError(f"The seed must be a 64-bit integer, received {value!r}.")
         self._seed = value
 
     @property
@@ -152,16 +152,17 @@ class Module(Uncopied):
             self._training = self._modes.mode = mode
             self._mode_set_by = threading.current_thread().name
 
-    def _require_own_mode(self) -> None:
+    def _require_mode_unchanged(self) -> None:
         """Raises TrainingStateError if another thread has switched the mode since this thread's last call."""
         # All threads share the mode: without the error, a thread that evaluates would train because another thread
         # does.
         if getattr(self._modes, "mode", self._training) != self._training:
             mode = "training" if self._training else "evaluation"
             raise TrainingStateError(
-                f"Thread '{self._mode_set_by}' has put this Module into {mode} mode since "
-                f"thread '{threading.current_thread().name}' called it last, or set its mode. Set the mode "
-                "and call the module in one go, in both threads: with module.lock: module.eval(); module(...)."
+                f"Thread '{self._mode_set_by}' has switched this Module to {mode} mode since thread "
+                f"'{threading.current_thread().name}' last called it or set its mode. In both threads, "
+                "hold the lock while setting the mode and calling the module: with module.lock: "
+                "module.eval(); module(...)."
             )
         self._modes.mode = self._training
 
@@ -188,7 +189,8 @@ class Module(Uncopied):
             self._manifest.arguments,
         ):
             raise ModelLoadError(
-                f"Loading {source}: it does not belong to the training model. Use the one of its run."
+                f"Loading {source}: it does not belong to the training model. Use the eval model of the "
+                "same run."
             )
         require_values(session, source, self._input_set(), set(self._manifest.outputs))
         return session
@@ -214,20 +216,20 @@ class Module(Uncopied):
         )
 
     @cached_property
-    def _scratch(self) -> dict[str, Buffer]:
+    def _scratch_gradients(self) -> dict[str, Buffer]:
         """Scratch buffers for gradient accumulation: hold a step's gradients before they are added to the store's."""
         # Created on first use: most users reset the gradients after each step, and need no second set.
         return {s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._dense}
 
     @cached_property
-    def _direct(self) -> Binding:
+    def _overwriting_step(self) -> Binding:
         """Binding of a training step that writes its gradients to the store."""
         return self._bind_training(self._store.gradients)
 
     @cached_property
-    def _adding(self) -> Binding:
+    def _accumulating_step(self) -> Binding:
         """Binding of a training step that writes its gradients to the scratch buffers."""
-        return self._bind_training(self._scratch)
+        return self._bind_training(self._scratch_gradients)
 
     @cached_property
     def _evaluation(self) -> Binding:
@@ -267,7 +269,7 @@ class Module(Uncopied):
             CheckpointError: parameters of a nominal checkpoint have no data yet.
         """
         with self.lock:
-            self._require_own_mode()
+            self._require_mode_unchanged()
             # Before the inputs are checked: a missing eval model is reported first.
             binding = None if self._training else self._evaluation
             values = check_arguments(self._manifest.arguments, user_inputs)
@@ -287,11 +289,11 @@ class Module(Uncopied):
                 store.gradient_owner.check_replace("A training step")
             # A run that fails leaves partial gradients, which no optimizer may use.
             store.gradients_valid = False
-            results = self._run_training(self._direct, values)
+            results = self._run_training(self._overwriting_step, values)
         else:
             store.gradient_owner.check_add("A training step")
-            results = self._run_training(self._adding, values)
-            for name, term in self._scratch.items():
+            results = self._run_training(self._accumulating_step, values)
+            for name, term in self._scratch_gradients.items():
                 total = store.gradients[name]
                 # On the CPU, this is the memory of the gradient; elsewhere, it is a copy that must be written back.
                 values_so_far = total.read()
@@ -374,8 +376,8 @@ class Module(Uncopied):
         if len(names) > 1:
             raise InputError(
                 "A contiguous buffer needs parameters of one dtype; this selection has "
-                f"{', '.join(sorted(names))}. "
-                "Copy parameter by parameter, through CheckpointState.parameters."
+                f"{', '.join(sorted(names))}. Copy the parameters one at a time, through "
+                "CheckpointState.parameters."
             )
         return buffers[0].dtype.storage if buffers else np.dtype(np.float32)
 

@@ -16,9 +16,9 @@ from onnxtrain.runtime.dtypes import DType
 from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import Manifest, OptimizerSpec
 from onnxtrain.runtime.module import Module
+from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
 from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
-from onnxtrain.runtime.uncopied import Uncopied
 
 _DEFAULT_LEARNING_RATE = 1e-3
 _LARGEST_RATE = float(np.finfo(np.float32).max)
@@ -41,7 +41,7 @@ def check_learning_rate(value: float) -> float:
     return float(value)
 
 
-class Optimizer(Uncopied):
+class Optimizer(NotCopyable):
     """Updates the parameters of a module from their gradients by running the optimizer model.
 
     Moments, step count and learning rate are part of the module's checkpoint state. If the checkpoint contains them,
@@ -84,8 +84,8 @@ class Optimizer(Uncopied):
         unknown = sorted({i.type for i in session_inputs.values()} - dtypes.BY_ORT.keys())
         if unknown:
             raise ModelLoadError(
-                f"Loading {source}: it takes {', '.join(unknown)}, which no optimizer has. The file is corrupt; "
-                "generate the artifacts again."
+                f"Loading {source}: it has the inputs {', '.join(unknown)}, which no optimizer has. The "
+                "file is corrupt; generate the artifacts again."
             )
         with self._store.lock:
             _prepare_moments(self._store, spec, _wanted(session_inputs, moments, self._store, source), source)
@@ -184,13 +184,15 @@ def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> Op
     if manifest.fingerprint != expected.fingerprint or ours != theirs:
         different = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
         raise ModelLoadError(
-            f"Loading {source}: it does not belong to the module's training model. "
-            "Trained or sparse in one of them only, or of another dtype or shape: "
-            f"{', '.join(different[:5]) or 'frozen parameters'}. Use the one that was generated with it."
+            f"Loading {source}: it does not belong to the module's training model. These parameters are "
+            "trained or sparse in only one of the two, or differ in dtype or shape: "
+            f"{', '.join(different[:5]) or 'frozen parameters'}. Use the optimizer model that was "
+            "generated with the training model."
         )
     if manifest.optimizer is None:
         raise ModelLoadError(
-            f"Loading {source}: its manifest describes no optimizer. Is it another of the run's models?"
+            f"Loading {source}: its manifest describes no optimizer. Pass the path of "
+            "optimizer_model.onnx, not of another model of the run."
         )
     return manifest.optimizer
 
@@ -214,8 +216,9 @@ def _wanted(
         shape = tuple(value.shape)
         if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) > max(1, room):
             raise ModelLoadError(
-                f"Loading {source}: its input '{value.name}' has shape {list(shape)}, which is no state of "
-                f"the parameter '{name}' of shape {list(store.parameters[name].shape)}. Generate the artifacts again."
+                f"Loading {source}: its input '{value.name}' has shape {list(shape)}, which does not match "
+                f"the parameter '{name}' of shape {list(store.parameters[name].shape)}. Generate the "
+                "artifacts again."
             )
         wanted.setdefault(moment, {})[name] = dtypes.BY_ORT[value.type], shape
     return wanted
@@ -246,5 +249,6 @@ def _prepare_moments(
         raise CheckpointError(
             f"The checkpoint's optimizer state does not fit {source}: it has {counts}, the optimizer "
             f"({spec.type}) needs { {m: len(group) for m, group in wanted.items()} } (tensors per moment). "
-            "To start the optimizer afresh, save the checkpoint without optimizer state and load that."
+            "To start with new optimizer state, save the checkpoint without optimizer state and load "
+            "that."
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numbers
 
 from onnxtrain.errors import InputError
+from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.optimizer import Optimizer, check_learning_rate
-from onnxtrain.runtime.uncopied import Uncopied
 
 
-class LinearLRScheduler(Uncopied):
+class LinearLRScheduler(NotCopyable):
     """Raises the learning rate linearly from 0 to `initial_lr`, then lowers it linearly to 0.
 
     With t the number of optimizer steps taken::

@@ -156,14 +156,15 @@ def _reason(error: Exception, device: Device) -> str:
     for kind, pattern in _NEWER_MODEL:
         if match := pattern.search(str(error)):
             return (
-                f"the model is of {kind} {match[1]}, and this onnxruntime runs up to {match[2]}. Install a newer "
-                "onnxruntime, or export the model with opset 21, which every supported onnxruntime runs, and "
-                "generate the artifacts from that."
+                f"the model has {kind} {match[1]}, but this onnxruntime supports at most {match[2]}. "
+                "Install a newer onnxruntime, or export the model with opset 21, which every supported "
+                "onnxruntime runs, and generate the artifacts again."
             )
     if "Training mode does not support BN" in str(error):
         return (
-            f"onnxruntime has no kernel of BatchNormalization in training mode for '{device}'. Generate the artifacts "
-            f"with {argument('profile', 'portable')}, whose models normalize by other ops, or train on the CPU."
+            f"onnxruntime has no training-mode BatchNormalization kernel for '{device}'. Generate the "
+            f"artifacts with {argument('profile', 'portable')}, which normalizes with other ops, or train "
+            "on the CPU."
         )
     # By name, because onnxruntime does not export its exceptions.
     if type(error).__name__ == "NotImplemented":
@@ -187,8 +188,8 @@ def open_training_session(
         text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
     if text is None:
         raise ModelLoadError(
-            f"Loading {source}: it has no metadata property '{METADATA_KEY}', so it is not a model for "
-            "training. Make one with onnxtrain.artifacts.generate_artifacts."
+            f"Loading {source}: it has no metadata property '{METADATA_KEY}', so it is not a training "
+            "artifact. Generate artifacts with onnxtrain.artifacts.generate_artifacts."
         )
     return session, parse_manifest(text, source)
 
@@ -215,7 +216,6 @@ def require_values(session: ort.InferenceSession, source: str, inputs: set[str],
     extra = sorted(actual_inputs - inputs) + sorted(actual_outputs - outputs)
     if missing or extra:
         raise ModelLoadError(
-            f"Loading {source}: the graph does not have the inputs and outputs that its manifest gives it "
-            f"for this role (missing: {missing[:5]}, unexpected: {extra[:5]}). Is it another of the run's "
-            "models?"
+            f"Loading {source}: its inputs and outputs do not match its manifest for this role (missing: "
+            f"{missing[:5]}, unexpected: {extra[:5]}). Check that it is not another model of the run."
         )

@@ -11,8 +11,8 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.lock import StateLock
+from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.store import Buffer, Store, to_storage
-from onnxtrain.runtime.uncopied import Uncopied
 
 
 class Parameter:
@@ -47,8 +47,8 @@ class Parameter:
         buffer = self._group[self._name]
         if not buffer.defined:
             raise CheckpointError(
-                f"Parameter '{self._name}' of a nominal checkpoint has no data yet. Call "
-                "Module.copy_buffer_to_parameters(buffer, trainable_only=False), or assign it, first."
+                f"Parameter '{self._name}' of a nominal checkpoint has no data yet. First call "
+                "Module.copy_buffer_to_parameters(buffer, trainable_only=False), or assign a value."
             )
         return buffer.read()
 
@@ -186,7 +186,7 @@ class Properties:
         return f"Properties({self._store.properties!r})"
 
 
-class CheckpointState(Uncopied):
+class CheckpointState(NotCopyable):
     """The state of a training run: parameters, statistics, optimizer state, properties.
 
     Make it by :meth:`load_checkpoint` from a file, or by :meth:`from_arrays`.
@@ -262,8 +262,8 @@ class CheckpointState(Uncopied):
         """
         if nominal and trainable_only:
             raise ValueError(
-                "Saving a checkpoint: nominal leaves the parameters out, trainable_only saves the trained "
-                "ones; choose one of the two."
+                "Saving a checkpoint: nominal omits all parameters, trainable_only saves the trained "
+                "ones; pass one of the two."
             )
         with state.lock:
             if trainable_only:

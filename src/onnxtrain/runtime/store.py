@@ -15,8 +15,8 @@ from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.device import CPU, Device
 from onnxtrain.runtime.dtypes import Array, DType
 from onnxtrain.runtime.lock import GradientOwner, StateLock
+from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.rows import RowGradient
-from onnxtrain.runtime.uncopied import Uncopied
 
 
 class Buffer:
@@ -150,7 +150,7 @@ def require_unmasked(what: str, value: object) -> None:
             where = f", the first at index {places[0].tolist()}" if value.ndim else ""
             raise InputError(
                 f"{what}: values are missing: {len(places)} of {value.size} elements of a masked array are "
-                f"masked{where}. Fill them (array.filled(value)) or leave such samples out."
+                f"masked{where}. Fill them (array.filled(value)) or remove such samples."
             )
     # Only the first entry is checked, so that long lists of numbers are not traversed.
     elif isinstance(value, list | tuple) and value and isinstance(value[0], np.ndarray | list | tuple):
@@ -195,7 +195,7 @@ class OptimizerProgress:
 
 
 @dataclass
-class Store(Uncopied):
+class Store(NotCopyable):
     """All tensors and scalars of a training run.
 
     Attributes:
@@ -262,8 +262,8 @@ class Store(Uncopied):
         """Raises CheckpointError if the shapes are unknown; the message begins with `doing`."""
         if not self.shapes_known:
             raise CheckpointError(
-                f"{doing}: this nominal checkpoint of onnxruntime-training has no shapes. Make a Module "
-                "from it first: the training model knows them."
+                f"{doing}: this nominal checkpoint of onnxruntime-training has no shapes. Create a Module "
+                "from it first: the training model contains them."
             )
 
     def require_defined(self, doing: str) -> None:
@@ -275,7 +275,7 @@ class Store(Uncopied):
         if missing:
             raise CheckpointError(
                 f"{doing}: {len(missing)} of {len(self.parameters)} parameters of this nominal checkpoint "
-                f"have no data yet (first: '{missing[0]}'). Call Module.copy_buffer_to_parameters(buffer, "
-                "trainable_only=False), or assign them, first."
+                f"have no data yet (first: '{missing[0]}'). First call "
+                "Module.copy_buffer_to_parameters(buffer, trainable_only=False), or assign values."
             )
         self.complete = True

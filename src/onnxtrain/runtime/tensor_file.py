@@ -55,8 +55,8 @@ def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise CheckpointError(
-            f"{doing} failed: {error}. A checkpoint that was there before is unchanged; check that the "
-            "directory exists, is writable and has free space."
+            f"{doing} failed: {error}. An existing checkpoint is unchanged; check that the directory "
+            "exists, is writable and has free space."
         ) from error
 
 
@@ -97,7 +97,7 @@ def verification(source: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise CheckpointError(f"Checkpoint verification failed. There is no file {source}.") from error
+        raise CheckpointError(f"Checkpoint verification failed. No such file: {source}.") from error
     except (
         SafetensorError,
         OSError,
@@ -111,6 +111,6 @@ def verification(source: str) -> Iterator[None]:
         # The message of a KeyError is only the key.
         detail = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
-            f"Checkpoint verification failed. Reading {source}: {detail}. The file is truncated, corrupt or "
-            "no checkpoint; restore it from another one, or generate the artifacts again."
+            f"Checkpoint verification failed. Reading {source}: {detail}. The file is truncated, corrupt "
+            "or not a checkpoint; restore a backup, or generate the artifacts again."
         ) from error

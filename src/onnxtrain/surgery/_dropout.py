@@ -20,9 +20,10 @@ from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
 
 _LOST = (
-    "Restoring Dropout: there is no trace of it in the file. In inference mode exporters drop it: TorchScript's "
-    "always, the Dynamo exporter's optimizer too, of which optimize=False leaves a trace. Name the layers that are to "
-    "get Dropout in front of them, before=['fc'], or export in training mode."
+    "Restoring Dropout: the file has neither Dropout nor a trace of it. Exporters remove Dropout in "
+    "inference mode: the TorchScript exporter without a trace, the Dynamo exporter too, unless "
+    "optimize=False. Name layers to insert Dropout in front of, e.g. before=['fc'], or export in training "
+    "mode."
 )
 
 
@@ -52,7 +53,7 @@ def restore_dropout(
     """
     # bool is a subclass of int: p=False would otherwise be accepted as 0.
     if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1):
-        raise InputError(f"Restoring Dropout: p must be a number from 0 up to 1, received {p!r}.")
+        raise InputError(f"Restoring Dropout: p must be a number in [0, 1), received {p!r}.")
     result = canonicalize(load_model(model))
     nodes = list(result.graph)
     dropouts = [
@@ -67,7 +68,7 @@ def restore_dropout(
         raise ModelError(_LOST)
     if p is None and (traces or layers):
         raise ModelError(
-            "Restoring Dropout: its ratio is not in the file. Pass it: restore_dropout(model, p=0.5)."
+            "Restoring Dropout: the file does not contain its ratio. Pass it: restore_dropout(model, p=0.5)."
         )
     if p is not None:
         ratio = constant_ratio(result, p)
@@ -102,8 +103,8 @@ def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:
         names,
         by_name,
         lambda name: ModelError(
-            f"Restoring Dropout: no Gemm, MatMul or Conv with a weight of its own matches {name!r} of before; there "
-            f"are {some_names(list(by_name))}."
+            f"Restoring Dropout: no Gemm, MatMul or Conv with its own weight matches {name!r} of before; "
+            f"the layers are {some_names(list(by_name))}."
         ),
     )
     matched = {node for name in wanted for node in by_name[name]}

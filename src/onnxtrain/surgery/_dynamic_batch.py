@@ -19,6 +19,7 @@ from onnxtrain.passes import (
     DynamicBatchPass,
     ModelSource,
     TrainingModePass,
+    apply_workarounds,
     as_given,
     canonicalize,
     fixed_batch,
@@ -26,7 +27,6 @@ from onnxtrain.passes import (
     load_model,
     same_kind,
     save_model,
-    suit_runtime,
 )
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.session import open_session, run_on_arrays
@@ -78,7 +78,10 @@ def make_batch_dynamic(
     if batch is None:
         return as_given(canonicalize(loaded), model)
     if batch == 0:
-        raise ModelError("Making the batch dynamic: the model takes no samples at all. Export it with some.")
+        raise ModelError(
+            "Making the batch dynamic: the model was exported with a batch of 0 samples. "
+            "Export it with at least one."
+        )
     # A copy, because the fixed model is needed for the comparison.
     dynamic = loaded.clone()
     free_batch(dynamic, batch, name)
@@ -121,8 +124,8 @@ def _compare(
             compared = True
     if not compared:
         raise ModelError(
-            f"Making the batch dynamic: no output ({', '.join(names)}) has the samples along axis 0, so that the "
-            "result cannot be compared with the model. Export the model with a dynamic batch axis."
+            f"Making the batch dynamic: no output ({', '.join(names)}) has the samples along axis 0, so "
+            "the result cannot be checked against the model. Export the model with a dynamic batch axis."
         )
 
 
@@ -168,7 +171,7 @@ def _session(model: ir.Model, path: Path) -> Any:
     # In training mode, BatchNormalization mixes samples by design, and runs with Dropout differ.
     quiet = canonicalize(model)
     TrainingModePass(batch_norm="inference", dropout="inference")(quiet)
-    save_model(suit_runtime(quiet), path)
+    save_model(apply_workarounds(quiet), path)
     return open_session(path, "model", parse_device("cpu"), None)
 
 
@@ -204,7 +207,8 @@ def _require_equal(name: str, expected: np.ndarray[Any, Any], actual: np.ndarray
         expected64, actual64, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True
     ):
         raise ModelError(
-            f"Making the batch dynamic: run on more samples at a time, the model gives another output {name!r} (shape "
-            f"{list(actual.shape)} instead of {list(expected.shape)}, or other numbers): the model mixes its samples, "
-            "or contains their number. Export it with a dynamic batch axis."
+            "Making the batch dynamic: with more samples per call, the model computes a different output "
+            f"{name!r} (shape {list(actual.shape)} instead of {list(expected.shape)}, or different "
+            "values): the model mixes its samples, or hard-codes the batch size. Export it with a dynamic "
+            "batch axis."
         )

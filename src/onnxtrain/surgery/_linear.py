@@ -108,9 +108,10 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
     if not outputs:
         raise ModelError(f"{_DOING}: the model has no output {output!r}; its outputs are {names}.")
     if head is None and len(outputs) > 1:
-        ends = "; ".join(f"'{value.name}' behind {_last_ops(value)}" for value in outputs)
+        ends = "; ".join(f"'{value.name}' computed by {_last_ops(value)}" for value in outputs)
         raise ModelError(
-            f"{_DOING}: the model has several outputs ({ends}). Choose one by output=NAME, or the layer by head=NAME."
+            f"{_DOING}: the model has several outputs ({ends}). Choose one with output=NAME, or the layer "
+            "with head=NAME."
         )
     refusals = []
     for value in outputs:
@@ -124,10 +125,10 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         refusals.append(
             f"the output '{value.name}' comes from {_last_ops(value)} (last one first), and {traced}"
         )
-    wanted = "no linear layer that can be replaced" if head is None else f"no linear layer {head!r}"
+    wanted = "a linear layer that can be replaced" if head is None else f"a linear layer {head!r}"
     raise ModelError(
-        f"{_DOING}: there is {wanted} at the end of the model: {'; '.join(refusals)}. Name another output (output=; "
-        f"there are {names}) or layer (head=; the last ones are {_layers(model)})."
+        f"{_DOING}: the model does not end in {wanted}: {'; '.join(refusals)}. Name another output "
+        f"(output=NAME, one of {names}) or layer (head=NAME; the last layers are {_layers(model)})."
     )
 
 
@@ -138,7 +139,7 @@ def _trace(output: ir.Value, head: str | None) -> Linear | str:
     while True:
         node = value.producer()
         if node is None:
-            return f"'{value.name}' is no result of a node"
+            return f"'{value.name}' is not computed by a node"
         linear = read_linear(node, any_kernel=head is not None)
         if isinstance(linear, Linear):
             # The search ends at the last linear layer; an earlier one is not the head of this output.
@@ -198,13 +199,18 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
         # classes.
         small = any_kernel or all(size == 1 for size in dims[2:])
         if node.attributes.get_int("group", 1) != 1 or not small:
-            return f"{op_name(node)} has a kernel of {list(dims[2:])} and is taken for no head unless head= names it"
+            return (
+                f"{op_name(node)} has a kernel of {list(dims[2:])}, and is considered a head only if "
+                "head= names it"
+            )
     elif len(dims) != 2:
         return f"the weight of {op_name(node)} has the shape {list(dims)}"
     bias = node.inputs[2] if node.op_type != "MatMul" and len(node.inputs) > 2 else None
     layer = Linear(node, weight, through, rows, bias)
     if bias is not None and not _is_bias(bias, layer.classes):
-        return f"what {op_name(node)} adds, '{bias.name}', is no bias of {layer.classes} numbers in the file"
+        return (
+            f"'{bias.name}', which {op_name(node)} adds, is not a stored bias with {layer.classes} elements"
+        )
     return layer
 
 
@@ -229,7 +235,7 @@ def _trace_weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | st
         or value.dtype is None
         or not value.dtype.is_floating_point()
     ):
-        return "is no floating-point tensor in the file"
+        return "is not a floating-point tensor in the file"
     if any(node.op_type == "Transpose" and len(static_dims(node.outputs[0]) or ()) != 2 for node in through):
         return "is transposed in more than two axes"
     return value, through

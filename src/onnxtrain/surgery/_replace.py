@@ -135,7 +135,7 @@ def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
         return
     try:
         if axis < 0:
-            raise Refusal("the rank of what it computes is not known")
+            raise Refusal("the rank of its output is unknown")
         for value in dict.fromkeys([layer.node.outputs[0], layer.last]):
             _set_size(value, axis, classes)
         for at in layer.tail:
@@ -143,8 +143,8 @@ def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
             _set_size(at.outputs[0], axis, classes)
     except Refusal as refusal:
         raise ModelError(
-            f"Replacing the head: behind {op_name(layer.node)}, on the way to the output '{name}', {op_name(at)} is "
-            f"not for another number of classes: {refusal}. Export the model without it."
+            f"Replacing the head: {op_name(at)}, between {op_name(layer.node)} and the output '{name}', "
+            f"does not support another number of classes: {refusal}. Export the model without it."
         ) from None
 
 
@@ -258,8 +258,8 @@ def _drop_probabilities(layer: Linear, name: str) -> None:
         if probabilities is layer.output:
             layer.output = logits
         _log.warning(
-            "The %s at the end of the model is left out: its output '%s' are now the logits, which losses want. Pass "
-            "logits=False to keep it.",
+            "The %s at the end of the model is removed: its output '%s' now contains the logits, which "
+            "losses expect. Pass logits=False to keep it.",
             op_name(node),
             name,
         )
@@ -302,7 +302,7 @@ def _keep_outputs(model: ir.Model, layer: Linear, name: str) -> None:
         (kept if value is layer.output or value not in from_head else dropped).append(value)
     if dropped:
         _log.warning(
-            "The outputs %s were computed from the head that is replaced, and are left out.",
+            "The outputs %s are removed: they were computed from the replaced head.",
             ", ".join(f"'{value.name}'" for value in dropped),
         )
     model.graph.outputs.clear()

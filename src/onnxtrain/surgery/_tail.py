@@ -64,7 +64,7 @@ def _pool(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
 def _resize(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
     # `sizes` without `axes` has an entry for every axis, including the classes.
     if len(node.inputs) > 3 and node.inputs[3] is not None and "axes" not in node.attributes:
-        raise Refusal("it gives the number of classes as a size")
+        raise Refusal("its `sizes` contain the number of classes")
     return axis
 
 
@@ -80,7 +80,7 @@ def _mean(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
 def _squeeze(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
     axes = _axes(node, _rank(node))
     if axes is None or axis in axes:
-        raise Refusal("it removes the axis of the classes" + (" if there is one" if axes is None else ""))
+        raise Refusal("it removes the class axis" + (" if its size is 1" if axes is None else ""))
     return axis - sum(a < axis for a in axes)
 
 
@@ -88,7 +88,7 @@ def _unsqueeze(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) ->
     # The axes of an Unsqueeze refer to its output.
     added = _axes(node, _rank(node) + len(_constant(node.inputs[1]) or ()))
     if added is None:
-        raise Refusal("its axes are computed")
+        raise Refusal("its axes are computed at run time")
     for position in sorted(added):
         axis += position <= axis
     return axis
@@ -117,7 +117,7 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
     # With allowzero, a 0 in the target is a size and not a copy of the input's size: then the tensor is empty.
     dims, target = _dims(node.inputs[0]), _constant(node.inputs[1])
     if target is None or (0 in target and node.attributes.get_int("allowzero", 0) == 1):
-        raise Refusal("its shape is computed")
+        raise Refusal("its shape is computed at run time")
     sizes: list[int | None] = [
         (dims[i] if i < len(dims) else None) if size == 0 else int(size) for i, size in enumerate(target)
     ]
@@ -148,7 +148,7 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
                 _set_target_size(model, node, position, new)
             return position
     raise Refusal(
-        f"it makes {list(target)} of {list(dims)}, in which the {old} classes are no axis of their own"
+        f"it reshapes {list(dims)} to {list(target)}, where the {old} classes are not a separate axis"
     )
 
 
@@ -178,7 +178,7 @@ def _dims(value: ir.Value | None) -> Dims:
     """Returns the sizes of a value; raises Refusal if its shape is unknown."""
     dims = static_dims(value) if value is not None else None
     if dims is None:
-        raise Refusal("its shape is not known")
+        raise Refusal("its shape is unknown")
     return dims
 
 

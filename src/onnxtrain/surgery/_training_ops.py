@@ -18,6 +18,7 @@ from onnxtrain.functions import with_exact_masks
 from onnxtrain.passes import (
     CleanupPass,
     ModelSource,
+    apply_workarounds,
     as_given,
     canonicalize,
     inline_functions,
@@ -26,7 +27,6 @@ from onnxtrain.passes import (
     mark_gradients,
     same_kind,
     settle_shapes,
-    suit_runtime,
 )
 
 _DOMAIN = "ai.onnx.preview.training"
@@ -79,7 +79,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
     result = _lower_gradients(result)
     CleanupPass()(result)
     mark_gradients(result)
-    result = suit_runtime(result)
+    result = apply_workarounds(result)
     return as_given(result, model)
 
 
@@ -192,7 +192,7 @@ def _momentum(
     alpha, mode = _number(node, "alpha"), node.attributes.get_string("mode", "")
     if mode not in ("standard", "nesterov"):
         raise ModelError(
-            f"lowering Momentum ({node.name}): its mode is {mode!r}; it can be standard or nesterov"
+            f"lowering Momentum ({node.name}): its mode is {mode!r}; choose standard or nesterov"
         )
     g = _regularized(op, node, x, g)
     first = op.const(1.0, like=x)

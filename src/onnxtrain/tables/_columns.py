@@ -249,9 +249,9 @@ class CategoryColumn(Column):
         unknown = next((row for row, text in enumerate(texts) if text not in numbers), None)
         if unknown is not None and self.unknown == "error":
             raise InputError(
-                f"{values.at(unknown)}: {texts[unknown]!r} is none of the categories of training: "
+                f"{values.at(unknown)}: {texts[unknown]!r} is not a category of the training data: "
                 f"{some_names(self.categories)}. Train with {argument('unknown_category', 'ignore')} or "
-                f"{argument('unknown_category', 'own')} to admit others."
+                f"{argument('unknown_category', 'own')} to accept other categories."
             )
         return np.asarray(self.codes[[numbers.get(str(text), len(self.categories)) for text in texts]])
 
@@ -302,8 +302,8 @@ def holds_numbers(values: Values, *, categorical: bool) -> bool:
     # One of the two rows usually holds a typing error, or stands for a missing value.
     row, other = int(wrong.argmax()), int(values.is_number.argmax())
     raise InputError(
-        f"{values.at(row)}: {values.raw[row]!r} is not a number, while row {other + 1} has {values.raw[other]!r}."
-        f"{_missing_hint(values.raw[row])} If the column holds categories, pass "
+        f"{values.at(row)}: {values.raw[row]!r} is not a number, but row {other + 1} has "
+        f"{values.raw[other]!r}.{_missing_hint(values.raw[row])} If the column holds categories, pass "
         f"{argument('categorical', values.name)}."
     )
 
@@ -330,6 +330,6 @@ def _require_finite(values: Values) -> None:
     if infinite.any():
         row = int(infinite.argmax())
         raise InputError(
-            f"{values.at(row)}: {values.raw[row]} is infinite ({int(infinite.sum())} such values). Remove such rows, "
-            "or write the largest number that makes sense."
+            f"{values.at(row)}: {values.raw[row]} is infinite ({int(infinite.sum())} such values). Remove "
+            "such rows, or replace the values with the largest plausible number."
         )

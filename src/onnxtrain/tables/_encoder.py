@@ -102,9 +102,10 @@ class TableEncoder:
             setattr(self, name, [value] if isinstance(value, str) else list(value))
         if self.unknown_category == "ignore" and self.encode == "ordinal":
             raise InputError(
-                f"{argument('unknown_category', 'ignore')} encodes a category as zeros, and 0 is a category with "
-                f"{argument('encode', 'ordinal')}. Choose {argument('unknown_category', 'own')}, the number behind the "
-                f"last category, or {argument('encode', 'one-hot')}."
+                f"{argument('unknown_category', 'ignore')} encodes an unknown category as zeros, but with "
+                f"{argument('encode', 'ordinal')} 0 is the first category. Choose "
+                f"{argument('unknown_category', 'own')}, which uses the number after the last category, or "
+                f"{argument('encode', 'one-hot')}."
             )
         check_impute(self.impute)
 
@@ -344,11 +345,11 @@ class TableEncoder:
         for role, names in (("target", self.target), ("id", self.id), ("sample_weight", weights)):
             if both := sorted(set(inputs) & set(names)):
                 raise InputError(
-                    f"{', '.join(both)} cannot be among {argument('inputs')} and be the {argument(role)}."
+                    f"{', '.join(both)} cannot be both in {argument('inputs')} and the {argument(role)}."
                 )
         if extra := sorted(set(self.categorical) - {*inputs, *self.target}):
             raise InputError(
-                f"{', '.join(extra)} of {argument('categorical')} is neither an input nor the target."
+                f"{', '.join(extra)} in {argument('categorical')} is neither an input nor the target."
             )
         if not inputs:
             raise InputError(
@@ -359,7 +360,7 @@ class TableEncoder:
         for name in ruled - {OTHERS}:
             table.column(name)
         if extra := sorted(ruled - {*inputs, OTHERS}):
-            raise InputError(f"{', '.join(extra)} of {argument('impute')} is not an input.")
+            raise InputError(f"{', '.join(extra)} in {argument('impute')} is not an input.")
         return inputs
 
     def _fit_column(self, values: Values, counted: Array, where: str) -> Column:
@@ -401,8 +402,8 @@ class TableEncoder:
 
     def _no_column(self, name: str, inputs: Sequence[str], where: str) -> InputError:
         return InputError(
-            f"The model has several inputs ({', '.join(inputs)}), each of which is the column of its name; {where} has "
-            f"no column '{name}' among its inputs."
+            f"The model has several inputs ({', '.join(inputs)}), which are matched to columns by name; "
+            f"{where} has no column '{name}' among its inputs."
         )
 
 
@@ -413,9 +414,10 @@ def _require_known_classes(values: Values, classes: Sequence[str]) -> None:
     if rows:
         found = sorted({str(texts[row]) for row in rows})
         raise InputError(
-            f"{values.at(rows[0])}: the model was trained without the class '{texts[rows[0]]}'; its classes are "
-            f"{some_names(classes)}. {len(rows):,} of {len(texts):,} rows have classes that it does not know "
-            f"({some_names(found, 5)}). Remove these rows, or train a new run on a table that has all classes."
+            f"{values.at(rows[0])}: the model was trained without the class '{texts[rows[0]]}'; its "
+            f"classes are {some_names(classes)}. {len(rows):,} of {len(texts):,} rows have unknown classes "
+            f"({some_names(found, 5)}). Remove these rows, or train a new run on a table that has all "
+            "classes."
         )
 
 
@@ -426,8 +428,8 @@ def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) 
     if isinstance(expected, int) and expected != width:
         listed = some_names([c.name if c.width == 1 else f"{c.name} ({c.width})" for c in columns])
         raise InputError(
-            f"{what} gives {width} numbers per row ({listed}), and the input '{name}' of the model takes {expected}. "
-            f"Choose columns by {argument('inputs')}."
+            f"{what} has {width} values per row ({listed}), but the input '{name}' of the model takes "
+            f"{expected}. Choose columns by {argument('inputs')}."
         )
 
 

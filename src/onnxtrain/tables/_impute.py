@@ -60,8 +60,8 @@ class FillRule(NamedTuple):
             number = math.nan
         if not math.isfinite(number):
             raise InputError(
-                f"{self._argument()}: the column '{name}' holds numbers, and '{self.value}' is not a number. Give the "
-                f"column a rule of its own, such as {argument('impute', {name: 'median'})}."
+                f"{self._argument()}: the column '{name}' contains numbers, but '{self.value}' is not a "
+                f"number. Give the column its own rule, such as {argument('impute', {name: 'median'})}."
             )
         return number
 
@@ -80,8 +80,9 @@ class FillRule(NamedTuple):
         # In a rule for all columns, "mean" is meant for the numbers; categories get the most frequent one.
         if self.column is not None and self.text != "most_frequent":
             raise InputError(
-                f"{self._argument()}: the column '{name}' holds categories, which have no {self.text}. Choose "
-                f"{argument('impute', {name: 'most_frequent'})} or {argument('impute', {name: 'value=VALUE'})}."
+                f"{self._argument()}: the column '{name}' contains categories, which have no {self.text}. "
+                f"Choose {argument('impute', {name: 'most_frequent'})} or "
+                f"{argument('impute', {name: 'value=VALUE'})}."
             )
         counts = Counter(texts)
         # On a tie the alphabetically first category wins, as in scikit-learn.
@@ -113,6 +114,7 @@ def check_impute(impute: Impute) -> None:
     for text in [impute] if isinstance(impute, str) else (impute or {}).values():
         if not is_fill_rule(text):
             raise InputError(
-                f"{argument('impute')} is {text!r}; give mean, median, most_frequent or value=VALUE for all columns, "
-                f"or one of these for a column, e.g. {argument('impute', {'age': 'median'})}."
+                f"{argument('impute')} is {text!r}; pass mean, median, most_frequent or value=VALUE for "
+                "all columns, or one of them for a single column, e.g. "
+                f"{argument('impute', {'age': 'median'})}."
             )

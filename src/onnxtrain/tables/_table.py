@@ -101,7 +101,8 @@ class Table:
         duplicates = sorted(name for name, count in Counter(self.columns).items() if count > 1)
         if duplicates:
             raise InputError(
-                f"The table '{self.source}': there are several columns {some_names(duplicates)}. Rename them."
+                f"The table '{self.source}': several columns have the same name: {some_names(duplicates)}. "
+                "Rename them."
             )
         if not len(self):
             raise InputError(f"The table '{self.source}' has no rows.")
@@ -191,7 +192,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     path = Path(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise InputError(f"Reading the table '{path}': choose a file with the suffix {' or '.join(READERS)}.")
+        raise InputError(f"Reading the table '{path}': the file name must end in {' or '.join(READERS)}.")
     pandas = _pandas()
     try:
         frame = reader.read(pandas, path)
@@ -211,9 +212,9 @@ def _read_csv(pandas: Any, path: Path) -> Any:
         header = next(csv.reader(file), [])
     if separator := _other_separator(header, first, second):
         raise ValueError(
-            f"its first line is one column {header[0]!r}, so the fields seem to be separated by {separator!r}. Only "
-            "commas separate fields, and numbers have a decimal point (1.5): save the table again in this way, or as "
-            ".parquet"
+            f"its header is a single column {header[0]!r}, so its fields seem to be separated by "
+            f"{separator!r}. Fields must be separated by commas, and numbers need a decimal point (1.5): "
+            "save the table in this format, or as .parquet"
         )
     frame = pandas.read_csv(
         path,
@@ -301,6 +302,6 @@ def _require_numbers_or_texts(values: Values, *, dates: bool) -> None:
     for row, value in enumerate(values.raw):
         if not values.missing[row] and (dates or not isinstance(value, allowed)):
             raise InputError(
-                f"{values.at(row)}: {value!r} is neither a number nor a text. Make numbers of it, or name the columns "
-                f"to take: {argument('inputs')}."
+                f"{values.at(row)}: {value!r} is neither a number nor a string. Convert it to a number, or "
+                f"choose the columns to use: {argument('inputs')}."
             )

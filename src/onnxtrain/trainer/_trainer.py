@@ -24,17 +24,17 @@ from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import Manifest
+from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
-from onnxtrain.runtime.uncopied import Uncopied
 from onnxtrain.trainer._checks import check_integer
 from onnxtrain.trainer._fit.datasets import (
     Data,
     Validation,
     advising_transform,
+    enable_sample_weights,
     fit_datasets,
-    weigh,
-    weighed_dataset,
+    weighted_dataset,
 )
 from onnxtrain.trainer._fit.events import Event, Events, StepGradients
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange, find_range
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     )
 
 
-class Trainer(Uncopied):
+class Trainer(NotCopyable):
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.
 
     Arguments that are fields of :class:`onnxtrain.Recipe` are described there.
@@ -149,7 +149,7 @@ class Trainer(Uncopied):
         array([[2.]], dtype=float32)
     """
 
-    _instead = "Save it by trainer.save(path), and open a second one of its own by Trainer.resume(path)."
+    _instead = "Save it with trainer.save(path), and open a second one with Trainer.resume(path)."
 
     _state: TrainingState
 
@@ -357,7 +357,7 @@ class Trainer(Uncopied):
         Raises:
             InputError: data or arguments do not fit; nothing was trained.
             DivergenceError: the loss became NaN or infinite; the last good state was restored and saved.
-            TrainingStateError: a fit of this trainer is under way, in another thread or around this call.
+            TrainingStateError: a fit of this trainer is running, in another thread or around this call.
         """
         epochs = check_integer(argument("epochs"), epochs)
         accumulate = check_integer(argument("accumulate"), accumulate)
@@ -412,7 +412,7 @@ class Trainer(Uncopied):
             )
             state.position.check(plan)
             state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
-            weigh(state, data, held_out, for_fit=True)
+            enable_sample_weights(state, data, held_out, for_fit=True)
             state.validating, state.training_data = held_out is not None, data
             warn_of_fixed_batch(state.run.batch_size, data.samples)
             state.workers.check_fixed_batch(state.run.batch_size)
@@ -489,18 +489,18 @@ class Trainer(Uncopied):
         """
         self._state.workers.require_one("Finding a learning rate")
         options = Options(batch_size, training=True)
-        data = weighed_dataset(self._state, inputs, targets, None, options, transform)
+        data = weighted_dataset(self._state, inputs, targets, None, options, transform)
         return find_range(self._state, data, start, stop, steps)
 
     def stop_training(self) -> None:
-        """Ends the fit under way after the current epoch. Callbacks and other threads may call it."""
+        """Ends the current fit after the current epoch. Callbacks and other threads may call it."""
         self._state.workers.stop(self._state.position.history)
 
     def abandon_fit(self) -> None:
         """Forgets an interrupted fit: the next fit is a new one, and may have other arguments.
 
         Raises:
-            TrainingStateError: a fit is under way in another thread.
+            TrainingStateError: a fit is running in another thread.
         """
         self._state.abandon()
 
@@ -524,7 +524,7 @@ class Trainer(Uncopied):
                 batch size cannot compute.
         """
         return self._state.evaluate(
-            weighed_dataset(self._state, inputs, targets, sample_weight, Options(batch_size), transform)
+            weighted_dataset(self._state, inputs, targets, sample_weight, Options(batch_size), transform)
         )
 
     def predict(
@@ -554,10 +554,10 @@ class Trainer(Uncopied):
     def predict_proba(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array:
-        """Returns the probabilities that belong to the logits of the loss, computed in inference mode.
+        """Returns the predicted probabilities: the model's logits after the activation that the loss implies.
 
-        For a cross-entropy, these are the softmax of the logits over the classes, for `nll` their exponential, and for
-        losses of binary logits (`bce_with_logits`, `focal`, `tversky`) their sigmoid.
+        The activation is softmax over the classes for cross-entropy, the exponential for `nll`, and the sigmoid for
+        losses of binary logits (`bce_with_logits`, `focal`, `tversky`). The model runs in inference mode.
 
         Args:
             inputs: see :meth:`predict`.
@@ -613,11 +613,11 @@ class Trainer(Uncopied):
             InputError: the data does not fit, or it is not a classification with one right class per sample.
         """
         state = self._state
-        data = weighed_dataset(state, inputs, targets, None, Options(batch_size), transform)
+        data = weighted_dataset(state, inputs, targets, None, Options(batch_size), transform)
         with self.averaged():
             steps = state.run.evaluate(data.read(Pass()))
             # Copied, because ONNX Runtime writes the next batch's outputs to the same memory.
-            parts = [tuple(array.copy() for array in state.judged(step)) for step in steps]
+            parts = [tuple(array.copy() for array in state.metric_arrays(step)) for step in steps]
         prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return confusion_matrix(state.task, prediction, target)
 
@@ -809,7 +809,7 @@ class Trainer(Uncopied):
 
     @property
     def recorded_keys(self) -> list[str]:
-        """Keys that the fit under way records for each epoch, e.g. ["loss", "accuracy", "val_loss"]."""
+        """Keys that the current fit records for each epoch, e.g. ["loss", "accuracy", "val_loss"]."""
         return self._state.recorded_keys
 
     @property
@@ -909,5 +909,5 @@ def _callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
         raise InputError(f"callbacks must be a list of callbacks, received {received}.")
     setters = [name for entry in listed if (name := entry._sets_parameters_at_end()) is not None]
     if len(setters) > 1:
-        raise InputError(f"{' and '.join(setters)} both set the parameters at the end. Choose one.")
+        raise InputError(f"{' and '.join(setters)} both set the final parameters. Choose one.")
     return listed

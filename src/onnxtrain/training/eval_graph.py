@@ -13,8 +13,8 @@ from onnxtrain.passes import (
     FloatDequantizedPass,
     LongSumsPass,
     TrainingModePass,
+    apply_workarounds,
     lift_constants,
-    suit_runtime,
 )
 from onnxtrain.training.build_state import Build
 from onnxtrain.training.forward_graph import computed_names
@@ -39,7 +39,7 @@ def build_eval_model(
     _name_copies(evaluation, model, file_outputs)
     file_values = computed_names(evaluation)
     # A device exports outputs of the model from the eval model, whether it returns them or not.
-    evaluation = suit_runtime(evaluation, keep_unread=True)
+    evaluation = apply_workarounds(evaluation, keep_unread=True)
     # Otherwise evaluation would dequantize a weight to float in memory, which training avoids.
     if not as_deployed:
         FloatDequantizedPass()(evaluation)

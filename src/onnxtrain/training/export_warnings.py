@@ -56,8 +56,8 @@ def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
     dropouts = [node for node in nodes if node.op_type == "Dropout" and _is_switched_off(node)]
     if dropouts:
         _log.warning(
-            "%d Dropout node(s) were exported in inference mode and drop nothing: %s. Pass %s to train with the ratios "
-            "of the file, %s for another ratio, or %s to train without Dropout.",
+            "%d Dropout node(s) were exported in inference mode and drop nothing: %s. Pass %s to train "
+            "with the ratios in the file, %s for another ratio, or %s to train without Dropout.",
             len(dropouts),
             some_names([place_name(node) for node in dropouts], 5),
             argument("batch_norm", "training"),
@@ -76,9 +76,9 @@ def _warn_of_removed_dropout(modules: Sequence[str]) -> None:
     """Warns of Dropout modules that the exporter has removed and the user has not put back."""
     if modules:
         _log.warning(
-            "The exporter has removed %d Dropout module(s), so that training drops nothing there: %s. The ratio p is "
-            "not in the file. Pass %s, with the p of the PyTorch network, to train with Dropout, or %s to train "
-            "without it, e.g. because p is 0 in the network.",
+            "The exporter removed %d Dropout module(s), so these places drop nothing in training: %s. The "
+            "ratio p is not in the file. Pass %s, with the p of the PyTorch network, to train with "
+            "Dropout, or %s to train without it, e.g. because p is 0 in the network.",
             len(modules),
             some_names(modules, 5),
             argument("dropout", 0.1),
@@ -92,9 +92,9 @@ def _warn_of_lost_parameters(model: ir.Model) -> None:
     # A quantizer has replaced weights by integers, which nobody expects to train.
     if names and not has_quantized_ops(model.graph):
         _log.warning(
-            "The exporter's optimizer has removed %d parameters of the PyTorch model, which are therefore not trained: "
-            "%s. It merges equal tensors, drops biases of zeros and folds BatchNorm into Conv. Export with "
-            "optimize=False.",
+            "The exporter's optimizer removed %d parameters of the PyTorch model, so they are not "
+            "trained: %s. It merges equal tensors, drops all-zero biases and folds BatchNorm into Conv. "
+            "Export with optimize=False.",
             len(names),
             some_names(names, 5),
         )
@@ -109,8 +109,9 @@ def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
         # TorchScript's exporter gives such names to folded constants, e.g. a transposed weight.
         if name.startswith("onnx::") and len(nodes) > 1:
             _log.warning(
-                "%r, which PyTorch's exporter has computed from weights with equal values, is shared by %s and trained "
-                "as one parameter. If the layers are not tied in PyTorch, export with do_constant_folding=False.",
+                "PyTorch's exporter stored %r once for weights with equal values: %s share it, and it is "
+                "trained as one parameter. If the layers are not tied in PyTorch, export with "
+                "do_constant_folding=False.",
                 name,
                 ", ".join(nodes),
             )
@@ -121,8 +122,8 @@ def _warn_of_lost_detaches(model: ir.Model, active: Collection[ir.Value]) -> Non
     nodes = [repr(node.name or node.outputs[0].name) for node in lost_detaches(model.graph, active)]
     if nodes:
         _log.warning(
-            "The PyTorch model calls detach(), which the exporter's optimizer has removed at %s: gradients flow "
-            "through these places, where PyTorch's stop. Export with optimize=False, or write "
+            "The PyTorch model calls detach(), but the exporter's optimizer removed it at %s: gradients "
+            "flow where PyTorch would stop them. Export with optimize=False, or write "
             "onnxtrain.nn.stop_gradient(x) for x.detach().",
             some_names(nodes, 5),
         )

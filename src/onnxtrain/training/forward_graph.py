@@ -84,8 +84,9 @@ def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise GraphBuildError(
-            f"building the training graph: {', '.join(repeated)} would be returned twice; the first "
-            f"output is always the loss, {names[0]!r}: name every other value once in additional_output_names"
+            f"building the training graph: {', '.join(repeated)} would be returned more than once; the "
+            f"first output is always the loss, {names[0]!r}: name each other value once in "
+            "additional_output_names"
         )
     values = [named(model, name) for name in names]
     model.graph.outputs.clear()

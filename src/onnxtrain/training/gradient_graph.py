@@ -14,9 +14,9 @@ from onnxtrain.passes import (
     FloatDequantizedPass,
     FoldFrozenBatchNormPass,
     LongSumsPass,
+    apply_workarounds,
     lift_constants,
     simplify_gradients,
-    suit_runtime,
 )
 from onnxtrain.passes.portable import draw_from_input
 from onnxtrain.passes.profiles import PROFILES
@@ -66,7 +66,7 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
         restore_file_ops(training, build.forward)
     _append_gradients(build, training, gradients)
     CleanupPass(keep=set())(training)
-    training = suit_runtime(training)
+    training = apply_workarounds(training)
     simplify_gradients(training)
     FloatDequantizedPass(file_values if as_deployed else ())(training)
     # After the passes above: functions with native kernels hide the standard ops that these passes match.

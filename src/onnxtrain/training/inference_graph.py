@@ -8,7 +8,13 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.emitter import find_value
-from onnxtrain.passes import CleanupPass, TrainingModePass, promote_initializers, settle_shapes, suit_runtime
+from onnxtrain.passes import (
+    CleanupPass,
+    TrainingModePass,
+    apply_workarounds,
+    promote_initializers,
+    settle_shapes,
+)
 
 
 def build_inference_model(
@@ -41,7 +47,7 @@ def build_inference_model(
     # The parameters have no values now, so nothing derived from them can be folded; shapes are inferred again.
     inference = settle_shapes(inference)
     CleanupPass(keep=set())(inference)
-    return suit_runtime(inference)
+    return apply_workarounds(inference)
 
 
 def inference_entry(model: ir.Model, held: Sequence[str]) -> dict[str, Any]:

@@ -96,7 +96,9 @@ class DropCachePass(ir.passes.InPlacePass):
         for node in tuple(graph):
             dropped = [(past, present) for past, present in _pairs(node) if past in pasts]
             # Names of earlier nodes win, because shape inference knows the first layer best.
-            names = _length_of_all(node, dropped) | _sizes_of_new(node, dropped) | names
+            names = (
+                _total_length_substitution(node, dropped) | _past_size_substitutions(node, dropped) | names
+            )
             for past, present in dropped:
                 _drop(node, past, present, keeps_output=self._as_deployed)
         for past in pasts:
@@ -137,8 +139,9 @@ def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
     symbols = [axis for axis, dim in enumerate(dims) if axis and not isinstance(dim, int)]
     if batch is None or len(symbols) != 1:
         raise GraphBuildError(
-            f"dropping the key-value cache: the input {past.name!r} has shape {past.shape}; only the batch size, which "
-            "another input must share, and the number of past tokens may be symbolic. Export the model without a cache"
+            f"dropping the key-value cache: the input {past.name!r} has shape {past.shape}; only the "
+            "number of past tokens and the batch size, which another input must share, may be symbolic. "
+            "Export the model without a cache"
         )
     op = Emitter(model.graph)
     sizes = [dim if isinstance(dim, int) else 0 for dim in dims[1:]]
@@ -148,7 +151,7 @@ def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
     return empty
 
 
-def _length_of_all(
+def _total_length_substitution(
     node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]
 ) -> dict[str, ir.SymbolicDim | int]:
     """Maps the symbol for the length of cached and new tokens to the length of the new tokens.
@@ -164,7 +167,9 @@ def _length_of_all(
     return {} if name is None else {name: queries.shape[1]}
 
 
-def _sizes_of_new(node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]) -> dict[str, ir.SymbolicDim | int]:
+def _past_size_substitutions(
+    node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]
+) -> dict[str, ir.SymbolicDim | int]:
     """Returns values for the symbolic sizes of past keys, read from the new keys that a Concat appends to them."""
     # The model builder of onnxruntime-genai (0.18) declares the head size as `kv_cache_dim`.
     if not dropped or node.op_type != "Concat" or len(node.inputs) != 2:

@@ -95,11 +95,11 @@ def _ratios(places: Sequence[ir.Node], dropout: float | Mapping[str, float]) -> 
     if not isinstance(dropout, Mapping):
         if not places and dropout:
             raise GraphBuildError(
-                f"building the training graph: {argument('dropout', dropout)} has no place, as there is no trace of "
-                "Dropout in the file. In inference mode exporters remove it: TorchScript's always, the Dynamo "
-                "exporter unless optimize=False. Export again with optimize=False or in training mode, or name the "
-                f"layers that get Dropout in front of them: onnxtrain.restore_dropout(model, p={dropout}, "
-                "before=['fc'])"
+                f"building the training graph: {argument('dropout', dropout)} has no effect, because the "
+                "file has no Dropout. Exporters remove it in inference mode: the TorchScript exporter "
+                "always, the Dynamo exporter unless optimize=False. Export again with optimize=False or "
+                "in training mode, or insert Dropout in front of layers that you name: "
+                f"onnxtrain.restore_dropout(model, p={dropout}, before=['fc'])"
             )
         return dict.fromkeys(places, float(dropout))
     matches = _first_matches(places, dropout, "dropout", "Dropout")
@@ -127,8 +127,8 @@ def _first_matches(
         if not matched:
             shown = [of_node[0] for of_node in names.values() if of_node]
             raise GraphBuildError(
-                f"building the training graph: no {kind} matches {pattern!r} of {argument(option)}; there are "
-                f"{some_names(shown)}"
+                f"building the training graph: no {kind} matches {pattern!r} of {argument(option)}; the "
+                f"model has {some_names(shown)}"
             )
         for node in nodes:
             if not set(matched).isdisjoint(names[node]):
@@ -229,16 +229,16 @@ def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Se
     dropouts = any(node.op_type == "Dropout" and node.domain == "" for node in nodes)
     if asked and not norms and not dropouts:
         raise GraphBuildError(
-            f"building the training graph: {argument('batch_norm', 'training')} has nothing to switch, as the model "
-            "has no BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
-            "dropped them: export it in training mode (torch.onnx.export(..., "
+            f"building the training graph: {argument('batch_norm', 'training')} has no effect, because the "
+            "model has no BatchNormalization and no Dropout node. If the network has such layers, the "
+            "exporter has folded or removed them: export it in training mode (torch.onnx.export(..., "
             "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). "
             f"{_put_back(removed)}. Otherwise leave {argument('batch_norm')} out"
         )
     if asked and not norms:
         _log.warning(
-            "%s trains with Dropout, but the model has no BatchNormalization node. If the network "
-            "has such layers, its exporter has folded them into others; export it in training mode.",
+            "%s trains with Dropout, but the model has no BatchNormalization node. If the network has "
+            "such layers, the exporter has folded them into other layers; export it in training mode.",
             argument("batch_norm", "training"),
         )
     # PyTorch raises for a batch with one value per channel. It accepts larger images, but a model with a fixed batch of
@@ -247,9 +247,10 @@ def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Se
         batch = node.inputs[0] and (static_dims(node.inputs[0]) or (None,))[0]
         if batch == 1 and is_training_batch_norm(node):
             raise GraphBuildError(
-                f"building the training graph: the BatchNormalization {node.name or node.outputs[0].name!r} is to "
-                "normalize by the statistics of the batch, but the model was exported for a batch of 1. Make the batch "
-                f"dynamic: export it with dynamic_shapes, or {words().dynamic_batch('generate_artifacts')}. Or pass "
+                "building the training graph: the BatchNormalization "
+                f"{node.name or node.outputs[0].name!r} cannot normalize with the statistics of the batch, "
+                "because the model was exported with a batch of 1. Make the batch dynamic: export it with "
+                f"dynamic_shapes, or {words().dynamic_batch('generate_artifacts')}. Or pass "
                 f"{argument('batch_norm', 'inference')}"
             )
 
@@ -258,7 +259,7 @@ def _put_back(removed: Sequence[str]) -> str:
     """Returns advice on how to put Dropout back, a sentence without its full stop."""
     if removed:
         return f"Pass {argument('dropout', 0.1)} for the removed Dropout of {some_names(removed, 5)}"
-    return "Dropout can be put back by onnxtrain.restore_dropout(model, p, before=[...])"
+    return "To insert Dropout, use onnxtrain.restore_dropout(model, p, before=[...])"
 
 
 def place_name(node: ir.Node) -> str:

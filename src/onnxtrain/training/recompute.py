@@ -99,7 +99,7 @@ class _Plan:
             and self._is_repeatable(value)
         )
 
-    def is_there(self, value: ir.Value) -> bool:
+    def is_available(self, value: ir.Value) -> bool:
         """True if a value is in memory anyway, because it is kept, an input or a constant."""
         return value in self._kept or value.producer() is None
 
@@ -149,7 +149,7 @@ class _Plan:
         if not self._of_weights and not any(map(self.is_activation, sources)):
             return False
         return all(
-            self.is_there(source) or not self.is_activation(source) or self._is_repeatable(source)
+            self.is_available(source) or not self.is_activation(source) or self._is_repeatable(source)
             for source in sources
         )
 
@@ -174,7 +174,7 @@ class _Writer:
         """Returns the replacement of a value: a recomputed or delayed activation, or the value itself if small."""
         if value in self._again:
             return self._again[value]
-        if self._plan.is_there(value) or not self._plan.is_activation(value):
+        if self._plan.is_available(value) or not self._plan.is_activation(value):
             large = value.producer() is not None and self._plan.is_activation(value)
             self._again[value] = self._delayed(value, signal) if large else value
             return self._again[value]

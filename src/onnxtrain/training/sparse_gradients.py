@@ -112,10 +112,10 @@ def _refusal(parameter: ir.Value, writers: Sequence[ir.Node | None]) -> str:
         kinds = sorted({node.op_type for node in writers if node is not None and not _is_of_rows(node)})
         readers = [f"{use.node.op_type} ({use.node.name!r})" for use in parameter.uses()]
         problem = (
-            f"its gradient comes from {some_names(kinds)}, and not only from rows that Gather reads on axis 0; the "
-            f"nodes that read it are {some_names(readers)}"
+            f"its gradient comes from {some_names(kinds)}, not only from Gather on axis 0; the nodes that "
+            f"read it are {some_names(readers)}"
         )
     return (
-        f"building the training graph: {parameter.name!r} has no sparse gradient: {problem}. Leave it out of "
-        f"{argument('sparse_gradients')}"
+        f"building the training graph: {parameter.name!r} cannot have a sparse gradient: {problem}. Leave "
+        f"it out of {argument('sparse_gradients')}"
     )

@@ -49,7 +49,7 @@ def choose_parameters(
     )
     active = _active_values(forward, build.trainable)
     _check_adapters(forward, [name for name in build.trainable if name in adapters], active)
-    _leave_out_unreached(build, active)
+    _drop_unreached(build, active)
     return build, active
 
 
@@ -75,15 +75,15 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
     active = active_values(model.graph, [loss], [model.graph.initializers[name] for name in trainable])
     if loss not in active:
         raise NothingToTrain(
-            f"building the training graph: no gradient flows from the loss {loss.name!r} to any of the parameters to "
-            f"train ({some_names(trainable, 5)}): it does not depend on them, or through ops without a gradient only. "
-            f"Choose another value of the model in {argument('loss_input_names')}, or other parameters in "
-            f"{argument('requires_grad')}."
+            f"building the training graph: no gradient flows from the loss {loss.name!r} to any of the "
+            f"parameters to train ({some_names(trainable, 5)}): the loss does not depend on them, or only "
+            "through ops that have no gradient. Choose another value of the model in "
+            f"{argument('loss_input_names')}, or other parameters in {argument('requires_grad')}."
         )
     return active
 
 
-def _leave_out_unreached(build: Build, active: Collection[ir.Value]) -> None:
+def _drop_unreached(build: Build, active: Collection[ir.Value]) -> None:
     """Removes parameters that the loss does not depend on from the trained ones, and logs a warning that names them.
 
     PyTorch's optimizers skip parameters without a gradient (grad is None). With zero gradients instead, weight decay
@@ -121,11 +121,11 @@ def _check_adapters(model: ir.Model, names: Sequence[str], active: Collection[ir
     if lost:
         layers = list(dict.fromkeys(name.rpartition(".lora_")[0] for name in lost))
         raise GraphBuildError(
-            f"building the training graph: no gradient flows from the loss {model.graph.outputs[0].name!r} to the "
-            f"adapters of {some_names(layers, 5)}: it does not depend on these layers, or through ops without a "
-            f"gradient only. Leave the layers out (target_modules, exclude_modules), pass "
-            f"{argument('straight_through', True)} if Round, Ceil or Floor is in the way, or choose another value of "
-            f"the model in {argument('loss_input_names')}"
+            f"building the training graph: no gradient flows from the loss {model.graph.outputs[0].name!r} "
+            f"to the adapters of {some_names(layers, 5)}: the loss does not depend on these layers, or "
+            "only through ops that have no gradient. Leave the layers out (target_modules, "
+            f"exclude_modules), pass {argument('straight_through', True)} if Round, Ceil or Floor is in "
+            f"the way, or choose another value of the model in {argument('loss_input_names')}"
         )
 
 

@@ -90,9 +90,9 @@ def _tensor_entry(value: ir.Value) -> dict[str, Any]:
         shape = [symbol if dim is None else dim for dim, symbol in zip(dims, symbols, strict=True)]
     if value.dtype == ir.DataType.STRING:
         raise GraphBuildError(
-            f"building the training graph: the input '{value.name}' holds strings, which ONNX Runtime cannot bind "
-            "together with parameters. Convert them to numbers before the model: cut the model after the op that looks "
-            "them up (onnx.utils.extract_model), and look them up in Python."
+            f"building the training graph: the input '{value.name}' contains strings, which ONNX Runtime's "
+            "IO binding does not support. Convert them to numbers outside of the model: cut the model "
+            "after the op that looks them up (onnx.utils.extract_model), and look them up in Python."
         )
     dtype = value.dtype.numpy().name if value.dtype is not None else None
     return {"name": str(value.name), "dtype": dtype, "shape": shape}

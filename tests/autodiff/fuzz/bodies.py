@@ -71,7 +71,7 @@ def _loop(b: Builder, d: Draw, within: Within) -> None:
     trips = d.choice([0, 1, 1, 2, 2, 3])
     stop = d.choice(["never", "never", "count", "state"])
     most = "" if stop == "count" and d.chance(50) else b.data(np.full((1,) if d.chance(20) else (), trips))
-    go_on = "" if most and d.chance(60) else b.data(np.array(d.chance(90)))
+    keep_going = "" if most and d.chance(60) else b.data(np.array(d.chance(90)))
     states = _states(b, d, least=0 if stop != "state" else 1)
     inner = b.within("b")
     index, flag = (f"{inner.prefix}{what}" for what in ("i", "c"))
@@ -84,10 +84,10 @@ def _loop(b: Builder, d: Draw, within: Within) -> None:
     within(inner, d, d.integer(0, 3))
     after = [_next_state(inner, d, name) for name in names]
     outputs = [*after, *(_result(inner, d, None) for _ in range(d.integer(0 if states else 1, 2)))]
-    condition = _go_on(inner, d, flag, index, stop, trips, after)
+    condition = _condition_of(inner, d, flag, index, stop, trips, after)
     told = [(condition, BOOL, _scalar(d)), *_told(inner, d, outputs)]
     body = Body(inputs, inner.nodes_here, told)
-    found = b.nodes("Loop", [most, go_on, *states], len(outputs), body=body)
+    found = b.nodes("Loop", [most, keep_going, *states], len(outputs), body=body)
     _hide_stacks_of_nothing(b, found[len(states) :])
 
 
@@ -221,7 +221,7 @@ def _result(inner: Builder, d: Draw, shape: Sequence[int] | None) -> str:
     return inner.node(d.choice(["Identity", "Sin"]), [value])
 
 
-def _go_on(
+def _condition_of(
     inner: Builder, d: Draw, flag: str, index: str, stop: str, trips: int, after: Sequence[str]
 ) -> str:
     if stop == "state":

@@ -3,7 +3,7 @@
     python -m autodiff.fuzz.survey --graphs 500 --seed 1 --keep found > report.json
 
 in the folder `tests`. Graph `number` of a run belongs to the seed `<seed>-<number>`, whatever came before it. They
-are judged in another process, because kernels of ONNX Runtime can end theirs; the run goes on behind such a graph.
+are judged in another process, because kernels of ONNX Runtime can end theirs; the run continues after such a graph.
 """
 
 from __future__ import annotations

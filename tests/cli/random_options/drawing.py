@@ -200,7 +200,7 @@ def draw_job(seed: int) -> list[list[str]]:
         ["ops", source],
     ]
     jobs += [[*command, *json] for command in draw.sample(later, draw.randint(1, 3))]
-    # Before a command that goes on with the run.
+    # Before a command that resumes the run.
     return (
         [jobs[0], ["train", "--config", "run/run.toml", "-o", "again"], *jobs[1:]]
         if draw.random() < 0.2

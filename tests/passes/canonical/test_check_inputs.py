@@ -40,9 +40,9 @@ def product(inputs: list[str]) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (["q", "s", "z", "w", "s", ""], "the QGemm node 'layer' leaves out its input 5, 'b_zero_point'"),
-        (["q", "s", "", "w", "s", "z"], "the QGemm node 'layer' leaves out its input 2, 'a_zero_point'"),
-        (["q", "s", "z", "w", "s"], "the QGemm node 'layer' leaves out its input 5, 'b_zero_point'"),
+        (["q", "s", "z", "w", "s", ""], "the QGemm node 'layer' is missing its input 5, 'b_zero_point'"),
+        (["q", "s", "", "w", "s", "z"], "the QGemm node 'layer' is missing its input 2, 'a_zero_point'"),
+        (["q", "s", "z", "w", "s"], "the QGemm node 'layer' is missing its input 5, 'b_zero_point'"),
     ],
 )
 def test_missing_zero_points_are_refused(inputs: list[str], message: str, tmp_path) -> None:

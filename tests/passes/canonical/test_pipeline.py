@@ -400,7 +400,7 @@ def test_recursive_function_is_an_error():
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        (helper.make_node("Relu", ["absent"], ["y"]), "nothing defines 'absent'"),
+        (helper.make_node("Relu", ["absent"], ["y"]), "its graph uses 'absent', which nothing defines"),
         (helper.make_node("Add", ["x"], ["y"]), "input size 1"),
         (helper.make_node("Transpose", ["x"], ["y"], perm="10"), "perm"),
     ],

@@ -161,7 +161,7 @@ def test_external_data_of_a_proto_without_directory(tmp_path, monkeypatch):
 def test_external_data_too_short(tmp_path):
     path = save_external(tmp_path / "m.onnx")
     os.truncate(tmp_path / "weights.bin", 30_000)
-    with pytest.raises(ModelLoadError, match="the file has 30000 bytes: it is truncated"):
+    with pytest.raises(ModelLoadError, match="the file has only 30000 bytes: it is truncated"):
         load_model(path)
 
 
@@ -197,7 +197,7 @@ def test_opset_too_new(opset):
     proto = mlp()
     proto.opset_import[0].version = opset
     with pytest.raises(
-        UnsupportedOpsetError, match=f"opset {opset}, and stock ONNX Runtime accepts at most 28"
+        UnsupportedOpsetError, match=f"opset {opset}, but stock ONNX Runtime accepts at most 28"
     ):
         load_model(proto)
 
@@ -214,7 +214,7 @@ def test_an_annotation_of_another_dtype_than_its_tensor():
 def test_opset_that_never_was(opset):
     proto = mlp()
     proto.opset_import[0].version = opset
-    with pytest.raises(ModelLoadError, match=f"opset {opset}, and there is none below 1"):
+    with pytest.raises(ModelLoadError, match=f"opset {opset}, but opsets start at 1"):
         load_model(proto)
 
 
@@ -280,7 +280,7 @@ def test_no_outputs():
 def test_output_that_nothing_defines():
     proto = mlp()
     proto.graph.output[0].name = "nowhere"
-    with pytest.raises(ModelLoadError, match="nothing defines 'nowhere'"):
+    with pytest.raises(ModelLoadError, match="its graph uses 'nowhere', which nothing defines"):
         load_model(proto)
 
 
@@ -288,7 +288,7 @@ def test_output_that_nothing_defines():
 def test_text_that_is_no_utf8(text):
     content = build([helper.make_node("Gemm", ["x", "x"], ["y"])], [info("x", [2, 2])], [info("y", [2, 2])])
     proto = onnx.ModelProto.FromString(content.SerializeToString().replace(text, b"\xff" * len(text)))
-    with pytest.raises(ModelLoadError, match=r"has the text b'(\\xff)+', which is no UTF-8"):
+    with pytest.raises(ModelLoadError, match=r"contains the string b'(\\xff)+', which is not valid UTF-8"):
         load_model(proto)
 
 
@@ -324,7 +324,7 @@ def test_undefined_value_in_a_function():
     body = [helper.make_node("Add", ["a", "absent"], ["b"])]
     function = helper.make_function("local", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 21)])
     proto.functions.append(function)
-    with pytest.raises(ModelLoadError, match="nothing defines 'absent'"):
+    with pytest.raises(ModelLoadError, match="its graph uses 'absent', which nothing defines"):
         load_model(proto)
 
 
@@ -341,7 +341,9 @@ def test_strings_in_external_data(tmp_path):
     proto = onnx.load(path, load_external_data=False)
     proto.graph.initializer[0].data_type = onnx.TensorProto.STRING
     path.write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelLoadError, match="'big' holds strings, which external data cannot"):
+    with pytest.raises(
+        ModelLoadError, match="'big' contains strings, which cannot be stored as external data"
+    ):
         load_model(path)
 
 
@@ -361,10 +363,10 @@ def test_cyclic_graph():
 @pytest.mark.parametrize(
     ("op", "name", "value", "kinds"),
     [
-        ("Constant", "value", 3, "INT, and the standard has TENSOR"),
-        ("Constant", "value_floats", 2.0, "FLOAT, and the standard has FLOATS"),
-        ("Constant", "value_float", "text", "STRING, and the standard has FLOAT"),
-        ("Flatten", "axis", 1.0, "FLOAT, and the standard has INT"),
+        ("Constant", "value", 3, "INT, but the ONNX standard specifies TENSOR"),
+        ("Constant", "value_floats", 2.0, "FLOAT, but the ONNX standard specifies FLOATS"),
+        ("Constant", "value_float", "text", "STRING, but the ONNX standard specifies FLOAT"),
+        ("Flatten", "axis", 1.0, "FLOAT, but the ONNX standard specifies INT"),
     ],
 )
 @pytest.mark.parametrize("opset", [11, 21])  # 11 has a Constant without value_int, value_float and the like

@@ -103,5 +103,5 @@ def test_a_proto_has_its_external_data_in_it(tmp_path):
 
 def test_a_proto_has_a_limit(monkeypatch):
     monkeypatch.setattr(save_module, "DEFAULT_EXTERNAL_DATA_THRESHOLD", 1000)
-    with pytest.raises(ModelError, match="Write it with save_model"):
+    with pytest.raises(ModelError, match="Use save_model"):
         to_proto(load_model(wide()))

@@ -60,9 +60,12 @@ def test_bfloat16_goes_both_ways():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["w1", "w9"], "Cannot make 'w9' inputs .* not among the model's initializers \\(w1, b1, w2, b2\\)"),
-        (["x"], "Cannot make 'x' inputs"),
-        (["w1", "w1"], "Cannot make 'w1' inputs of the training graph twice"),
+        (
+            ["w1", "w9"],
+            "Cannot turn 'w9' into inputs .* not among the model's initializers \\(w1, b1, w2, b2\\)",
+        ),
+        (["x"], "Cannot turn 'x' into inputs"),
+        (["w1", "w1"], "'w1' is named more than once"),
     ],
 )
 def test_promoting_wrong_names_changes_nothing(names, message):

@@ -158,7 +158,7 @@ def test_dropout_in_a_loop_is_refused() -> None:
         y = Loop<body = body (int64 i, bool c, float[n, m] a) => (bool d, float[n, m] b) {
             d = Identity(c)  b = Dropout(a, ratio, yes) }>(count, yes, x)"""
     )
-    with pytest.raises(GraphBuildError, match="stands in a subgraph"):
+    with pytest.raises(GraphBuildError, match="is in a subgraph"):
         draw_from_input(built)
 
 

@@ -1,4 +1,4 @@
-"""The ops that `suit_every_host` writes give equal values, and the op that they replace is gone."""
+"""The ops that `make_portable` writes give equal values, and the op that they replace is gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from models import parse_nodes
-from onnxtrain.passes.portable import InfinitiesPass, suit_every_host
+from onnxtrain.passes.portable import InfinitiesPass, make_portable
 
 X = np.random.default_rng(1).normal(0, 1, (2, 3, 7, 6)).astype(np.float32)
 # Equal numbers in one window: the first one counts.
@@ -41,7 +41,7 @@ def run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarra
 
 
 def rewritten(model: onnx.ModelProto) -> onnx.ModelProto:
-    proto = ir.to_proto(suit_every_host(ir.from_proto(model)))
+    proto = ir.to_proto(make_portable(ir.from_proto(model)))
     onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
     assert [value.name for value in proto.graph.output] == [value.name for value in model.graph.output]
     return proto

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxtrain
-from onnxtrain.passes import canonicalize, suit_runtime
+from onnxtrain.passes import apply_workarounds, canonicalize
 from onnxtrain.passes.runtime_faults.empty_expand import EmptyExpandPass
 from onnxtrain.passes.runtime_faults.slice_axes import SliceAxesPass
 
@@ -44,7 +44,7 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], *names: str) -> li
 )
 def test_expands_to_no_elements(declared: str, size: tuple[int, ...], shape: list[int]) -> None:
     model = ir.to_proto(
-        suit_runtime(canonicalize(ir.from_proto(onnx.parser.parse_model(expand(declared, shape)))))
+        apply_workarounds(canonicalize(ir.from_proto(onnx.parser.parse_model(expand(declared, shape)))))
     )
     x = np.ones(size, np.float32)
 

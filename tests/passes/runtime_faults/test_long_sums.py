@@ -14,7 +14,7 @@ import torch
 from onnx import parser
 
 from onnxtrain.passes import LongSumsPass, infer_shapes, inline_functions, load_model, to_proto
-from onnxtrain.passes.portable import find_obstacles, suit_every_host
+from onnxtrain.passes.portable import find_obstacles, make_portable
 from passes._models import run
 
 # One unit in the last place of float32: more than half of it is lost when the exact result is rounded.
@@ -195,7 +195,7 @@ def test_without_float64_for_browsers() -> None:
     model = infer_shapes(load_model(reduction("ReduceSum", ("n", 40, 40), (0, 1, 2))))
     LongSumsPass()(model)
     model = infer_shapes(model)
-    model = suit_every_host(model)
+    model = make_portable(model)
     assert find_obstacles(infer_shapes(model)) == []
     x = values("equal", (1000, 40, 40))
     exact = x.astype(np.float64).sum()

@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxtrain
-from onnxtrain.passes import canonicalize, suit_runtime
+from onnxtrain.passes import apply_workarounds, canonicalize
 from onnxtrain.passes.runtime_faults.pad_axes import PadAxesPass
 from passes._models import normal
 
@@ -72,7 +72,7 @@ def test_pads_of_some_axes(axes: list[int], pads: list[int], mode: str, filled: 
     if not axes and known:
         pytest.skip("the parser reads no empty list")
     model, feeds = padded(axes, pads, known=known, mode=mode, filled=filled)
-    written = ir.to_proto(suit_runtime(canonicalize(ir.from_proto(model))))
+    written = ir.to_proto(apply_workarounds(canonicalize(ir.from_proto(model))))
     assert all(len(node.input) < 4 for node in written.graph.node if node.op_type == "Pad")
     (y,) = run(written, feeds, "y")
     np.testing.assert_allclose(y, expected(feeds["x"], axes, pads, mode, filled), rtol=1e-6)
@@ -111,5 +111,5 @@ def test_onnxruntime_pads_other_axes() -> None:
 def test_pads_without_axes_and_of_unknown_rank_stay_as_they_are() -> None:
     model = ir.from_proto(padded([1], [2, 1], known="axes pads")[0])
     assert not PadAxesPass()(model).modified, "no shapes are inferred"
-    model = suit_runtime(canonicalize(model))
+    model = apply_workarounds(canonicalize(model))
     assert not PadAxesPass()(model).modified

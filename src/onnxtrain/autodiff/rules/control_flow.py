@@ -325,8 +325,8 @@ def _gradients(
     for node in op.graph.all_nodes():
         if _is_random(node):
             raise NoGradientRule(
-                f"differentiating a branch or loop with {node.op_type} ({where(node)}): its gradient would draw other "
-                "random numbers. Draw them outside of it"
+                f"differentiating a branch or loop with {node.op_type} ({where(node)}): its gradient would "
+                "draw different random numbers. Draw the random numbers outside of the branch or loop"
             )
     seeds: dict[ir.Value, ir.Value] = {}
     for value, ct in pairs:

@@ -41,8 +41,8 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
     if len(counts) > 1:
         raise DifferentiationError(
             f"differentiating Einsum {equation!r} (node {n.node.name!r}): its ellipsis stands for "
-            f"{' and '.join(map(str, sorted(counts)))} dimensions; it must stand for the same number in every operand: "
-            "unsqueeze the smaller ones"
+            f"{' and '.join(map(str, sorted(counts)))} dimensions; it must stand for the same number in "
+            "every operand; unsqueeze the operands with fewer dimensions"
         )
     count = max(counts, default=0)
     free = [letter for letter in ascii_letters if letter not in equation]
@@ -70,7 +70,8 @@ def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
         if len(dims) != len(term):
             raise DifferentiationError(
                 f"differentiating Einsum {n.attr('equation')!r} (node {n.node.name!r}): "
-                f"{value.name if value else ''!r} has {len(dims)} dimensions but {len(term)} labels; fix it"
+                f"{value.name if value else ''!r} has {len(dims)} dimensions but {len(term)} labels; "
+                "correct the equation"
             )
         for label, size in zip(term, dims, strict=True):
             if first.setdefault(label, size) == 1 and size != 1:

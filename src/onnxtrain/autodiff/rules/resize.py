@@ -68,7 +68,7 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     Along a long axis, ct is scattered to these instead, see :func:`_scatter_along`.
     """
     if n.scales is None and n.sizes is None:
-        raise unsupported(n, "neither scales nor sizes")
+        raise unsupported(n, "inputs without scales or sizes")
     rank = n.rank(n.X)
     axes = [n.axis(n.X, axis) for axis in n.attr("axes") or range(rank)]
     factors = _repetitions(n, axes)

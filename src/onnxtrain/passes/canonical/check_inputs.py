@@ -29,9 +29,9 @@ def check_inputs(model: ir.Model) -> None:
             if name and (index >= len(node.inputs) or node.inputs[index] is None):
                 where = f"'{node.name}'" if node.name else f"that computes '{node.outputs[0].name}'"
                 raise ModelError(
-                    f"The model is not valid: the {node.op_type} node {where} leaves out its input {index}, '{name}', "
-                    "which ONNX Runtime requires. Give it a value (a zero point: 0 of the dtype of the integers), or "
-                    "quantize the model again."
+                    f"The model is not valid: the {node.op_type} node {where} is missing its input "
+                    f"{index}, '{name}', which ONNX Runtime requires. Provide it (a zero point is 0 in the "
+                    "dtype of the integers), or quantize the model again."
                 )
 
 

@@ -33,9 +33,10 @@ def check_types(model: ir.Model) -> None:
             if other.dtype != value.dtype:
                 where = f"'{node.name}'" if node.name else f"that computes '{node.outputs[0].name}'"
                 raise ModelError(
-                    f"The model is not valid ONNX: the inputs of the {node.op_type} node {where} must have one dtype, "
-                    f"but '{other.name}' is {other.dtype} and '{value.name}' is {value.dtype}. Convert one of them "
-                    f"with a Cast node, or export the model in one precision (torch: module.float())."
+                    f"The model is not valid ONNX: the inputs of the {node.op_type} node {where} must have "
+                    f"the same dtype, but '{other.name}' is {other.dtype} and '{value.name}' is "
+                    f"{value.dtype}. Convert one of them with a Cast node, or export the model in one "
+                    "precision (in PyTorch: module.float())."
                 )
 
 

@@ -33,9 +33,10 @@ def drop_saved_statistics(model: ir.Model, opset: int) -> None:
         read = [str(value.name) for value in node.outputs[3:] if value.uses() or value.is_graph_output()]
         if read:
             raise UnsupportedOpsetError(
-                f"Cannot convert the model from opset {opset}: {', '.join(map(repr, read))} of the BatchNormalization "
-                f"{node.name!r} is read, the mean or variance of a batch, which newer opsets do not return. Compute "
-                "it with ReduceMean, or export the model with opset 14 or newer."
+                f"Cannot convert the model from opset {opset}: the graph reads "
+                f"{', '.join(map(repr, read))} of the BatchNormalization {node.name!r}, a batch mean or "
+                "variance that newer opsets do not return. Compute it with ReduceMean, or export the "
+                "model with opset 14 or newer."
             )
         node.resize_outputs(3)
 

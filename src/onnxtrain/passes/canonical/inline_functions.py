@@ -45,7 +45,7 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
     name_apart(inlined)
     # The file was checked when it was loaded, but a call sets attributes in the body, and may give one another type.
     if problem := mistyped_attribute(inlined):
-        raise ModelError(f"The model is not valid ONNX: with its functions inlined, {problem}.")
+        raise ModelError(f"The model is not valid ONNX: after inlining its functions, {problem}.")
     return inlined
 
 
@@ -66,8 +66,8 @@ def _check_number(model: ir.Model, criteria: Callable[[ir.Function], bool]) -> N
     limit = max(MOST_NODES, 2 * sum(map(len, nodes.values())))
     if number > limit:
         raise ModelError(
-            "Cannot inline the model's functions: they call one another so often that the graph would have "
-            f"{number:,} nodes, and at most {limit:,} are built. Export the model with fewer calls of functions."
+            f"Cannot inline the model's functions: their nested calls would expand to {number:,} nodes, "
+            f"more than the limit of {limit:,}. Export the model with fewer function calls."
         )
     reached = inlined_sizes(calls, dict.fromkeys(calls, 1), [None])
     for key in set(model.functions) - set(reached):
@@ -89,7 +89,7 @@ def _inline_other_opsets(model: ir.Model) -> ir.Model:
         inlined = ir.from_proto(inliner.inline_local_functions(lean_proto(model), convert_version=True))
     except Exception as error:
         raise ModelError(
-            f"Cannot inline functions that import another opset than the model: {error}"
+            f"Cannot inline functions that import a different opset than the model: {error}"
         ) from error
     restore(inlined, model)
     return inlined

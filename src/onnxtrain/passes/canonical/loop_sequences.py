@@ -16,12 +16,15 @@ _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
 
 
 class AppendedSequencesPass(ir.passes.InPlacePass):
-    """Replaces a sequence that is empty before a Loop and gets one tensor per iteration by a scan output.
+    """Replaces a sequence to which a Loop appends one tensor per iteration with a scan output of the Loop.
 
-    PyTorch's exporters write such a sequence for `outputs.append(y)` in a scripted loop followed by
-    `torch.stack(outputs)`; the Dynamo exporter also for `EmbeddingBag`. All tensors of a scan output must have one
-    shape. For stacked tensors this holds anyway. Tensors that are concatenated need a static size along that axis, and
-    tensors that are read one by one need a known shape. Expects inferred shapes.
+    PyTorch's exporters write such sequences for `outputs.append(y)` in a scripted loop that is followed by
+    `torch.stack(outputs)`; the Dynamo exporter writes them for `EmbeddingBag`, too. The sequence must be empty before
+    the Loop.
+
+    A scan output stacks its tensors, so all of them must have the same shape. That holds if a `ConcatFromSequence`
+    stacks the sequence. If one concatenates it, the axis must have a static size, and if its tensors are read one by
+    one, their shape must be known; other sequences are not replaced. Run shape inference first.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -89,12 +89,12 @@ class _Conv:
     def channels_out(self) -> int:
         """Number of output channels without trailing ones whose weights and bias are all zero."""
         rows = np.any(self.weight, axis=(1, 2, 3))
-        return _last(rows if self.bias is None else rows | (self.bias != 0))
+        return _used_channels(rows if self.bias is None else rows | (self.bias != 0))
 
     @property
     def channels_in(self) -> int:
         """Number of input channels without trailing ones whose weights are all zero."""
-        return _last(np.any(self.weight, axis=(0, 2, 3)))
+        return _used_channels(np.any(self.weight, axis=(0, 2, 3)))
 
     def rewrite(
         self, model: ir.Model, channels: _Channels, written: dict[tuple[ir.Value, tuple[int, ...]], ir.Value]
@@ -114,7 +114,7 @@ class _Conv:
             assert packed is not None
             key = packed, array.shape
             if key not in written:
-                written[key] = _put(model, packed, array, "weight" if index == 1 else "bias")
+                written[key] = _add_unpacked(model, packed, array, "weight" if index == 1 else "bias")
             node.replace_input_with(index, written[key])
         # The blocked op counts padding channels as groups.
         if self.is_depthwise and out is not None:
@@ -200,7 +200,7 @@ def _channels_of(entrance: ir.Node) -> int:
     return size if isinstance(size, int) else 1
 
 
-def _last(used: npt.NDArray[np.bool_]) -> int:
+def _used_channels(used: npt.NDArray[np.bool_]) -> int:
     """Returns the number of channels up to the last used one, at least 1."""
     return max([1, *(int(index) + 1 for index in np.flatnonzero(used)[-1:])])
 
@@ -210,8 +210,9 @@ def _stored(node: ir.Node, index: int) -> Array:
     value = node.inputs[index]
     if value is None or value.const_value is None:
         raise ModelError(
-            f"Reading the convolution '{node.name}', which onnxruntime has laid out for one kind of CPU: its weight is "
-            "not stored in the model. Start from the model before it was optimized."
+            f"Cannot read the convolution '{node.name}', which onnxruntime has optimized for one kind of "
+            "CPU (NCHWc layout): its weight is not stored in the model. Use the model from before that "
+            "optimization."
         )
     return value.const_value.numpy()
 
@@ -222,9 +223,10 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
     out, channels, *window = weight.shape
     if block == 1 or out % block:
         raise ModelError(
-            f"Reading the convolution '{node.name}' with {out} channels: onnxruntime has laid this file out for a CPU "
-            f"other than this one, which has blocks of {block}. Start from the model before it was optimized, or save "
-            "the optimized one with graph_optimization_level ORT_ENABLE_EXTENDED."
+            f"Cannot read the convolution '{node.name}' with {out} channels: onnxruntime has optimized "
+            f"this file for another CPU (NCHWc layout), and this CPU uses blocks of {block} channels. Use "
+            "the model from before that optimization, or optimize it with graph_optimization_level "
+            "ORT_ENABLE_EXTENDED."
         )
     # Only output channels are blocked: the input is an image, or each group has one channel.
     if channels < block:
@@ -234,7 +236,7 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
     return np.moveaxis(blocks, (-1, -2), (1, 3)).reshape(weight.shape)
 
 
-def _put(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
+def _add_unpacked(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
     """Adds an initializer under a new name: readers of the file expect packed weights under the old one."""
     name = fresh_name(model, f"{packed.name}.{role}")
     value = add_initializer(model.graph, ir.Tensor(np.ascontiguousarray(array), name=name))

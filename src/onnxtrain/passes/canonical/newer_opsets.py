@@ -81,9 +81,9 @@ def _rewrite(node: ir.Node, opset: int) -> None:
     elif op not in _SAME and onnx.defs.get_schema(op, opset).since_version > MAX_OPSET:
         dtypes = ", ".join(str(value.dtype) for value in node.inputs if value is not None)
         raise UnsupportedOpsetError(
-            f"Writing a model of opset {opset} in opset {MAX_OPSET}, which stock ONNX Runtime builds accept: node "
-            f"{node.name!r} ({op} of {dtypes}) has no equal there. Export the model with an opset between 13 and "
-            f"{MAX_OPSET}."
+            f"Cannot convert the model from opset {opset} to {MAX_OPSET}, the newest that all supported "
+            f"ONNX Runtime builds accept: node {node.name!r} ({op} of {dtypes}) has no equivalent there. "
+            f"Export the model with an opset between 13 and {MAX_OPSET}."
         )
 
 

@@ -13,10 +13,17 @@ from onnxtrain.passes.io.without_weights import lean_proto, restore
 
 
 def convert_opset(model: ir.Model) -> ir.Model:
-    """Returns `model` converted to opset 21 if it was older, or 26 if newer, with the oldest IR version for its opset.
+    """Converts a model to an opset between 21 and 26, and lowers its IR version to the oldest one of that opset.
 
-    Exporters write newer IR versions than necessary, which older runtimes reject. Expects no model-local functions.
-    Names of values, symbolic dimensions, tensors and metadata are kept.
+    Models older than opset 21 are converted to 21, and models newer than opset 26 to 26. The IR version is lowered
+    because exporters write a newer one than the opset needs, which older runtimes reject. The names of values, symbolic
+    dimensions, tensors and metadata stay the same.
+
+    Args:
+        model: a model without model-local functions.
+
+    Returns:
+        The converted model: `model` itself if its opset did not have to be converted.
 
     Raises:
         UnsupportedOpsetError: the opset is above 28, or the model cannot be converted.

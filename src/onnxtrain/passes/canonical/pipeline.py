@@ -82,7 +82,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     lift_constants(model, min_elements=BIG_ELEMENTS + 1)
     opset = model.graph.opset_imports[""]
     if opset < CANONICAL_OPSET:
-        model = _expand_what_conversion_breaks(model, opset)
+        model = _expand_unconvertible_ops(model, opset)
     # The converter needs the values: it turns sizes and axes into attributes or inputs.
     give_back(model, withheld)
     _check(model, ModelError, "The model is not valid ONNX: {}")
@@ -90,7 +90,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
         problem = (
-            f"Converting the model from opset {opset} to {CANONICAL_OPSET} gave an invalid graph: {{}}. "
+            f"Converting the model from opset {opset} to {CANONICAL_OPSET} produced an invalid graph: {{}}. "
         )
         remedy = f"Export it again with opset {CANONICAL_OPSET} or newer."
         _check(model, UnsupportedOpsetError, problem + remedy)
@@ -117,7 +117,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     return model
 
 
-def _expand_what_conversion_breaks(model: ir.Model, opset: int) -> ir.Model:
+def _expand_unconvertible_ops(model: ir.Model, opset: int) -> ir.Model:
     """Returns `model` with ops replaced by their function bodies if conversion would change or break them.
 
     GroupNormalization-18 scales per group, GroupNormalization-21 per channel, but the converter leaves the node

@@ -29,8 +29,9 @@ def mistyped_attribute(model: ir.Model) -> str | None:
                 kind = kinds.get(attribute.name)
                 if kind is not None and attribute.type.value != kind:
                     return (
-                        f"the attribute '{attribute.name}' of {node.op_type} '{node.name or ''}' is of kind "
-                        f"{attribute.type.name}, and the standard has {ir.AttributeType(kind).name}"
+                        f"the attribute '{attribute.name}' of {node.op_type} '{node.name or ''}' has the "
+                        f"type {attribute.type.name}, but the ONNX standard specifies "
+                        f"{ir.AttributeType(kind).name}"
                     )
     return None
 

@@ -57,10 +57,10 @@ def load_model(source: ModelSource) -> ir.Model:
         TypeError: `source` has another type.
     """
     if isinstance(source, ir.Model):
-        origin = "the onnx_ir.Model given"
+        origin = "the given onnx_ir.Model"
         model = _detached(_clone(source, origin))
     elif isinstance(source, onnx.ModelProto):
-        origin = "the ModelProto given"
+        origin = "the given ModelProto"
         model = _detached(_from_proto(source, origin))
     elif isinstance(source, str | os.PathLike):
         path = Path(source)
@@ -90,7 +90,7 @@ def load_model(source: ModelSource) -> ir.Model:
         # onnx's checker requires a name, runtimes do not.
         graph.name = graph.name or "graph"
         for value in graph.initializers.values():
-            _settle_external_data(value, origin)
+            _load_small_external_data(value, origin)
             if value.const_value is not None and value.dtype != value.const_value.dtype:
                 # Converters to float16 annotate tensors as float16 even if they have left them in float32.
                 value.type = ir.TensorType(value.const_value.dtype)
@@ -129,7 +129,9 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
         raise _refusal(origin, "it holds no graph, so it is empty or not an ONNX model.")
     if proto.graph.sparse_initializer:
         names = ", ".join(f"'{tensor.values.name}'" for tensor in proto.graph.sparse_initializer)
-        raise _refusal(origin, f"sparse initializers ({names}) are not supported. Store them dense.")
+        raise _refusal(
+            origin, f"sparse initializers ({names}) are not supported. Store them as dense tensors."
+        )
     # Before the IR reads the tensors, so that a tensor with a huge declared shape fails here, not when memory is
     # allocated.
     try:
@@ -151,8 +153,8 @@ def _clone(source: ir.Model, origin: str) -> ir.Model:
     except RuntimeError as error:
         raise _refusal(
             origin,
-            "a node uses a value that is not defined before it. "
-            "Sort the graph (onnx_ir.passes.common.TopologicalSortPass) if none is missing.",
+            "a node uses a value that is not defined before it. If no node is missing, sort the graph "
+            "(onnx_ir.passes.common.TopologicalSortPass).",
         ) from error
 
 
@@ -211,14 +213,14 @@ def _check_versions(model: ir.Model, origin: str) -> None:
             f"(imports: {dict(imports)}); the file may be truncated.",
         )
     if opset < 1:
-        raise _refusal(origin, f"it imports opset {opset}, and there is none below 1. Export it again.")
+        raise _refusal(origin, f"it imports opset {opset}, but opsets start at 1. Export it again.")
     if opset > MAX_OPSET and _is_older(model, opset):
         for imported in (imports, *(function.opset_imports for function in model.functions.values())):
             imported[""] = min(imported.get("", MAX_OPSET), MAX_OPSET)
     elif opset > NEWEST_OPSET:
         raise UnsupportedOpsetError(
-            f"Cannot use the model of {origin}: it has opset {opset}, and stock ONNX Runtime accepts at most "
-            f"{NEWEST_OPSET}. Export it again with an opset between 13 and {NEWEST_OPSET}."
+            f"Cannot use the model of {origin}: it has opset {opset}, but stock ONNX Runtime accepts at "
+            f"most {NEWEST_OPSET}. Export it again with an opset between 13 and {NEWEST_OPSET}."
         )
 
 
@@ -242,8 +244,8 @@ def _check_text(model: ir.Model, origin: str) -> None:
         if isinstance(text, bytes):
             raise _refusal(
                 origin,
-                f"it has the text {text[:60]!r}, which is no UTF-8. The file is "
-                "corrupt; download or export it again.",
+                f"it contains the string {text[:60]!r}, which is not valid UTF-8. The file is corrupt; "
+                "download or export it again.",
             )
 
 
@@ -290,7 +292,16 @@ def _descriptions(owner: ir.Model | ir.Graph | ir.Node | ir.Value) -> Iterator[o
 
 
 def _check_graph(model: ir.Model, origin: str) -> None:
-    """Checks that the graph is not empty and defines all values, and sorts its nodes in place."""
+    """Checks a loaded graph, and sorts its nodes topologically in place.
+
+    Args:
+        model: the model, with its functions.
+        origin: describes the model's source in messages, e.g. "'net.onnx'".
+
+    Raises:
+        ModelLoadError: the main graph has no nodes or no outputs, a node or graph output reads a value that nothing
+            defines, an attribute has the wrong type, or the graph has a cycle.
+    """
     if not len(model.graph):
         raise _refusal(origin, "its graph has no nodes.")
     if not model.graph.outputs:
@@ -303,8 +314,8 @@ def _check_graph(model: ir.Model, origin: str) -> None:
             if value.producer() is None and value.graph in (None, graph) and value not in sources:
                 raise _refusal(
                     origin,
-                    f"nothing defines '{value.name}', which its graph "
-                    "uses. The file may have been cut or edited; export it again.",
+                    f"its graph uses '{value.name}', which nothing defines. The file may have been cut or "
+                    "edited; export it again.",
                 )
     if problem := mistyped_attribute(model):
         raise _refusal(origin, f"{problem}. The file is corrupt; download or export it again.")
@@ -359,7 +370,7 @@ def _check_reference(tensor: ir.ExternalTensor, origin: str) -> None:
         raise _refusal(origin, f"{error}") from error
 
 
-def _settle_external_data(value: ir.Value, origin: str) -> None:
+def _load_small_external_data(value: ir.Value, origin: str) -> None:
     """Reads the data of a small external initializer into memory."""
     tensor = value.const_value
     if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > _EAGER_BYTES:

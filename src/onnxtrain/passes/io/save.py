@@ -39,8 +39,8 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     size = _initializer_bytes(model)
     if size > DEFAULT_EXTERNAL_DATA_THRESHOLD:
         raise ModelError(
-            f"Cannot make one proto of a model with {size / 1e9:.1f} GB of initializers (protobuf holds 2). "
-            "Write it with save_model, which puts them in a file of their own."
+            f"Cannot serialize a model with {size / 1e9:.1f} GB of initializers as one protobuf message, "
+            "whose limit is 2 GB. Use save_model, which writes the initializers to a separate file."
         )
     return ir.to_proto(_with_tensors_in_memory(model))
 
@@ -61,8 +61,8 @@ def as_given(result: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model
         return to_proto(result)
     except ModelError as error:
         raise ModelError(
-            f"{error} Or pass onnx_ir.load(path) in place of the path: the result then is an onnx_ir.Model too, which "
-            "onnx_ir.save writes and Trainer takes."
+            f"{error} Or pass onnx_ir.load(path) instead of the path: the result is then an onnx_ir.Model, "
+            "which onnx_ir.save can write and Trainer accepts."
         ) from error
 
 
@@ -147,8 +147,8 @@ def write_models(
         data = external_data_name(next(iter(models)))
         with files.open(data) as file:
             for views in shared.values():
-                place = _placed(next(iter(views.values())), file, data)
-                places |= {key: _at(place, tensor) for key, tensor in views.items()}
+                place = _append_to_file(next(iter(views.values())), file, data)
+                places |= {key: _with_type_of(place, tensor) for key, tensor in views.items()}
     data_files: dict[str, list[str]] = {}
     for name, model in models.items():
         own = write_model(model, files, name, placed=places)
@@ -241,7 +241,7 @@ def _with_tensors_in(
                 or tensor.nbytes <= _EXTERNAL_TENSOR_BYTES
             ):
                 continue
-            value.const_value = _placed(tensor, file, name)
+            value.const_value = _append_to_file(tensor, file, name)
     return clone
 
 
@@ -256,14 +256,14 @@ def _storage(tensor: ir.TensorProtocol) -> Hashable:
     return id(tensor)
 
 
-def _at(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+def _with_type_of(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
     """Returns a tensor of the bytes at `place` with the dtype and shape of `tensor`."""
     shape = ir.Shape(tensor.shape.numpy())
     name = str(tensor.name)
     return ir.ExternalTensor(place.location, place.offset, place.length, tensor.dtype, shape=shape, name=name)
 
 
-def _placed(tensor: ir.TensorProtocol, file: BinaryIO, name: str) -> ir.ExternalTensor:
+def _append_to_file(tensor: ir.TensorProtocol, file: BinaryIO, name: str) -> ir.ExternalTensor:
     """Appends the data of a tensor to the open file `name`; returns a tensor that refers to it."""
     # Padding to the next page.
     file.write(bytes(-file.tell() % _ALIGNMENT))

@@ -26,11 +26,11 @@ def check_tensors(model: onnx.ModelProto) -> None:
     """
     for tensor in _tensors(model):
         if any(size < 0 for size in tensor.dims):
-            raise ValueError(f"'{tensor.name}' has the shape {list(tensor.dims)}")
+            raise ValueError(f"'{tensor.name}' has a negative size in its shape {list(tensor.dims)}")
         if tensor.data_type == TensorProto.UNDEFINED:
             raise ValueError(f"'{tensor.name}' has no dtype")
         if tensor.data_type == TensorProto.STRING and tensor.data_location == TensorProto.EXTERNAL:
-            raise ValueError(f"'{tensor.name}' holds strings, which external data cannot")
+            raise ValueError(f"'{tensor.name}' contains strings, which cannot be stored as external data")
         if tensor.data_location != TensorProto.EXTERNAL:
             _check_data(tensor)
 

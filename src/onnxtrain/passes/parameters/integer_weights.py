@@ -63,7 +63,7 @@ class IntegerWeight:
         return real.astype(np.float32)
 
     def _spread(self, array: Array) -> Array:
-        """Gives scales or zero points the rank and sizes that broadcast along `axis`."""
+        """Returns scales or zero points in a shape that broadcasts with the weight."""
         dims = [int(size) for size in constant(self.value).shape]
         if self.block_size:
             repeated = np.repeat(array, self.block_size, self.axis)
@@ -78,13 +78,13 @@ class IntegerWeight:
 
 @dataclass(frozen=True)
 class IntegerBias:
-    """The int32 bias of an integer product, whose scale is the product of two scales.
+    """The int32 bias of a QLinearConv or QGemm; its scale is the activations' scale times the weight's.
 
     Attributes:
-        node: the node that adds the bias: QLinearConv or QGemm.
-        index: index of this input.
-        scales: scales of the activations and of the weight: initializers.
-        factor: further factor of the scale, `alpha` of QGemm.
+        node: the QLinearConv or QGemm.
+        index: index of the bias among the node's inputs.
+        scales: the initializers with the scales of the activations and of the weight.
+        factor: another factor of the bias's scale: `alpha` of a QGemm, 1 for a QLinearConv.
     """
 
     node: ir.Node
@@ -94,13 +94,13 @@ class IntegerBias:
 
     @property
     def value(self) -> ir.Value:
-        """The integers, e.g. `fc.bias_quantized`, int32 [out]."""
+        """The quantized bias, e.g. `fc.bias_quantized`: int32 [out]."""
         value = self.node.inputs[self.index]
         assert value is not None
         return value
 
     def step(self) -> Array:
-        """Computes the scale of the bias: a single number, or one per output [out]."""
+        """Returns the scale of the bias, float32: [1], or [out] if the weight has one scale per output."""
         activations, weights = (constant(scale).astype(np.float32).ravel() for scale in self.scales)
         step: Array = activations * weights * np.float32(self.factor)
         return step

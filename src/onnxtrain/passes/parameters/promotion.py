@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_behind
+from onnxtrain.passes.shapes.outdated_sizes import forget_content_dependent_sizes
 from onnxtrain.passes.tidy.constants import sort_initializers, unmark_constant
 
 
@@ -30,12 +30,15 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
     missing = [name for name in names if name not in initializers]
     if missing:
         raise ModelError(
-            f"Cannot make {', '.join(map(repr, missing))} inputs of the training graph: not among the "
+            f"Cannot turn {', '.join(map(repr, missing))} into inputs of the training graph: not among the "
             f"model's initializers ({_some(initializers)})."
         )
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise ModelError(f"Cannot make {', '.join(map(repr, twice))} inputs of the training graph twice.")
+        raise ModelError(
+            "Cannot turn parameters into inputs of the training graph: "
+            f"{', '.join(map(repr, twice))} is named more than once."
+        )
     # All checks come before the first change.
     tensors = {name: _tensor_of(initializers[name]) for name in names}
     for name, tensor in tensors.items():
@@ -45,7 +48,7 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
         # A graph input must declare both; for an initializer, they may only be known from its tensor.
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
         model.graph.inputs.append(value)
-    forget_sizes_behind(model.graph, model.graph.inputs[len(model.graph.inputs) - len(names) :])
+    forget_content_dependent_sizes(model.graph, model.graph.inputs[len(model.graph.inputs) - len(names) :])
     return tensors
 
 

@@ -39,7 +39,7 @@ def mark_stopped_gradients(model: ir.Model) -> ir.Model:
     reason to select between a value and itself. The constant is removed if nothing else reads it.
     """
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.op_type == "Where" and node.domain == "" and _chooses_nothing(node):
+        if node.op_type == "Where" and node.domain == "" and _is_identity_where(node):
             condition, value = node.inputs[:2]
             node.op_type = "Identity"
             node.resize_inputs(1)
@@ -49,7 +49,7 @@ def mark_stopped_gradients(model: ir.Model) -> ir.Model:
     return model
 
 
-def _chooses_nothing(node: ir.Node) -> bool:
+def _is_identity_where(node: ir.Node) -> bool:
     """True if a Where is `Where(true, x, x)` with a scalar constant `true`."""
     condition, first, second = node.inputs
     if first is not second:

@@ -8,7 +8,7 @@ from onnxtrain.passes.portable.batch_norm import TrainingBatchNormPass
 from onnxtrain.passes.portable.dropout import trains
 from onnxtrain.passes.portable.infinities import InfinitiesPass
 from onnxtrain.passes.portable.obstacles import Obstacle, find_obstacles
-from onnxtrain.passes.portable.pipeline import suit_every_host
+from onnxtrain.passes.portable.pipeline import make_portable
 from onnxtrain.passes.portable.random_numbers import draw_from_input
 
 __all__ = [
@@ -19,6 +19,6 @@ __all__ = [
     "draw_from_input",
     "every_node",
     "find_obstacles",
-    "suit_every_host",
+    "make_portable",
     "trains",
 ]

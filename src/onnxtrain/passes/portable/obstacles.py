@@ -29,8 +29,8 @@ class Obstacle:
         return f"{self.op} (node {self.node!r}): {self.reason}" if self.node else f"{self.op}: {self.reason}"
 
 
-_NO_STRINGS = "onnxruntime-web's bundles with WebGPU have no ops on texts"
-_OTHER_NUMBERS = "it draws other numbers on other hosts, and a seed does not change that"
+_NO_STRINGS = "onnxruntime-web's WebGPU bundles have no string ops"
+_OTHER_NUMBERS = "it draws different numbers on different hosts, even with a seed"
 
 # Ops without a kernel in the bundle /webgpu of onnxruntime-web 1.30, found with the node tests of onnx 1.23.
 _MISSING_OPS = {
@@ -38,7 +38,7 @@ _MISSING_OPS = {
     "TfIdfVectorizer": _NO_STRINGS,
     **dict.fromkeys(
         ("Optional", "OptionalGetElement", "OptionalHasElement"),
-        "onnxruntime-web's bundles with WebGPU have no optional values",
+        "onnxruntime-web's WebGPU bundles do not support optional values",
     ),
     **dict.fromkeys(RANDOM_OPS - {"Dropout"}, _OTHER_NUMBERS),
     "Dropout": _OTHER_NUMBERS,
@@ -46,8 +46,10 @@ _MISSING_OPS = {
 
 # Dtypes that a build does not support for most ops, with the reason.
 _MISSING_DTYPES = {
-    ir.DataType.BFLOAT16: "onnxruntime-web has no tensors of bfloat16, and its bundles with WebGPU no Cast to it",
-    ir.DataType.DOUBLE: "onnxruntime-web's bundles with WebGPU have no kernels for float64, not even Cast",
+    ir.DataType.BFLOAT16: (
+        "onnxruntime-web does not support bfloat16 tensors, and its WebGPU bundles have no Cast to bfloat16"
+    ),
+    ir.DataType.DOUBLE: "onnxruntime-web's WebGPU bundles have no float64 kernels, not even Cast",
     **dict.fromkeys(
         (
             ir.DataType.FLOAT8E4M3FN,
@@ -56,11 +58,11 @@ _MISSING_DTYPES = {
             ir.DataType.FLOAT8E5M2FNUZ,
             ir.DataType.FLOAT8E8M0,
         ),
-        "onnxruntime-web has no floats of 8 bits",
+        "onnxruntime-web does not support 8-bit floats",
     ),
     **dict.fromkeys(
         (ir.DataType.INT16, ir.DataType.UINT16),
-        "onnxruntime-web's bundles with WebGPU have no arithmetic of 16-bit integers",
+        "onnxruntime-web's WebGPU bundles have no 16-bit integer arithmetic",
     ),
 }
 
@@ -79,16 +81,20 @@ _SHARED_CONTRIB = frozenset(
 def find_obstacles(model: ir.Model) -> list[Obstacle]:
     """Returns the nodes that a stock build of ONNX Runtime for browsers or phones lacks or computes differently.
 
-    Expects a model after :func:`onnxtrain.passes.portable.suit_every_host`, which rewrites other obstacles, with
+    Expects a model after :func:`onnxtrain.passes.portable.make_portable`, which rewrites other obstacles, with
     inferred shapes.
     """
     found = []
     opset = model.graph.opset_imports.get("", 0)
     if opset > MAX_OPSET:
-        found.append(Obstacle("model", "", f"opset {opset}; stock builds take opsets up to {MAX_OPSET}"))
+        found.append(Obstacle("model", "", f"opset {opset}; stock builds support opsets up to {MAX_OPSET}"))
     if model.ir_version > MAX_IR_VERSION:
         found.append(
-            Obstacle("model", "", f"IR version {model.ir_version}; stock builds take up to {MAX_IR_VERSION}")
+            Obstacle(
+                "model",
+                "",
+                f"IR version {model.ir_version}; stock builds support IR versions up to {MAX_IR_VERSION}",
+            )
         )
     functions = {(function.domain, function.name) for function in model.functions.values()}
     for node in every_node(model):
@@ -102,7 +108,7 @@ def find_obstacles(model: ir.Model) -> list[Obstacle]:
 def _reason(node: ir.Node) -> str | None:
     """Returns why a node does not run everywhere; None if it does."""
     if node.domain == "com.microsoft" and node.op_type not in _SHARED_CONTRIB:
-        return "this op of com.microsoft is not known to be in every build of ONNX Runtime"
+        return "some ONNX Runtime builds may not have this com.microsoft op"
     if node.domain not in ("", "com.microsoft", "ai.onnx.ml"):
         return f"an op of the domain {node.domain!r}, which stock builds do not have"
     if not node.domain and node.op_type in _MISSING_OPS:

@@ -19,7 +19,7 @@ from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.unused import remove_unread_initializers, remove_unread_nodes
 
 
-def suit_every_host(model: ir.Model) -> ir.Model:
+def make_portable(model: ir.Model) -> ir.Model:
     """Returns `model` without constructs that builds for browsers and phones lack or get wrong; may modify `model`.
 
     Each pass documents the build and the fault. `find_obstacles` lists what remains. Values keep their names. Expects a

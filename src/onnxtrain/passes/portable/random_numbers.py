@@ -55,9 +55,9 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
             if node.op_type != "Dropout":
                 continue
             raise GraphBuildError(
-                f"building the training graph: the Dropout {node.name!r} stands in a subgraph (If, Loop or Scan), and "
-                f"{argument('profile', 'portable')} draws masks in the main graph only. Move it out of the subgraph, "
-                f"or pass {argument('batch_norm', 'inference')}."
+                f"building the training graph: the Dropout {node.name!r} is in a subgraph (If, Loop or "
+                f"Scan), but {argument('profile', 'portable')} supports Dropout only in the main graph. "
+                f"Move it out of the subgraph, or pass {argument('batch_norm', 'inference')}."
             )
         nodes.append(node)
     if not nodes:
@@ -80,12 +80,12 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
 
 
 class _Numbers:
-    """Emits the random numbers of a node and replaces the node.
+    """Writes ops that compute a random op's output with the Squares counter-based generator, and replaces the op.
 
     Args:
-        node: the node.
-        key: key of the run, int64.
-        first: counter of the node's first number.
+        node: the random op, e.g. a RandomNormal.
+        key: the generator's key, which differs from run to run: int64 scalar.
+        first: the node's first counter. Each node has its own range of counters, so that no two draw the same numbers.
     """
 
     def __init__(self, node: ir.Node, key: ir.Value, first: int) -> None:
@@ -93,7 +93,7 @@ class _Numbers:
         self._write, self._squares = WriterBefore(node), Squares(node)
 
     def replace(self) -> None:
-        """Replaces the node."""
+        """Replaces the random op, in place."""
         drawn = {
             "RandomUniform": self._uniform,
             "RandomUniformLike": self._uniform,

@@ -1,4 +1,4 @@
 """Rewrites ops that ONNX Runtime computes wrongly, crashes on, or has no kernel for.
 
-Each module names the versions that have the fault. `pipeline.suit_runtime` runs the passes before a model is used.
+Each module names the versions that have the fault. `pipeline.apply_workarounds` runs the passes before a model is used.
 """

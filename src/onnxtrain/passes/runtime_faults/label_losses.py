@@ -1,4 +1,4 @@
-"""Reduces the losses of class labels by nodes that follow the loss."""
+"""Moves the reduction of ONNX's classification losses into separate nodes, where other passes can rewrite it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def is_reduced(node: ir.Node) -> bool:
-    """True if a node is a float32 loss of class labels that is reduced to a scalar."""
+    """True if a node is a float32 classification loss (NLL or softmax cross-entropy) with reduction mean or sum."""
     if node.domain != "" or node.op_type not in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
         return False
     logits, labels = node.inputs[:2]
@@ -19,10 +19,14 @@ def is_reduced(node: ir.Node) -> bool:
     return logits.dtype == _FLOAT and node.attributes.get_string("reduction", "mean") != "none"
 
 
-def reduce_apart(node: ir.Node) -> None:
-    """Sets the reduction of a loss of class labels to "none", and appends standard ops that reduce its output.
+def separate_reduction(node: ir.Node) -> None:
+    """Sets the reduction of a classification loss to "none", and appends nodes that compute the sum or weighted mean.
 
-    ONNX Runtime (1.32) has no kernel for either loss. It runs their function bodies, whose sums no pass can rewrite.
+    ONNX Runtime (1.32) has no kernel for these losses. It runs their function bodies, and no pass can rewrite the sums
+    in them.
+
+    Args:
+        node: a node for which :func:`is_reduced` is True; modified in place.
     """
     labels, weight = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert labels is not None

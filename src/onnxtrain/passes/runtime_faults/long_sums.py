@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.op_facts import CASTS, ELEMENTWISE
-from onnxtrain.passes.runtime_faults.label_losses import is_reduced, reduce_apart
+from onnxtrain.passes.runtime_faults.label_losses import is_reduced, separate_reduction
 from onnxtrain.passes.tidy.constants import known_array
 from onnxtrain.passes.tidy.replace_value import write_before
 from onnxtrain.passes.tidy.unique_names import name_apart
@@ -74,7 +74,7 @@ class LongSumsPass(ir.passes.InPlacePass):
             blocks: dict[tuple[object, ...], ir.Value] = {}
             for node in self._nodes(graph):
                 if is_reduced(node):
-                    reduce_apart(node)
+                    separate_reduction(node)
                     modified = True
             # In graph order, because later sums reuse the block length that an earlier one has computed.
             for reduction in filter(None, map(_long_reduction, self._nodes(graph))):

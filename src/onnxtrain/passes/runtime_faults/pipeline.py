@@ -21,7 +21,7 @@ from onnxtrain.passes.tidy.unique_names import name_apart
 from onnxtrain.passes.tidy.unused import remove_unread_nodes
 
 
-def suit_runtime(model: ir.Model, *, keep_unread: bool = False) -> ir.Model:
+def apply_workarounds(model: ir.Model, *, keep_unread: bool = False) -> ir.Model:
     """Returns a model, with inferred shapes, for which ONNX Runtime's results match the standard; may modify `model`.
 
     Each pass documents the fault that it avoids, and a test in tests/passes/runtime_faults fails when an ONNX Runtime

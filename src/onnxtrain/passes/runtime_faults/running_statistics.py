@@ -34,12 +34,12 @@ class IsolateStatisticsPass(ir.passes.InPlacePass):
                 # Statistics that are graph inputs are never merged, and updated ones that are outputs have memory of
                 # their own.
                 if before is not None and before.is_initializer() and unread:
-                    node.replace_input_with(source, _unlike_any(model, before))
+                    node.replace_input_with(source, _unique_initializer(model, before))
                     modified = True
         return ir.passes.PassResult(model, modified)
 
 
-def _unlike_any(model: ir.Model, statistic: ir.Value) -> ir.Value:
+def _unique_initializer(model: ir.Model, statistic: ir.Value) -> ir.Value:
     """Adds an initializer with the dtype and shape of `statistic` and content that no other initializer has."""
     initializers = model.graph.initializers
     tensor = statistic.const_value

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.op_facts import POOLINGS
-from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
+from onnxtrain.passes.shapes.outdated_sizes import forget_downstream_sizes
 from onnxtrain.passes.tidy.constants import lift_constants
 from onnxtrain.passes.tidy.replace_value import successor, write_before
 
@@ -82,7 +82,7 @@ class CeilModePass(ir.passes.InPlacePass):
         for node in nodes:
             _rewrite(node)
             if not self._keep_sizes:
-                forget_sizes_after(model.graph, node)
+                forget_downstream_sizes(model.graph, node)
         if nodes:
             lift_constants(model)
         return ir.passes.PassResult(model, bool(nodes))

@@ -38,8 +38,8 @@ def fixed_batch(model: ir.Model) -> int | None:
     }
     if len(sizes) > 1:
         raise ModelError(
-            f"Making the batch dynamic: the inputs have different sizes along axis 0 ({sorted(sizes)}), so that it is "
-            "not known which is the batch. Export the model with a dynamic batch axis."
+            f"Making the batch dynamic: the inputs have different sizes along axis 0 ({sorted(sizes)}), so "
+            "the batch size is ambiguous. Export the model with a dynamic batch axis."
         )
     return sizes.pop() if sizes else None
 
@@ -145,12 +145,12 @@ class _Walk:
             return
         result = self._dims(node.outputs[0])
         if before is None or after is None or result is None:
-            raise self._error(node, "the shape of its input is not known")
+            raise self._error(node, "the shape of its input is unknown")
         # Otherwise the axis with the batch becomes -1, which is possible for one axis only.
         place = axis_of_batch(before, after, result, self._batch, self._inside.get(str(data.name), 1))
         if place is None or 0 in result:
             raise self._error(
-                node, f"it reshapes {list(before)} to {list(result)}, where no axis is the batch alone"
+                node, f"it reshapes {list(before)} to {list(result)}, where no axis is the batch axis alone"
             )
         axis, self._inside[str(node.outputs[0].name)] = place
         node.attributes.pop("allowzero", None)
@@ -234,7 +234,7 @@ class _Walk:
                 return producer.inputs[0]
         rows = self._constant(value)
         if rows is None or (rows != rows.take([0], axis)).any():
-            raise self._error(node, f"its input {value.name!r} has a row of its own for each")
+            raise self._error(node, f"its input {value.name!r} has a different row for each sample")
         tensor = ir.tensor(rows.take([0], axis), name=f"{value.name}/row_{axis}")
         return self._initializer(tensor)
 
@@ -347,7 +347,7 @@ class _Walk:
                 ir_version=self._model.ir_version,
             )
         except onnx.shape_inference.InferenceError as error:
-            raise self._error(node, f"it does not take another number: {error}") from error
+            raise self._error(node, f"it does not support another batch size: {error}") from error
         return {name: type_.tensor_type for name, type_ in result.items()}
 
     def _value(self, value: ir.Value) -> np.ndarray | None:
@@ -378,6 +378,7 @@ class _Walk:
     def _error(self, node: ir.Node, problem: str) -> ModelError:
         """Returns the error for a node that cannot be rewritten."""
         return ModelError(
-            f"Making the batch dynamic: the node {node.name or node.outputs[0].name!r} ({node.op_type}) is built for "
-            f"{self._batch} samples: {problem}. Export the model with a dynamic batch axis."
+            f"Making the batch dynamic: the node {node.name or node.outputs[0].name!r} ({node.op_type}) "
+            f"requires exactly {self._batch} samples: {problem}. Export the model with a dynamic batch "
+            "axis."
         )

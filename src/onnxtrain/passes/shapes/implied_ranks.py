@@ -43,12 +43,12 @@ class ImpliedRanksPass(ir.passes.InPlacePass):
 def _ranks(node: ir.Node) -> _Ranks:
     """Returns the ranks that a node implies for its inputs and outputs."""
     if node.op_type in SAME_RANK:
-        return _of_one_rank(node.inputs[0], node.outputs[0])
+        return _equal_ranks(node.inputs[0], node.outputs[0])
     find = _reduction if node.op_type in REDUCTIONS else _RULES.get(node.op_type)
     return {} if find is None else find(node)
 
 
-def _of_one_rank(*values: ir.Value | None) -> _Ranks:
+def _equal_ranks(*values: ir.Value | None) -> _Ranks:
     """Assigns all values the rank of the first one that has a shape; None if none has."""
     rank = next(
         (value.shape.rank() for value in values if value is not None and value.shape is not None), None
@@ -75,10 +75,10 @@ def _reduction(node: ir.Node) -> _Ranks:
     # Without keepdims, the ranks differ by the number of axes, which may be computed.
     if not node.attributes.get_int("keepdims", 1):
         return {}
-    return _of_one_rank(node.inputs[0], node.outputs[0])
+    return _equal_ranks(node.inputs[0], node.outputs[0])
 
 
-def _images(count: int) -> Callable[[ir.Node], _Ranks]:
+def _image_ranks(count: int) -> Callable[[ir.Node], _Ranks]:
     """Returns a rule for ops on images: the first `count` inputs and all outputs have the kernel's rank plus two."""
 
     def find(node: ir.Node) -> _Ranks:
@@ -124,7 +124,7 @@ def _einsum(node: ir.Node) -> _Ranks:
     return ranks | ({node.outputs[0]: len(output)} if output and "..." not in output else {})
 
 
-def _counted(*places: int, per_axis: int = 1, axes: int | None = None) -> Callable[[ir.Node], _Ranks]:
+def _per_axis_input(*places: int, per_axis: int = 1, axes: int | None = None) -> Callable[[ir.Node], _Ranks]:
     """Returns a rule for ops with an input that has `per_axis` elements for each axis, e.g. 2 for the pads of Pad.
 
     Args:
@@ -146,7 +146,7 @@ def _counted(*places: int, per_axis: int = 1, axes: int | None = None) -> Callab
     return find
 
 
-def _heads(count: int, attribute: str) -> Callable[[ir.Node], _Ranks]:
+def _attention_ranks(count: int, attribute: str) -> Callable[[ir.Node], _Ranks]:
     """Returns a rule for attention: the first `count` inputs and the output have rank 3 with `attribute`, else 4."""
 
     def find(node: ir.Node) -> _Ranks:
@@ -161,31 +161,31 @@ def _heads(count: int, attribute: str) -> Callable[[ir.Node], _Ranks]:
 _RECURRENT = _fixed((3, 3, 3, 2, 1, 3, 3, 2), (4, 3, 3))
 _RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
     "AffineGrid": _fixed((3,), ()),
-    "Attention": _heads(3, "q_num_heads"),
-    "AveragePool": _images(1),
+    "Attention": _attention_ranks(3, "q_num_heads"),
+    "AveragePool": _image_ranks(1),
     "CausalConvWithState": _fixed((3, 3), (3,)),
     "Col2Im": _fixed((3, 1, 1), ()),
-    "Concat": lambda node: _of_one_rank(*node.inputs, node.outputs[0]),
-    "Conv": _images(2),
-    "ConvTranspose": _images(2),
-    "DeformConv": _images(3),
+    "Concat": lambda node: _equal_ranks(*node.inputs, node.outputs[0]),
+    "Conv": _image_ranks(2),
+    "ConvTranspose": _image_ranks(2),
+    "DeformConv": _image_ranks(3),
     "DepthToSpace": _fixed((4,), (4,)),
     "Einsum": _einsum,
     "GRU": _RECURRENT,
     "Gemm": _fixed((2, 2), (2,)),
     "LSTM": _RECURRENT,
     "LinearAttention": _fixed((3, 3, 3), (3,)),
-    "LpPool": _images(1),
-    "MaxPool": _images(1),
+    "LpPool": _image_ranks(1),
+    "MaxPool": _image_ranks(1),
     "MaxRoiPool": _fixed((4, 2), (4,)),
-    "MaxUnpool": _images(2),
-    "Pad": _counted(1, per_axis=2, axes=3),
+    "MaxUnpool": _image_ranks(2),
+    "Pad": _per_axis_input(1, per_axis=2, axes=3),
     "RNN": _RECURRENT,
-    "Resize": _counted(2, 3),
+    "Resize": _per_axis_input(2, 3),
     "RoiAlign": _fixed((4, 2, 1), (4,)),
-    "RotaryEmbedding": _heads(1, "num_heads"),
+    "RotaryEmbedding": _attention_ranks(1, "num_heads"),
     "STFT": _fixed((3,), (4,)),
     "SpaceToDepth": _fixed((4,), (4,)),
-    "Tile": _counted(1),
+    "Tile": _per_axis_input(1),
     "Transpose": _transpose,
 }

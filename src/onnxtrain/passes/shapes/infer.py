@@ -111,8 +111,8 @@ def _inferred(proto: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
     # Even in non-strict mode, onnx (1.23) raises for some contradictions, e.g. with an initializer.
     except onnx.shape_inference.InferenceError as error:
         raise ModelError(
-            f"Cannot infer the shapes of the model: {error}. A value has another shape than the model declares; "
-            "correct or remove the declaration."
+            f"Cannot infer the shapes of the model: {error}. The shape of a value differs from the "
+            "declared one; correct or remove the declaration."
         ) from error
 
 

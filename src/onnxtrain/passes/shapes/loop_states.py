@@ -27,7 +27,7 @@ class LoopStatePass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Annotates nodes of the model in place."""
         guesses = [_first_guess(node) for node in _loops(model)]
-        if not any(_tells(node, guess) for node, guess in zip(_loops(model), guesses, strict=True)):
+        if not any(_adds_shapes(node, guess) for node, guess in zip(_loops(model), guesses, strict=True)):
             return ir.passes.PassResult(model, False)
         # Each round drops at least one dimension, or ends the loop. Assumptions are tested on a copy, because wrong
         # ones must not remain in the model.
@@ -65,7 +65,7 @@ def _first_guess(node: ir.Node) -> list[_Dims | None]:
     return [_dims(state) or _dims(first) for state, first in zip(declared, node.inputs[2:], strict=True)]
 
 
-def _tells(node: ir.Node, guess: list[_Dims | None]) -> bool:
+def _adds_shapes(node: ir.Node, guess: list[_Dims | None]) -> bool:
     """True if `guess` has a shape for a state that is not annotated yet."""
     return any(
         dims is not None and (state.shape is None or result.shape is None)

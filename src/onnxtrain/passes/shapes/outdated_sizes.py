@@ -1,8 +1,8 @@
-"""Removes annotated sizes that depend on modified nodes or values, so that they are inferred again.
+"""Removes annotated sizes that a rewrite has made wrong, so that shape inference computes them again.
 
-Ranks are kept, because no standard op derives the rank of its output from the elements of its inputs, except If and
-Loop, which choose between graphs. Ranks that depend on these are removed as well, but not those of the model's outputs
-and of reductions to a scalar.
+Ranks are kept, because the rank of a standard op's output does not depend on the values of its inputs. The exceptions
+are If and Loop, whose subgraphs may return different ranks. Ranks computed from their outputs are removed as well,
+except those of the model's outputs and of reductions to a scalar.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _CHOOSING = frozenset({"If", "Loop"})
 _SHAPE_ONLY = SHAPE_READERS | {"ConstantOfShape"}
 
 
-def forget_sizes_after(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) -> None:
-    """Removes the sizes of the outputs of `start` and of all values computed from them, including subgraphs.
+def forget_downstream_sizes(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) -> None:
+    """Removes the annotated sizes of a node's outputs and of all values computed from them, including subgraphs.
 
     Args:
         graph: the main graph.
         start: a node that has been rewritten.
-        ranks: True if the annotated ranks of its outputs are wrong as well.
+        ranks: True to remove the ranks of the node's outputs, too.
     """
     declared = frozenset(graph.outputs)
     wrong = [value for value in start.outputs if ranks and value not in declared]
@@ -34,12 +34,12 @@ def forget_sizes_after(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) 
     _forget(graph, lambda node: node is start and not ranks, dict.fromkeys(wrong, True), declared)
 
 
-def forget_sizes_behind(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Removes the sizes that depend on elements of `values`, e.g. those of a Resize whose scales are in `values`.
+def forget_content_dependent_sizes(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
+    """Removes annotated sizes that depend on the contents of `values`, e.g. of a Resize that reads its scales from one.
 
     Args:
         graph: the main graph.
-        values: inputs of `graph`, whose elements are unknown.
+        values: inputs of `graph` that had constant contents when the sizes were inferred, and now get them at run time.
     """
     dependent = set(values)
     shaped: set[ir.Node] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
+from onnxtrain.passes.shapes.outdated_sizes import forget_downstream_sizes
 
 
 class OutputShapePass(ir.passes.InPlacePass):
@@ -24,7 +24,7 @@ class OutputShapePass(ir.passes.InPlacePass):
                     node.attributes.pop("output_shape")
                     node.attributes.pop("auto_pad", None)
                     node.attributes["pads"] = ir.AttrInt64s("pads", pads)
-                    forget_sizes_after(model.graph, node, ranks=True)
+                    forget_downstream_sizes(model.graph, node, ranks=True)
                     modified = True
         return ir.passes.PassResult(model, modified)
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
+from onnxtrain.passes.shapes.outdated_sizes import forget_downstream_sizes
 from onnxtrain.passes.tidy.constants import lift_constants, mark_constant
 from onnxtrain.passes.tidy.replace_value import write_before
 
@@ -32,18 +32,18 @@ class ResizeSizesPass(ir.passes.InPlacePass):
             (node, axes, sizes)
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
             if node.op_type == "Resize" and node.domain == ""
-            for axes, sizes in [_meant(node)]
+            for axes, sizes in [_intended_sizes(node)]
             if axes
         ]
         for node, axes, sizes in ambiguous:
             _rewrite(node, axes, sizes)
-            forget_sizes_after(model.graph, node)
+            forget_downstream_sizes(model.graph, node)
         if ambiguous:
             lift_constants(model)
         return ir.passes.PassResult(model, bool(ambiguous))
 
 
-def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
+def _intended_sizes(node: ir.Node) -> tuple[list[int], list[int]]:
     """Returns the resized axes and their intended sizes; two empty lists if onnx and ONNX Runtime agree."""
     source, *rest = node.inputs
     scales = rest[1].const_value if len(rest) > 1 and rest[1] is not None else None

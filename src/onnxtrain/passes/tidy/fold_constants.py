@@ -46,7 +46,7 @@ class FoldConstantsPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Folds nodes of the model in place."""
-        modified = _settle_casts(model)
+        modified = _resolve_cast_likes(model)
         # Contents by value, with `_UNKNOWN` for symbolic dimensions.
         contents = _constants(model)
         folded: list[ir.Node] = []
@@ -67,7 +67,7 @@ class FoldConstantsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified | _remove_unused(model, folded, contents))
 
 
-def _settle_casts(model: ir.Model) -> bool:
+def _resolve_cast_likes(model: ir.Model) -> bool:
     """Turns a CastLike to a known dtype into a Cast, which has no second input and so may be folded."""
     modified = False
     for node in model.graph:

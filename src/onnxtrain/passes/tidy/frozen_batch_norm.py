@@ -16,9 +16,10 @@ Array = np.ndarray[Any, Any]
 class FoldFrozenBatchNormPass(ir.passes.InPlacePass):
     """Rewrites BatchNormalization(Conv(x, W, b)) as Conv(x, W', b') if everything but x is constant.
 
-    In inference mode, BatchNormalization scales and shifts each channel, which the Conv's weight and bias can do. This
-    saves a pass over the activations per layer of a frozen backbone, and a saved activation where gradients flow
-    through. ONNX Runtime does the same fusion, but not after a function that has a native kernel.
+    In inference mode, BatchNormalization multiplies each channel by a constant and adds another one, so it can be
+    folded into the Conv's weight and bias. For each layer of a frozen backbone, this saves reading and writing the
+    activations once, and one residual if gradients flow through the layer. ONNX Runtime has the same fusion, but does
+    not apply it to a function that has a native kernel.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -47,7 +48,7 @@ class FoldFrozenBatchNormPass(ir.passes.InPlacePass):
 
 
 def _convolution_before(norm: ir.Node) -> ir.Node | None:
-    """Returns the Conv that precedes a frozen BatchNormalization if both can be merged, else None."""
+    """Returns the Conv into which a BatchNormalization can be folded; None if there is none."""
     # In training mode, the statistics are those of the batch.
     if norm.op_type != "BatchNormalization" or norm.domain != "" or is_training_batch_norm(norm):
         return None

@@ -21,11 +21,11 @@ class ImplicitExpandPass(ir.passes.InPlacePass):
         modified = False
         for node in tuple(model.graph):
             if (node.op_type, node.domain) == ("Expand", ""):
-                modified |= _leave_to_readers(node)
+                modified |= _broadcast_in_readers(node)
         return ir.passes.PassResult(model, modified)
 
 
-def _leave_to_readers(expand: ir.Node) -> bool:
+def _broadcast_in_readers(expand: ir.Node) -> bool:
     """Makes readers of an Expand that broadcast read its input. Returns True if there were any."""
     small, large = expand.inputs[0], expand.outputs[0]
     if small is None or small.shape is None or large.shape is None:
@@ -66,4 +66,4 @@ def _expand_afterwards(expand: ir.Node, reader: ir.Node, index: int) -> None:
     result.shape = ir.Shape(small.shape)
     reader.append(again)
     # The readers of the swapped op may broadcast as well.
-    _leave_to_readers(again)
+    _broadcast_in_readers(again)

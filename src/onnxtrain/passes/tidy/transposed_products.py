@@ -13,9 +13,9 @@ _SWAP = (1, 0)
 class TransposedProductPass(ir.passes.InPlacePass):
     """Rewrites (A B)^T as B^T A^T if one of the factors is already a transposed matrix.
 
-    Exporters write a linear layer as `x @ W.T`, so that the gradient of W is (x^T ct)^T. Transposing the product costs
-    a pass over a matrix as large as W in every step. Transposed factors are free, because runtimes fuse a Transpose
-    into the product that reads it. For a Gemm, they are attributes.
+    Exporters write a linear layer as `x @ W.T`, so the gradient of W is (x^T ct)^T. Transposing this product would copy
+    a matrix of the size of W in every step. Transposed factors cost nothing: runtimes fuse a Transpose into the MatMul
+    that reads it, and a Gemm has attributes for them.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -54,7 +54,12 @@ def _exchange_factors(node: ir.Node, gemm: ir.Node) -> None:
 
 
 def _product(node: ir.Node) -> ir.Node | None:
-    """Returns the product that `node` transposes if nothing else reads it and one of its factors is transposed."""
+    """Returns the matrix product that a Transpose reads, if the pair can be rewritten as (A B)^T = B^T A^T.
+
+    Returns:
+        A MatMul with at least one transposed factor, or a Gemm without bias. None if `node` is not a Transpose of such
+        a product, or if anything else reads the product.
+    """
     if not _is_transpose(node):
         return None
     value = node.inputs[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.artifact_folder import require_inside
-from onnxtrain.runtime.atomic import drop_link, rename_directory
+from onnxtrain.runtime.atomic import remove_special_file, rename_directory
 from onnxtrain.trainer._callbacks.monitor import Mode, Monitor
 from onnxtrain.trainer._checks import check_integer
 from onnxtrain.trainer._run.files import CHECKPOINT, refuse_model_name
@@ -53,8 +53,9 @@ class ModelCheckpoint(Monitor):
             monitor = "val_loss" if every_n_steps is None else None
         if monitor is not None and every_n_steps is not None:
             raise InputError(
-                f"ModelCheckpoint: '{monitor}' is recorded after epochs, and every_n_steps={every_n_steps} saves in "
-                "the middle of them. Leave one of the two out, or use two callbacks."
+                f"ModelCheckpoint: '{monitor}' is recorded after each epoch, but "
+                f"every_n_steps={every_n_steps} saves within epochs. Pass only one of the two, or use two "
+                "callbacks."
             )
         refuse_model_name(path, "ModelCheckpoint", "a directory with all that Trainer.resume needs")
         super().__init__(monitor or "loss", mode)
@@ -155,11 +156,11 @@ def _save_whole(trainer: Trainer, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # Left by a process that was killed.
     for leftover in target.parent.glob(f"{_UNFINISHED}*"):
-        drop_link(leftover)
+        remove_special_file(leftover)
         if leftover.exists():
             shutil.rmtree(leftover)
     # A save must not follow a link to a directory elsewhere.
-    drop_link(target)
+    remove_special_file(target)
     if target.is_dir():
         trainer.save(target)
         return

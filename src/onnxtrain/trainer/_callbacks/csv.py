@@ -119,7 +119,7 @@ class CSVLogger(Logger):
             ) from error
         if rows and rows[0] != list(_STEP_COLUMNS):
             raise InputError(
-                f"CSVLogger: '{self.steps_path}' has the columns {', '.join(rows[0])} in place of "
+                f"CSVLogger: '{self.steps_path}' has the columns {', '.join(rows[0])} instead of "
                 f"{', '.join(_STEP_COLUMNS)}; move it away, or log to another path."
             )
         # The last row may be incomplete if the process was killed.

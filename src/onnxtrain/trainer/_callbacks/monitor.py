@@ -48,8 +48,8 @@ class Monitor(Callback):
         rises = higher_is_better.get(name)
         if rises is None:
             raise InputError(
-                f"{type(self).__name__}: it is unknown whether higher or lower values of '{self.monitor}' are better, "
-                "because it is a function. Pass mode='max' or mode='min'."
+                f"{type(self).__name__}: '{self.monitor}' is a function, so it is unknown whether higher "
+                "or lower values are better. Pass mode='max' or mode='min'."
             )
         return rises
 

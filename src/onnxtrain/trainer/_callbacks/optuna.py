@@ -58,9 +58,9 @@ class OptunaPruning(Monitor):
         # Otherwise the pruner would end the best trials.
         if study.direction.name.lower() != wanted:
             raise InputError(
-                f"OptunaPruning: {'higher' if rises else 'lower'} values of '{self.monitor}' are better, and the "
-                f"direction of the study is {study.direction.name}. Pass direction='{wanted}' to create_study, or "
-                "another monitor."
+                f"OptunaPruning: {'higher' if rises else 'lower'} values of '{self.monitor}' are better, "
+                f"but the direction of the study is {study.direction.name}. Pass direction='{wanted}' to "
+                "create_study, or another monitor."
             )
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:

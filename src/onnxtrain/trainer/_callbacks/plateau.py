@@ -32,7 +32,8 @@ class ReduceLROnPlateau(Monitor):
         super().__init__(monitor, mode, min_delta)
         if not 0 < factor < 1 or patience < 1:
             raise InputError(
-                f"ReduceLROnPlateau: expected 0 < factor < 1 and patience >= 1, received {factor} and {patience}."
+                f"ReduceLROnPlateau: expected 0 < factor < 1 and patience >= 1, received factor={factor} and"
+                f" patience={patience}."
             )
         self.factor = factor
         self.patience = patience

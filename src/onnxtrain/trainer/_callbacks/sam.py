@@ -16,7 +16,7 @@ _EPSILON = 1e-12
 
 
 class SAM(Callback):
-    """Trains with gradients at the worst parameters nearby, which leads to flat minima (Foret et al. 2021).
+    """Sharpness-aware minimization (Foret et al. 2021): finds flat minima by using gradients at the worst nearby point.
 
     With the gradient g of a step at the parameters w, the optimizer gets the gradient of the same batches at w + rho *
     g / |g|, where |g| is the global L2 norm. A step costs two forward and two backward passes. SAM works with any

@@ -70,8 +70,8 @@ class SWA(Callback):
             and state.training_data.samples is None
         ):
             raise InputError(
-                "SWA reads the data once more to renew the statistics of BatchNormalization, and a stream may not be "
-                "read again. Pass arrays, a frame or a dataset."
+                "SWA reads the data once more to recompute the statistics of BatchNormalization, but a "
+                "stream can be read only once. Pass arrays, a frame or a dataset."
             )
         self._average, self._count, self._last = MovingAverage(state.run.store), 0, 0
         path = trainer.directory / SWA_AVERAGE

@@ -67,7 +67,7 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
             f"{argument('validation', 0.1)}, or leave {argument('stratify')} out."
         )
     if validation is None and data.validation_transform is not None:
-        raise InputError("validation_transform is given without validation data; pass validation, too.")
+        raise InputError("validation_transform needs validation data; pass validation, too.")
     held_out, transform = None, data.validation_transform
     if isinstance(validation, float):
         source, held_out = split(
@@ -98,8 +98,8 @@ def _validation_source(
         pair = False
     if pair and len(validation) not in (2, 3):
         raise InputError(
-            f"validation must be (inputs, targets), (inputs, targets, sample_weight), a fraction or data that "
-            f"brings its targets, received {type(validation).__name__} of {len(validation)}."
+            "validation must be (inputs, targets), (inputs, targets, sample_weight), a fraction or data "
+            f"that includes its targets, received {type(validation).__name__} of {len(validation)}."
         )
     # A string would be read as a stream of characters; an integer is probably a fraction mistaken for a count.
     if isinstance(validation, str | int):
@@ -140,7 +140,7 @@ def open_dataset(
     return open_source(layout, inputs, targets, weights, options, transform, at)
 
 
-def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) -> None:
+def enable_sample_weights(state: TrainingState, *sources: Source | None, for_fit: bool = False) -> None:
     """Rebuilds the models to take sample weights if a source has weights; all sources then provide weights.
 
     Args:
@@ -150,15 +150,15 @@ def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) 
 
     Raises:
         InputError: the loss does not support sample weights.
-        TrainingStateError: a fit without weights is under way.
+        TrainingStateError: a fit without weights is running.
     """
     opened = [source for source in sources if source is not None]
     with state.lock:
         if not state.run.weighted and any(source.weighted for source in opened):
-            # A fit under way reads batches without weights, which the rebuilt models would reject.
+            # The current fit reads batches without weights, which the rebuilt models would reject.
             if not for_fit:
-                state.guard.require_none("Using sample weights for the first time")
-            state.run.weigh()
+                state.guard.require_no_fit("Using sample weights for the first time")
+            state.run.enable_sample_weights()
         # Models that take weights always require them: data without weights gets weights of 1.
         if state.run.weighted:
             # Sources opened before the rebuild do not know the weights' dtype, which is float64 for float64 logits.
@@ -167,7 +167,7 @@ def weigh(state: TrainingState, *sources: Source | None, for_fit: bool = False) 
                 source.layout = source.layout.with_weights(weight)
 
 
-def weighed_dataset(
+def weighted_dataset(
     state: TrainingState,
     inputs: Any,
     targets: Any,
@@ -175,10 +175,10 @@ def weighed_dataset(
     options: Options,
     transform: TransformFunction | None = None,
 ) -> Source:
-    """Opens data, and rebuilds the models if it has sample weights; see :func:`weigh`."""
+    """Opens data, and rebuilds the models if it has sample weights; see :func:`enable_sample_weights`."""
     with advising_transform(state, transform):
         source = open_dataset(state, inputs, targets, weights, options, transform)
-    weigh(state, source)
+    enable_sample_weights(state, source)
     return source
 
 

@@ -23,20 +23,20 @@ class FitGuard:
 
     @contextlib.contextmanager
     def fitting(self, averages_are_applied: bool) -> Iterator[None]:
-        """Marks a fit as under way within the block.
+        """Marks a fit as running within the block.
 
         Args:
             averages_are_applied: True if moving averages currently replace the trained values.
 
         Raises:
-            TrainingStateError: another fit is under way, or moving averages replace the trained values.
+            TrainingStateError: another fit is running, or moving averages replace the trained values.
         """
         with self._lock:
-            self.require_none("Trainer.fit()")
+            self.require_no_fit("Trainer.fit()")
             if averages_are_applied:
                 raise TrainingStateError(
-                    "Trainer.fit() inside of `with trainer.averaged():` would train the averages, and lose what it has "
-                    "trained at the end of the block. End the block first."
+                    "Trainer.fit() inside `with trainer.averaged():` would train the averages, and the "
+                    "result would be lost at the end of the block. Leave the block first."
                 )
             # The thread, not a flag: callbacks of the fit may make calls that other threads may not.
             self._thread = threading.current_thread()
@@ -45,8 +45,8 @@ class FitGuard:
         finally:
             self._thread = None
 
-    def require_none(self, doing: str, *, elsewhere: bool = False) -> None:
-        """Raises TrainingStateError while a fit is under way.
+    def require_no_fit(self, doing: str, *, elsewhere: bool = False) -> None:
+        """Raises TrainingStateError while a fit is running.
 
         Args:
             doing: name of the call, for the message, e.g. "Trainer.fit()".
@@ -59,6 +59,6 @@ class FitGuard:
         if thread is threading.current_thread():
             where = "in this thread: perhaps a callback has called it"
         raise TrainingStateError(
-            f"{doing}: a fit of this Trainer is under way {where}. Wait for its end (trainer.stop_training() ends it "
-            "after the current epoch), or use another Trainer."
+            f"{doing}: a call to fit of this Trainer is running {where}. Wait until it returns "
+            "(trainer.stop_training() ends it after the current epoch), or use another Trainer."
         )

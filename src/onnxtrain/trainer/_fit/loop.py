@@ -89,8 +89,9 @@ class FitLoop:
         if not state.workspace.temporary:
             state.save(state.directory)
         raise InputError(
-            "The fit has updated nothing: no label contributes to the loss. All labels are ignored (ignore_index), "
-            "are the first token of a sequence, which nothing predicts, or have sample or class weights of 0."
+            "No parameter was updated, because no label contributes to the loss: each label is ignored "
+            "(ignore_index), is the first token of a sequence, which is never predicted, or has a sample "
+            "or class weight of 0."
         )
 
     def _begin(self) -> dict[str, Any]:
@@ -104,7 +105,8 @@ class FitLoop:
             self._events.call("on_fit_begin")
             if not finite_parameters(self._state.run.store):
                 raise DivergenceError(
-                    "Training cannot start: parameters of the model are NaN or infinite already. Load a good model."
+                    "Training cannot start: parameters of the model are NaN or infinite. Load a model "
+                    "with finite parameters."
                 )
         except Exception:
             position.undo(before)
@@ -123,7 +125,7 @@ class FitLoop:
         while not guard.requested:
             # The last group of an epoch may be smaller, but never extends into the next epoch: metrics and validation
             # of an epoch belong to whole steps.
-            group = list(self._held(islice(batches, plan.accumulate)))
+            group = list(self._copied_if_volatile(islice(batches, plan.accumulate)))
             if not group:
                 break
             samples += self._stepper.step(group)
@@ -131,7 +133,7 @@ class FitLoop:
             shown = self._show(group, shown, rate)
         # Sources raise more specific errors. This one keeps an epoch without steps from counting as trained.
         if not position.batch and not guard.requested:
-            raise InputError(f"There is no batch in epoch {position.epoch + 1} to train on.")
+            raise InputError(f"The data has no batch for epoch {position.epoch + 1}.")
         # Otherwise only the next step would notice an update that overflowed; here the epoch is evaluated and saved
         # first.
         self._stepper.check()
@@ -144,7 +146,7 @@ class FitLoop:
         # Ctrl-C during the validation of the last epoch does not interrupt: the fit is complete.
         return not (guard.requested and position.epoch < self._last_epoch)
 
-    def _held(self, batches: Iterable[list[Array]]) -> Iterator[list[Array]]:
+    def _copied_if_volatile(self, batches: Iterable[list[Array]]) -> Iterator[list[Array]]:
         """Yields the batches of a step; copies those that the next batch would overwrite."""
         last = self._plan.accumulate - 1
         for index, arrays in enumerate(batches):

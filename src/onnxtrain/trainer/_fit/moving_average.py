@@ -118,7 +118,8 @@ class MovingAverage:
             metadata, tensors = read_tensors(str(path))
         if metadata.get("format") != _FORMAT["format"] or _kinds(tensors) != _kinds(self.buffers):
             raise CheckpointError(
-                f"Reading the averages '{path}': they are of another model. Copy the whole directory of a run."
+                f"Reading the averages '{path}': they belong to another model. Copy the whole directory of "
+                "the run."
             )
         for key, buffer in self.buffers.items():
             buffer.write(tensors[key].read())

@@ -65,8 +65,9 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
             }
             if not all(np.isfinite(value).all() for value in results.values()):
                 raise DivergenceError(
-                    "Renewing the statistics of BatchNormalization: those of a batch are NaN or infinite. A batch of "
-                    f"one sample has no variance; leave it out with {argument('drop_last', True)}."
+                    "Recomputing the statistics of BatchNormalization: a batch has NaN or infinite "
+                    "statistics. A batch of one sample has no variance; drop it with "
+                    f"{argument('drop_last', True)}."
                 )
         except BaseException:
             results = {}

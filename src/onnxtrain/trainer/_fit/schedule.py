@@ -47,9 +47,9 @@ class Curve:
         """
         if total is None and (self.warmup_ratio or self._needs_total):
             raise InputError(
-                "The schedule depends on the number of all steps, which is not known for data without a length. Pass "
-                "steps_per_epoch=... to fit, total_steps=... to the Trainer, or a schedule that does not ('constant', "
-                "'step', 'exponential')."
+                "The schedule depends on the total number of steps, which is unknown for data without a "
+                "length. Pass steps_per_epoch=... to fit, total_steps=... to the Trainer, or a schedule "
+                "that does not need it ('constant', 'step', 'exponential')."
             )
         warmup = self.warmup_steps or math.ceil(self.warmup_ratio * (total or 0))
         # The warm-up starts at 1 / warmup: a first step at learning rate 0 would do nothing.
@@ -117,7 +117,8 @@ def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Sc
     if name not in SCHEDULES:
         raise InputError(
             f"Choosing a schedule: {name!r} is unknown; choose from {', '.join(SCHEDULES)}, or pass a "
-            "function (step, total_steps) -> factor. What follows a plateau is a callback, ReduceLROnPlateau."
+            "function (step, total_steps) -> factor. To lower the learning rate on a plateau, use the "
+            "callback ReduceLROnPlateau."
         )
     kind, values = SCHEDULES[name], dict(parameters or {})
     allowed = [entry.name for entry in dataclasses.fields(kind)]

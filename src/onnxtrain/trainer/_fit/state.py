@@ -61,8 +61,8 @@ def _saved_schedule(directory: Path, settings: Settings, passed: ScheduleSpec | 
         return make_schedule(name and named_schedule(name, settings.scheduler_parameters), *warmup)
     except InputError as error:
         raise CheckpointError(
-            f"Resuming from '{directory}': its schedule cannot be made again ({error}) It may have been written by a "
-            "newer onnxtrain; upgrade."
+            f"Resuming from '{directory}': its schedule cannot be restored ({error}) It may have been "
+            "written by a newer onnxtrain; upgrade."
         ) from error
 
 
@@ -80,7 +80,7 @@ class TrainingState:
         task: meaning of predictions and targets, for metrics.
         metrics: metrics recorded in addition to the loss.
         validating: True during a fit with validation data.
-        training_data: data of the fit under way; None between fits.
+        training_data: data of the current fit; None between fits.
         guard: allows one fit at a time.
         resume_hint: sentence shown after Ctrl-C; `{}` is replaced with the directory.
     """
@@ -107,7 +107,7 @@ class TrainingState:
         self.validating = False
         self.training_data: Source | None = None
         self.guard = FitGuard(run.lock)
-        self.resume_hint = "Trainer.resume('{}') and the same call of fit resume it."
+        self.resume_hint = "Trainer.resume('{}') and the same call to fit resume it."
         # A model that computes its loss from its inputs alone has no target to compare predictions with.
         measurable = bool(run.manifest.targets) and settings.prediction is not None
         target = run.manifest.targets[0] if run.manifest.targets else None
@@ -124,7 +124,7 @@ class TrainingState:
                 "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
             )
         if run.manifest.loss_mean is None and any(metric.name == "perplexity" for metric in self.metrics):
-            raise InputError("The perplexity is the exponential of a mean loss, and this loss is a sum.")
+            raise InputError("The perplexity is the exponential of a mean loss, but this loss is a sum.")
 
     @classmethod
     def load(
@@ -153,8 +153,9 @@ class TrainingState:
                 settings = replace(settings, threads=threads)
             if settings.prediction is not None and settings.prediction not in run.outputs:
                 raise CheckpointError(
-                    f"Resuming from '{directory}': its metrics look at '{settings.prediction[:60]}', which the models "
-                    f"do not return (outputs: {', '.join(run.outputs)}). The checkpoint is of another run, or corrupt."
+                    f"Resuming from '{directory}': its metrics read the output "
+                    f"'{settings.prediction[:60]}', which the models do not return (outputs: "
+                    f"{', '.join(run.outputs)}). The checkpoint belongs to another run, or is corrupt."
                 )
         else:
             # Artifacts of generate_artifacts have neither position nor settings: training starts at step 0. Without
@@ -213,10 +214,10 @@ class TrainingState:
 
     @contextlib.contextmanager
     def fitting(self) -> Iterator[None]:
-        """Marks a fit as under way within the block, and keeps other trainers out of the directory.
+        """Marks a fit as running within the block, and keeps other trainers out of the directory.
 
         Raises:
-            TrainingStateError: another fit of this trainer is under way.
+            TrainingStateError: another fit of this trainer is running.
             CheckpointError: another trainer is working in the directory, or has saved there.
         """
         # Within `with trainer.averaged()`, a fit would train the averages, and lose its steps at the end of the block.
@@ -228,7 +229,7 @@ class TrainingState:
     def abandon(self) -> None:
         """Makes the next fit a new one; see :meth:`Trainer.abandon_fit`."""
         with self.lock:
-            self.guard.require_none("Trainer.abandon_fit()", elsewhere=True)
+            self.guard.require_no_fit("Trainer.abandon_fit()", elsewhere=True)
             self.position.abandon()
 
     @property
@@ -238,7 +239,7 @@ class TrainingState:
 
     @property
     def recorded_keys(self) -> list[str]:
-        """Keys that the fit under way records for each epoch."""
+        """Keys that the current fit records for each epoch."""
         keys = ["loss", *(metric.name for metric in self.metrics)]
         return [*keys, *(f"val_{key}" for key in keys if self.validating)]
 
@@ -266,15 +267,15 @@ class TrainingState:
         if total is not None:
             if epochs is not None:
                 raise InputError(
-                    f"The trainer has total_steps already; leave {argument('schedule_epochs')} out."
+                    f"The trainer already has total_steps; leave {argument('schedule_epochs')} out."
                 )
             start = position.fit_start_step if position.unfinished else position.step
             last = start + plan.epochs * (per_epoch or 0)
             # Only a warning: a constant learning rate after the end of the schedule may be intended.
             if last > total:
                 _log.warning(
-                    "The schedule is of total_steps=%d, and this fit ends with step %d: the steps beyond have the last "
-                    "learning rate.",
+                    "The schedule has total_steps=%d, but this fit ends with step %d: the steps beyond "
+                    "the schedule use its last learning rate.",
                     total,
                     last,
                 )
@@ -284,8 +285,9 @@ class TrainingState:
         last = start + plan.epochs
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < last:
             raise InputError(
-                f"{argument('schedule_epochs', epochs)} should be the number of epochs of all fits together that share "
-                f"the schedule, counted from the trainer's first: at least {last}, which this fit ends with."
+                f"{argument('schedule_epochs', epochs)} is the total number of epochs of all calls to fit "
+                "that share the schedule, counted from the trainer's first epoch; it must be at least "
+                f"{last}, the last epoch of this call."
             )
 
     def loss_count(self, arrays: Sequence[Array]) -> float | None:
@@ -297,9 +299,9 @@ class TrainingState:
         """Adds the loss and the metrics of one batch to averages; `count` is the result of :meth:`loss_count`."""
         averages.add_loss(step.loss, count)
         if any(metric.looks_at_predictions for metric in self.metrics):
-            averages.add_metrics(self.metrics, *self.judged(step), self.run.manifest.targets[0])
+            averages.add_metrics(self.metrics, *self.metric_arrays(step), self.run.manifest.targets[0])
 
-    def judged(self, step: Step) -> tuple[Array, Array]:
+    def metric_arrays(self, step: Step) -> tuple[Array, Array]:
         """Returns the prediction and the target of a batch that metrics compare.
 
         Raises:

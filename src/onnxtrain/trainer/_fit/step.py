@@ -252,9 +252,10 @@ class Stepper:
             # over labels to something else, which is NaN if all labels are ignored.
             if ignored is not None and (array == ignored).all():
                 raise Diverged(
-                    f"all labels '{spec.name}' of {self.one_batch} are {ignored}, so that there is nothing to average",
-                    "Leave such samples out, use larger batches, or let onnxtrain append the loss to the scores "
-                    f"({argument('loss', 'cross_entropy')}), which then leaves such batches out.",
+                    f"all labels '{spec.name}' of {self.one_batch} are {ignored}, so there is nothing to "
+                    "average",
+                    "Remove such samples, use larger batches, or let onnxtrain append the loss to the "
+                    f"scores ({argument('loss', 'cross_entropy')}), which skips such batches.",
                 )
 
     def _require_finite_results(self, steps: Sequence[Step]) -> None:
@@ -264,16 +265,16 @@ class Stepper:
         # With several workers, this one may have no sample in the step.
         loss = steps[-1].loss if steps else math.nan
         if not self._finite_gradients():
-            raise Diverged(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
+            raise Diverged(f"the loss is {loss:g}, but its gradients contain NaN or infinity")
         # The unbiased variance of one value is 0 / 0; PyTorch raises "Expected more than 1 value per channel".
         if any(len(step.arrays[0]) == 1 for step in steps):
             raise Diverged(
-                "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
-                "(PyTorch refuses such batches, too)",
+                "a batch has one sample, and BatchNormalization cannot compute a variance from one value "
+                "per channel (PyTorch rejects such batches, too)",
                 f"Start a new run with another {argument('batch_size')}, so that no batch has one sample"
                 f"{words().drop_last()}.",
             )
-        raise Diverged(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")
+        raise Diverged(f"the loss is {loss:g}, but its BatchNormalization statistics contain NaN or infinity")
 
     def _set_learning_rate(self) -> None:
         state, position, batches = self._state, self._state.position, self._data.batches
@@ -311,7 +312,7 @@ class Stepper:
             return
         self._unchecked = False
         if (what := self._not_finite()) is not None:
-            raise Diverged(f"its update made the {what} NaN or infinite", of_update=True)
+            raise Diverged(f"the update made the {what} NaN or infinite", of_update=True)
 
     def _not_finite(self) -> str | None:
         """Returns what is not finite, e.g. "parameters", for the message; None if everything is finite."""
@@ -359,8 +360,8 @@ class Stepper:
         position.unfinished = True
         where = state.save_and_keep()
         remedy = reason.remedy or (
-            f"Lower the learning rate, clip gradients ({argument('clip_grad_norm', 1.0)}), or scale the inputs and "
-            "targets to about -1 .. 1."
+            f"Lower the learning rate, clip gradients ({argument('clip_grad_norm', 1.0)}), or scale the "
+            "inputs and targets to about [-1, 1]."
         )
         raise DivergenceError(
             f"Training stopped in epoch {epoch}, step {step}: {reason} (learning rate {rate:g}). The "
@@ -384,7 +385,7 @@ class Diverged(Exception):
 
 
 class _StepGradients(StepGradients):
-    """Gradients of the step under way, for callbacks.
+    """Gradients of the current step, for callbacks.
 
     Args:
         stepper: takes the steps of the fit.
@@ -399,8 +400,8 @@ class _StepGradients(StepGradients):
         store = self._stepper._run.store
         if store.row_gradients:
             raise InputError(
-                f"A callback reads the gradients of a step, and those of {', '.join(store.row_gradients)} are sparse. "
-                "Leave sparse_gradients out."
+                f"A callback reads the gradients, but the gradients of {', '.join(store.row_gradients)} "
+                "are sparse. Leave sparse_gradients out."
             )
         # Copies, because recompute_at writes to the same memory.
         return {

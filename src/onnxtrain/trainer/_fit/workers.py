@@ -50,7 +50,7 @@ class Workers:
         """Raises InputError if several processes share batches of a model that takes exactly `samples` samples."""
 
     def stop(self, history: History) -> None:
-        """Ends the fit under way after the current epoch."""
+        """Ends the current fit after the current epoch."""
         history.stopped = "early"
 
     def writing(self) -> contextlib.AbstractContextManager[bool]:

@@ -175,8 +175,8 @@ def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metri
     )
     if wrong:
         raise InputError(
-            f"Choosing metrics: {', '.join(wrong)} is taken already; give each function a __name__ of its "
-            "own that does not begin with 'val_'."
+            f"Choosing metrics: {', '.join(wrong)} is already used; give each function a unique __name__ "
+            "that does not begin with 'val_'."
         )
     return metrics
 
@@ -288,7 +288,7 @@ class Averages:
                     unknown.append(metric.name)
         if unknown:
             _log.warning(
-                "The model predicts NaN for some samples, so that %s %s NaN.",
+                "The model predicts NaN for some samples, so %s %s NaN.",
                 ", ".join(f"'{prefix}{name}'" for name in unknown),
                 "is" if len(unknown) == 1 else "are",
             )

@@ -61,7 +61,7 @@ class Task:
         count = labels.count if labels is not None else None if of_probabilities else 2
         if count is not None and self.positive >= count:
             raise InputError(
-                f"{argument('positive')} is {self.positive}, but the classes are 0 .. {count - 1}."
+                f"{argument('positive')} is {self.positive}, but the classes are 0 to {count - 1}."
             )
 
 
@@ -192,8 +192,8 @@ def _decided(
 def _require_one_right(name: str, data: _Scores) -> None:
     if not data.one_of and not data.two_classes:
         raise InputError(
-            f"The metric '{name}' of a positive class needs one right class per sample; here each label is a yes or no "
-            "of its own. Leave positive out."
+            f"The metric '{name}' with a positive class needs one correct class per sample, but these "
+            "labels are independent (multilabel). Leave positive out."
         )
 
 
@@ -295,8 +295,9 @@ def _top_k(name: str, k: int, task: Task, prediction: Array, target: Array) -> f
 def _require_classes(name: str, k: int, classes: int) -> None:
     if k >= max(2, classes):
         raise InputError(
-            f"The metric '{name}' says whether one of the {k} highest scores is right, which needs more than {k} "
-            f"classes; there are {classes or 'none to choose from'}. Choose a smaller one, such as 'top2_accuracy'."
+            f"The metric '{name}' checks whether the correct class is among the {k} highest scores, which "
+            f"needs more than {k} classes; there are {classes or 'none'}. Choose a smaller one, such as "
+            "'top2_accuracy'."
         )
 
 
@@ -360,7 +361,8 @@ def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
     data = _scores("confusion_matrix", task, prediction, target)
     if not data.one_of and not data.two_classes:
         raise InputError(
-            "A confusion matrix needs one right class per sample; here each label is a yes or no."
+            "A confusion matrix needs one correct class per sample, but these labels are independent "
+            "(multilabel)."
         )
     classes = data.one_of or 2
     matrix = np.zeros((classes, classes), np.int64)

@@ -92,8 +92,8 @@ class DirectoryLock:
                 owner = os.read(descriptor, 100).decode(errors="replace")
                 os.close(descriptor)
                 raise CheckpointError(
-                    f"Another Trainer{f' (process {owner})' if owner else ''} is training or saving in the directory "
-                    f"'{self._directory}'. Wait until it has ended, or use another directory."
+                    f"Another Trainer{f' (process {owner})' if owner else ''} is training or saving in the "
+                    f"directory '{self._directory}'. Wait until it has finished, or use another directory."
                 )
             # The previous holder may have removed the file between open and lock; then lock a new file.
             with contextlib.suppress(FileNotFoundError):
@@ -126,8 +126,8 @@ class DirectoryLock:
             if error.errno not in (errno.EINVAL, errno.ELOOP):
                 raise
             raise CheckpointError(
-                f"Locking the directory '{self._directory}': '{_NAME}' is not a regular file but a symbolic link, a "
-                "directory, a pipe or a device. No trainer makes one; remove it."
+                f"Locking the directory '{self._directory}': '{_NAME}' is a symbolic link, a directory, a "
+                "pipe or a device, not a regular file. It was not created by a Trainer; remove it."
             ) from error
 
 

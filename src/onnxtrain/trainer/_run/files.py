@@ -144,7 +144,7 @@ def require_free(
     if taken:
         listed = ", ".join(f"'{name}'" for name in taken[:10]) + (", ..." if len(taken) > 10 else "")
         raise CheckpointError(
-            f"{doing}: the directory holds {listed}, and no {manifest} of a run says that a run has written "
+            f"{doing}: the directory contains {listed}, and no {manifest} shows that a training run wrote "
             f"{'it' if len(taken) == 1 else 'them'}. Choose another directory{remedy}."
         )
 
@@ -163,7 +163,7 @@ def _read(path: Path) -> dict[str, str]:
             raise ValueError(f"files {files}")
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelLoadError(
-            f"Opening the training run in '{path.parent}': its manifest '{path.name}' is damaged "
+            f"Opening the training run in '{path.parent}': its manifest '{path.name}' is corrupt "
             f"({type(error).__name__}: {error}). Generate the artifacts again."
         ) from error
     return named

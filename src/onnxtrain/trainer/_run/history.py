@@ -70,7 +70,7 @@ class History:
         # Epochs of earlier fits may lack the key, e.g. if there was no validation data.
         values = [epoch[key] for epoch in self.epochs if key in epoch]
         if not values:
-            raise KeyError(f"{key} was not recorded; there are {', '.join(self.keys()) or 'no epochs yet'}")
+            raise KeyError(f"{key} was not recorded; recorded: {', '.join(self.keys()) or 'no epochs yet'}")
         return values
 
     def __contains__(self, key: object) -> bool:
@@ -109,7 +109,7 @@ class History:
         if not shown:
             raise InputError("There is nothing to plot: no epoch has been recorded.")
         if unknown := [key for key in keys or () if key not in shown]:
-            raise InputError(f"{', '.join(unknown)} was not recorded; there are {', '.join(shown)}.")
+            raise InputError(f"{', '.join(unknown)} was not recorded; recorded: {', '.join(shown)}.")
         return plot_epochs(self.epochs, list(keys) if keys else shown)
 
     def to_frame(self) -> DataFrame:

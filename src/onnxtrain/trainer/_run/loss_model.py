@@ -66,7 +66,7 @@ class LossModel:
         batches = {spec.shape[0] for spec in manifest.arguments if spec.shape}
         shapes = [inputs[name].shape for name in outputs.values() if name in inputs]
         if foreign or any(shape is None or not shape or shape[0] not in batches for shape in shapes):
-            raise _refusal("it is not computed from outputs of the model, sample by sample")
+            raise _refusal("it is not computed from the model's outputs separately for each sample")
         _forget_batch(model, {*outputs.values(), *(spec.name for _, spec in self._specs)})
         self._outputs = [
             (index, outputs[name])
@@ -110,7 +110,7 @@ class LossModel:
         sums = [self._sum(value, part[1]) for value, part in zip(losses, parts, strict=True)]
         whole, size = self._sum(loss, arrays), sum(map(abs, sums))
         if np.isfinite([whole, size]).all() and abs(whole - sum(sums)) > self._tolerance * max(size, 1e-6):
-            raise _refusal("it is not a mean or sum over samples")
+            raise _refusal("it is not a mean or sum over the samples")
         return losses[0]
 
     def _run(self, outputs: Sequence[Array], arrays: Sequence[Array]) -> float:

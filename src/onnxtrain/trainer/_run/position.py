@@ -124,7 +124,7 @@ class Position:
         averaged: number of optimizer steps in the moving averages.
         fit_start: value of `epoch` when the current or last fit began.
         fit_start_step: value of `step` when that fit began.
-        unfinished: True if that fit was interrupted or is under way.
+        unfinished: True if that fit was interrupted or is running.
         plan: arguments of that fit.
         stream: states of a stream's random generators at the start of the current pass, as text.
         averages: sums of loss and metrics over the current epoch.
@@ -150,7 +150,7 @@ class Position:
         if self.unfinished and self.plan is not None and self.plan != plan:
             where = f"in the middle of epoch {self.epoch + 1}" if self.batch else f"after epoch {self.epoch}"
             raise InputError(
-                f"The last fit was interrupted {where}, and this call differs from it "
+                f"The last call to fit was interrupted {where}, and this call differs from it "
                 f"({self.plan.differences(plan)}). Pass the same data and arguments to resume it, or call "
                 "abandon_fit() first to start a new fit from here."
             )
@@ -179,7 +179,7 @@ class Position:
         """Returns the progress of the schedule.
 
         Args:
-            plan: arguments of the fit under way.
+            plan: arguments of the current fit.
             per_epoch: optimizer steps per epoch; None if unknown.
             total_steps: steps of one schedule over all fits; None for one schedule per fit.
         """
@@ -251,7 +251,7 @@ def check_threads(threads: int | None) -> int | None:
         return None
     number = check_integer(argument("threads"), threads)
     if number > MOST_THREADS:
-        raise InputError(f"{argument('threads')} must be {MOST_THREADS} at most, received {threads!r}.")
+        raise InputError(f"{argument('threads')} must be at most {MOST_THREADS}, received {threads!r}.")
     return number
 
 

@@ -50,6 +50,7 @@ def read_predictions(directory: Path, position: Position) -> None:
             position.averages.parts = [(content["prediction"], content["target"])]
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise CheckpointError(
-            f"Resuming from '{directory}': the predictions of the epoch under way, which metric functions need, "
-            f"cannot be read from '{path.name}' ({error}). Copy the whole directory of a run."
+            f"Resuming from '{directory}': the predictions of the interrupted epoch, which metric "
+            f"functions need, cannot be read from '{path.name}' ({error}). Copy the whole directory of the "
+            "run."
         ) from error

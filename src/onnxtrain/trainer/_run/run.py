@@ -137,7 +137,7 @@ class Run:
         """True if the models take a weight for each sample."""
         return self.manifest.sample_weight is not None
 
-    def weigh(self) -> None:
+    def enable_sample_weights(self) -> None:
         """Rebuilds the models to take a weight for each sample; parameters are not changed.
 
         Raises:
@@ -147,7 +147,7 @@ class Run:
             return
         if self.rewrite is None:
             raise InputError(
-                "The models of this run take no sample weights. Begin a new run with "
+                "The models of this run take no sample weights. Start a new run with "
                 f"{argument('sample_weight')} or {argument('class_weight')}."
             )
         # Written elsewhere first: if the loss does not support sample weights, the directory is not changed.
@@ -163,8 +163,8 @@ class Run:
             # The model object or file may have changed since the run began.
             if new_manifest.fingerprint != self.manifest.fingerprint:
                 raise InputError(
-                    "Training with sample weights: the model has been changed since the trainer was made. Make a new "
-                    "trainer."
+                    "Training with sample weights: the model has been changed since the Trainer was "
+                    "created. Create a new Trainer."
                 )
             with FileSet(self.directory) as files:
                 for path in source.iterdir():
@@ -306,8 +306,8 @@ class Run:
         """
         if not self.predicted:
             raise TrainingStateError(
-                f"The models in '{self.directory}' return the loss only, so there is nothing to predict or export. "
-                "Generate them with additional_output_names=[names of the model's outputs]."
+                f"The models in '{self.directory}' return only the loss, so there is nothing to predict or "
+                "export. Generate them with additional_output_names=[names of the model's outputs]."
             )
         return self.predicted
 

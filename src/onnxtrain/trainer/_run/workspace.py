@@ -47,11 +47,11 @@ class Workspace:
         if directory is None:
             return cls(Path(tempfile.mkdtemp(prefix="onnxtrain-")), temporary=True)
         path = Path(directory).absolute()
-        doing = f"Beginning a training run in '{path}'"
+        doing = f"Starting a training run in '{path}'"
         if path.suffix.lower() == ".onnx":
             raise InputError(
-                f"{doing}: that is the name of a model, and a run is a directory. Name a directory, e.g. "
-                f"'{path.with_suffix('')}', and write the trained model by Trainer.export."
+                f"{doing}: that is a model file's name, but a run is a directory. Pass a directory, e.g. "
+                f"'{path.with_suffix('')}', and write the trained model with Trainer.export."
             )
         try:
             own_file(path, CHECKPOINT)
@@ -61,13 +61,14 @@ class Workspace:
         replaces_run = holds_run(path)
         if replaces_run and (path / CHECKPOINT).exists() and not overwrite:
             raise CheckpointError(
-                f"The directory '{path}' holds a training run already. {words().resume(path)}, choose another "
-                f"directory, or replace the run with {argument('overwrite', True)}."
+                f"The directory '{path}' already contains a training run. {words().resume(path)}, choose "
+                f"another directory, or replace the run with {argument('overwrite', True)}."
             )
         if (path / MANIFEST).exists() and not replaces_run and overwrite:
             raise CheckpointError(
-                f"{doing}: '{MANIFEST}' in it was not written by onnxtrain, and {argument('overwrite', True)} replaces "
-                "runs only. Choose another directory, or move the file away."
+                f"{doing}: '{MANIFEST}' in it was not written by onnxtrain, and "
+                f"{argument('overwrite', True)} replaces only training runs. Choose another directory, or "
+                "move the file away."
             )
         if not overwrite:
             remedy = f", or let the run replace files of these names with {argument('overwrite', True)}"
@@ -116,9 +117,9 @@ class Workspace:
         # Without a checkpoint then and now, nothing can be lost.
         if not self.temporary and None not in (current, self._seen) and current != self._seen:
             raise CheckpointError(
-                f"{doing}: another Trainer has saved to '{self.path}' since this one has read or saved it, and its "
-                f"save would be lost. {words().resume(self.path, 'from there ')}, or save this "
-                "one to another directory first."
+                f"{doing}: another Trainer has saved to '{self.path}' since this one last read or saved "
+                f"it, and that checkpoint would be lost. {words().resume(self.path, 'from there ')}, or "
+                "save this one to another directory first."
             )
 
     def _stamp(self) -> Stamp | None:

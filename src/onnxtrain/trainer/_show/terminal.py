@@ -1,4 +1,4 @@
-"""Shows the progress of a fit on a terminal: a bar for the epoch under way, and one line per finished epoch."""
+"""Shows the progress of a fit on a terminal: a bar for the current epoch, and one line per finished epoch."""
 
 from __future__ import annotations
 

@@ -134,19 +134,20 @@ class WorkerGroup(Workers):
         """Raises InputError if the model takes exactly `samples` samples, and workers would get shares of a batch."""
         if samples is not None and self.worker.size > 1:
             raise InputError(
-                f"The model takes exactly {samples} samples at a time, and {self.worker.size} workers train on shares "
-                f"of a batch. {dynamic_remedy()}"
+                f"The model takes exactly {samples} samples at a time, but each of the {self.worker.size} "
+                f"workers trains on its share of a batch. {dynamic_remedy()}"
             )
 
     def require_one(self, doing: str) -> None:
         """Raises InputError if there are several workers; `doing` begins the message."""
         if self.worker.size > 1:
             raise InputError(
-                f"{doing} works in one process. Do it without strategy before you start the workers."
+                f"{doing} works only in a single process. Do it without strategy, before you start the "
+                "workers."
             )
 
     def stop(self, history: History) -> None:
-        """Asks all workers to end the fit after the epoch under way."""
+        """Asks all workers to end the fit after the current epoch."""
         self.stop_asked = True
 
     def read_share(self, data: Source) -> Iterator[list[Array]]:

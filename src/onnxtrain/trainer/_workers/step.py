@@ -94,8 +94,8 @@ class WorkerStepper(Stepper):
         except Diverged as error:
             diverged, done = error, []
         totals, averages = self._exchange(own, done, diverged)
-        if totals[_UNCOUNTED] and totals[_DONE] and (self._judges or self._run.store.statistics):
-            self._run_uncounted(batches, averages, keep_gradients=bool(done))
+        if totals[_UNCOUNTED] and totals[_DONE] and (self._needs_predictions or self._run.store.statistics):
+            self._run_ignored_shares(batches, averages, keep_gradients=bool(done))
         mean = self._sum_gradients(done, totals)
         self._workers.broadcast_statistics(self._run.store)
         self._step_averages, self._samples = averages, int(totals[_SAMPLES])
@@ -132,7 +132,7 @@ class WorkerStepper(Stepper):
         return numbers, total
 
     @property
-    def _judges(self) -> bool:
+    def _needs_predictions(self) -> bool:
         """True if a metric needs the predictions of a step."""
         return any(metric.looks_at_predictions for metric in self._state.metrics)
 
@@ -142,7 +142,7 @@ class WorkerStepper(Stepper):
             return []
         return [part for parts in self._workers.communicator.gather(averages.parts) for part in parts]
 
-    def _run_uncounted(
+    def _run_ignored_shares(
         self, batches: Sequence[list[Array]], averages: Averages, *, keep_gradients: bool
     ) -> None:
         """Runs shares whose labels are all ignored, if other workers have non-ignored labels of the same batch.

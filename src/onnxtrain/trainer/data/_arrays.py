@@ -145,7 +145,7 @@ def _require_samples(arrays: list[Array]) -> None:
     lengths = [len(array) if array.ndim else 0 for array in arrays]
     if len(set(lengths)) > 1 or lengths[0] == 0:
         raise InputError(
-            f"The arrays hold different numbers of samples ({', '.join(map(str, lengths))}), or none."
+            f"The arrays have different numbers of samples ({', '.join(map(str, lengths))}), or none."
         )
 
 
@@ -158,7 +158,7 @@ def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
             f"The model takes exactly {size} samples at a time, received {samples} to train on. {dynamic_remedy()}"
         )
     raise InputError(
-        f"{argument('drop_last', True)} leaves nothing of {samples} samples, which do not fill a batch of {size}. "
+        f"{argument('drop_last', True)} leaves no data: {samples} samples do not fill a batch of {size}. "
         f"Lower {argument('batch_size')}."
     )
 
@@ -203,9 +203,9 @@ def _shares(labels: Array, count: int) -> tuple[Array, Array]:
     # As in scikit-learn's train_test_split, each class must be on both sides.
     if counts.min() < 2 or count < len(classes):
         raise InputError(
-            f"Splitting off validation data by class: {count} samples are to be split off, and of the {len(classes)} "
-            f"classes the rarest, {classes[counts.argmin()]}, has {counts.min()} in all. Every class needs two, and "
-            "the split one for each class; leave stratify out."
+            f"Splitting off validation data by class: cannot split {count} samples off {len(classes)} "
+            f"classes, of which the rarest, {classes[counts.argmin()]}, has {counts.min()} in all. Every "
+            "class needs at least two samples, and the split one per class. Leave stratify out."
         )
     exact = counts * count / counts.sum()
     shares = np.floor(exact).astype(int)

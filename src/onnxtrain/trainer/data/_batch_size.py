@@ -29,12 +29,14 @@ def static_batch(specs: Sequence[InputSpec]) -> int | None:
     sizes = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
     if len(sizes) > 1:
         raise InputError(
-            f"The inputs and targets have different sizes along axis 0 ({sorted(sizes)}), where samples "
-            f"should lie: {names_of(specs)}. Train such a model through onnxtrain.api.Module."
+            f"The inputs and targets have different sizes along axis 0 ({sorted(sizes)}), which should be "
+            f"the batch axis: {names_of(specs)}. Train such a model through onnxtrain.api.Module."
         )
     size = sizes.pop() if sizes else None
     if size == 0:
-        raise InputError(f"The model takes batches of 0 samples: {names_of(specs)}. {dynamic_remedy()}")
+        raise InputError(
+            f"The model was exported with a batch of 0 samples: {names_of(specs)}. {dynamic_remedy()}"
+        )
     return size
 
 
@@ -61,8 +63,8 @@ def warn_of_fixed_batch(size: int | None, samples: int | None) -> None:
     """Warns if a fixed batch size makes each step see a single sample, or drops samples from each epoch."""
     if size == 1 and samples != 1:
         _log.warning(
-            "The model was exported for one sample at a time: each step of the optimizer sees a single one. %s Or pass "
-            "%s.",
+            "The model was exported with a batch of 1: each optimizer step sees a single sample. %s Or "
+            "pass %s.",
             dynamic_remedy(),
             argument("accumulate", 32),
         )

@@ -57,7 +57,7 @@ def require_one_label(layout: Layout, purpose: str) -> InputSpec:
         received = (
             "has no target" if spec is None else f"has the target '{spec.name}' of shape {_shown(shape)}"
         )
-        raise InputError(f"{purpose} needs one class label per sample, and the model {received}.")
+        raise InputError(f"{purpose} needs one class label per sample, but the model {received}.")
     return spec
 
 
@@ -80,7 +80,7 @@ def read_labels(source: Source, purpose: str) -> Array:
     # Binary targets may be a column.
     labels = source.first_target().reshape(-1)
     if labels.dtype.kind not in "iufb" or (spec.class_labels is None and not np.isin(labels, (0, 1)).all()):
-        raise InputError(f"{purpose} needs class labels, and the target '{spec.name}' holds other values.")
+        raise InputError(f"{purpose} needs class labels, but the target '{spec.name}' contains other values.")
     return labels.astype(np.int64)
 
 
@@ -107,7 +107,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
         array = np.ones(count or max(weights, default=0) + 1)
         if beyond := [int(key) for key in weights if key >= len(array)]:
             raise InputError(
-                f"class_weight names the classes {beyond}, and there are {count}, counted from 0."
+                f"class_weight names the classes {beyond}, but the classes are 0 to {len(array) - 1}."
             )
         for key, value in weights.items():
             array[int(key)] = value
@@ -116,11 +116,12 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
         array = np.asarray(weights, np.float64)
         if array.ndim != 1 or (count is not None and len(array) != count):
             raise InputError(
-                f"class_weight has shape {list(array.shape)}; give one weight for each of the {count or ''} classes."
+                f"class_weight has shape {list(array.shape)}; pass one weight for each of the "
+                f"{'' if count is None else f'{count} '}classes."
             )
     if not (np.isfinite(array) & (array >= 0)).all():
         # A negative weight would maximize the loss of a class.
-        raise InputError(f"class_weight should be finite and not negative, received {array.tolist()}.")
+        raise InputError(f"class_weight should be finite and non-negative, received {array.tolist()}.")
     return array
 
 

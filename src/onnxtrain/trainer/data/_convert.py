@@ -82,8 +82,8 @@ def to_array(word: str, spec: InputSpec, data: Any) -> Array:
         return series_values(word, spec, data)
     if is_sparse(data):
         raise InputError(
-            f"The {word} '{spec.name}' is sparse ({type(data).__name__}). Convert it with .toarray(); of data that is "
-            "too large for memory pass a function that yields batches."
+            f"The {word} '{spec.name}' is sparse ({type(data).__name__}). Convert it with .toarray(); for "
+            "data that is too large for memory, pass a function that yields batches."
         )
     require_unmasked(f"The {word} '{spec.name}'", data)
     try:
@@ -111,13 +111,13 @@ def of_tensor(data: Any) -> Any:
         return data
     if getattr(data, "is_meta", False):
         raise InputError(
-            f"A tensor of shape {list(data.shape)} on device 'meta' has no data. Pass a tensor that has, e.g. "
-            "torch.zeros(shape)."
+            f"A tensor of shape {list(data.shape)} on device 'meta' has no data. Pass a tensor with data, "
+            "e.g. torch.zeros(shape)."
         )
     if str(getattr(data, "layout", "torch.strided")) != "torch.strided":
         raise InputError(
-            f"A tensor of shape {list(data.shape)} is sparse ({data.layout}), and models take dense ones. Pass "
-            "tensor.to_dense()."
+            f"A tensor of shape {list(data.shape)} is sparse ({data.layout}), but models take dense "
+            "tensors. Pass tensor.to_dense()."
         )
     data = data.detach().cpu()
     if hasattr(data, "resolve_neg"):
@@ -180,7 +180,7 @@ def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
     if part.dtype.kind in "iu":
         # Casting wraps around silently: 300 becomes 44 in uint8.
         if not np.array_equal(part.astype(spec.dtype.storage), part):
-            raise InputError(f"The {word} '{spec.name}' holds values that do not fit into {dtype_name}.")
+            raise InputError(f"The {word} '{spec.name}' contains values that do not fit into {dtype_name}.")
         return
     if not np.isfinite(part).all():
         _refuse_infinite(word, spec, part, first)
@@ -190,8 +190,8 @@ def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
             overflown = np.isinf(cast(spec, part)).any()
         if overflown:
             raise InputError(
-                f"The {word} '{spec.name}' holds values too large for {dtype_name} (largest: {np.abs(part).max():g}); "
-                "scale the data."
+                f"The {word} '{spec.name}' contains values too large for {dtype_name} (largest: "
+                f"{np.abs(part).max():g}); scale the data."
             )
 
 
@@ -201,7 +201,7 @@ def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> Non
         if not places.any():
             continue
         sample = first + int(np.argwhere(places)[0][0]) if part.ndim else 0
-        mask = " (of a mask take numpy.finfo('float32').min in place of -inf)" if name == "infinity" else ""
+        mask = " (in a mask, use numpy.finfo('float32').min instead of -inf)" if name == "infinity" else ""
         raise InputError(
             f"The {word} '{spec.name}' contains {name} (first in sample {sample}); remove or fill such samples{mask}."
         )
@@ -237,7 +237,7 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
         return f"{message}: it is not a rectangular array of numbers, or values are missing."
     if array.dtype.names is not None:
         return (
-            f"{message}, a structured array. Make columns of its fields: "
+            f"{message}, a structured array. Convert its fields to columns: "
             "numpy.lib.recfunctions.structured_to_unstructured."
         )
     if spec.class_labels is not None and array.dtype.kind == "f":
@@ -253,7 +253,7 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
         remedy = words().convert(dtype)
         return f"{message}. {remedy[0].upper()}{remedy[1:]}, scaled as the model expects (often / 255)."
     remedy = words().convert(dtype, "it")
-    return f"{message}. {remedy[0].upper()}{remedy[1:]} if that is what is meant."
+    return f"{message}. If that is intended, {remedy}."
 
 
 def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
@@ -261,12 +261,12 @@ def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
     for spec, array in zip(specs, arrays, strict=True):
         if array.ndim == 0 or (spec.shape is not None and len(spec.shape) == 0):
             raise InputError(
-                f"'{spec.name}' has no axis for samples. Train such a model through onnxtrain.api.Module."
+                f"'{spec.name}' has no batch axis. Train such a model through onnxtrain.api.Module."
             )
     lengths = [len(array) for array in arrays]
     if len(set(lengths)) > 1:
         listed = ", ".join(f"{spec.name}: {length}" for spec, length in zip(specs, lengths, strict=True))
-        raise InputError(f"The arrays hold different numbers of samples ({listed}); they must be equal.")
+        raise InputError(f"The arrays have different numbers of samples ({listed}); they must be equal.")
     if not lengths or lengths[0] == 0:
         raise InputError(f"There are no samples: {names_of(specs) or 'the model has no inputs'}.")
     check_shapes(relaxed(specs), [array.shape for array in arrays])

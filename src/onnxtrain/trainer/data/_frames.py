@@ -28,7 +28,7 @@ def is_frame(value: object) -> bool:
     if _library(value) not in ("pandas", "polars"):
         return False
     if type(value).__name__ == "LazyFrame":
-        raise InputError("A LazyFrame has no rows yet; pass frame.collect().")
+        raise InputError("A LazyFrame is not evaluated yet; pass frame.collect().")
     return hasattr(value, "columns")
 
 
@@ -62,8 +62,9 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
     wide = len(specs) == 1 and specs[0].shape is not None and len(specs[0].shape) == 2
     if not wide and not (len(specs) == 1 and len(names) == 1):
         raise InputError(
-            f"The model's {word}s are {', '.join(spec.name for spec in specs)}, and the frame has no column "
-            f"{', '.join(missing)}: it has {_listed(texts)}. Rename its columns, or pass a dict of arrays by name."
+            f"The model's {word}s are {', '.join(spec.name for spec in specs)}, but the frame has no "
+            f"column {', '.join(missing)}: it has {_listed(texts)}. Rename its columns, or pass a dict of "
+            "arrays by name."
         )
     spec = specs[0]
     if not wide:
@@ -71,8 +72,8 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
     width = spec.shape[1] if spec.shape is not None else None
     if isinstance(width, int) and width != len(names):
         raise InputError(
-            f"The {word} '{spec.name}' takes {width} columns, and the frame has {len(names)}: {_listed(texts)}. Choose "
-            "the columns in the model's order: frame[[...]]."
+            f"The {word} '{spec.name}' takes {width} columns, but the frame has {len(names)}: "
+            f"{_listed(texts)}. Choose the columns in the model's order: frame[[...]]."
         )
     dtype = spec.dtype.held
     # Column by column, because the frame's own conversion may go through float64 or objects.
@@ -81,15 +82,17 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
         column = _numbers(frame[name], f"column '{name}'")
         if table.dtype.kind in "iu" and column.dtype.kind == "f":
             raise InputError(
-                f"The column '{name}' holds {column.dtype}, and the {word} '{spec.name}' takes {table.dtype}. Convert "
-                f"it with .astype('{table.dtype}') if that is what is meant."
+                f"The column '{name}' is {column.dtype}, but the {word} '{spec.name}' takes {table.dtype}. "
+                f"If you mean to convert it, use .astype('{table.dtype}')."
             )
         with np.errstate(over="ignore"):
             table[:, index] = column
         if table.dtype.kind in "iu" and not np.array_equal(table[:, index], column):
-            raise InputError(f"The column '{name}' holds values that do not fit into {table.dtype}.")
+            raise InputError(f"The column '{name}' contains values that do not fit into {table.dtype}.")
         if not np.array_equal(np.isinf(table[:, index]), np.isinf(column)):
-            raise InputError(f"The column '{name}' holds values too large for {table.dtype}; scale the data.")
+            raise InputError(
+                f"The column '{name}' contains values too large for {table.dtype}; scale the data."
+            )
     return [table]
 
 
@@ -119,9 +122,9 @@ def _numbers(series: Any, label: str) -> Array:
         missing = missing | np.asarray(series.is_nan().fill_null(False))
     if missing.any():
         raise InputError(
-            f"The {label} has no value in {_place(series, missing, polars)} ({int(missing.sum())} missing). Fill them "
-            f"({'frame.fill_null(...)' if polars else 'frame.fillna(...)'}) or leave such rows out "
-            f"({'frame.drop_nulls()' if polars else 'frame.dropna()'})."
+            f"The {label} has no value in {_place(series, missing, polars)} ({int(missing.sum())} "
+            f"missing). Fill them ({'frame.fill_null(...)' if polars else 'frame.fillna(...)'}) or drop "
+            f"such rows ({'frame.drop_nulls()' if polars else 'frame.dropna()'})."
         )
     kind = str(series.dtype)
     numeric = (
@@ -139,8 +142,8 @@ def _numbers(series: Any, label: str) -> Array:
     infinite = np.isinf(array) if array.dtype.kind == "f" else np.zeros(0, bool)
     if infinite.any():
         raise InputError(
-            f"The {label} is infinite in {_place(series, infinite, polars)} ({int(infinite.sum())} such values). Write "
-            "the largest number that makes sense, or leave such rows out."
+            f"The {label} is infinite in {_place(series, infinite, polars)} ({int(infinite.sum())} such "
+            "values). Replace the values with the largest plausible number, or drop such rows."
         )
     return array
 
@@ -154,12 +157,12 @@ def _place(series: Any, wrong: Array, polars: bool) -> str:
 
 
 _OF_POLARS = (
-    "frame.to_dummies('name') makes a column for each value, frame['name'].cast(polars.Categorical).to_physical() a "
-    "number"
+    "frame.to_dummies('name') creates one column per value, "
+    "frame['name'].cast(polars.Categorical).to_physical() one number per value"
 )
 _OF_PANDAS = (
-    "pandas.get_dummies(frame, columns=['name'], dtype='float32') makes a column for each value, "
-    "pandas.factorize(frame['name'])[0] a number"
+    "pandas.get_dummies(frame, columns=['name'], dtype='float32') creates one column per value, "
+    "pandas.factorize(frame['name'])[0] one number per value"
 )
 
 
@@ -169,11 +172,9 @@ def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
     if not polars and len(series):
         shown = f" such as {series.iloc[0]!r}"
     if "date" in kind.lower() or "time" in kind.lower() or kind.lower().startswith("duration"):
-        return (
-            f"The {label} holds times ({kind}{shown}), not numbers. Convert it, e.g. to seconds since a date."
-        )
+        return f"The {label} contains times ({kind}{shown}), not numbers. Convert it, e.g. to seconds since a date."
     how = _OF_POLARS if polars else _OF_PANDAS
-    return f"The {label} holds categories or strings ({kind}{shown}), not numbers. Encode it first: {how} for each."
+    return f"The {label} contains categories or strings ({kind}{shown}), not numbers. Encode it first: {how}."
 
 
 def _listed(names: Sequence[str]) -> str:

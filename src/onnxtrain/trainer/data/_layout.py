@@ -189,8 +189,8 @@ class Layout:
         missing = [name for name in wanted if name not in batch]
         if missing:
             raise InputError(
-                f"the model takes {', '.join(wanted)}, and the batch has {', '.join(map(str, batch))} (missing: "
-                f"{', '.join(missing)}). Rename them."
+                f"the model takes {', '.join(wanted)}, but the batch has {', '.join(map(str, batch))} "
+                f"(missing: {', '.join(missing)}). Rename them."
             )
         # The models renamed their weight input if another value had this name.
         weights = batch.get(self.weight.name, batch.get(WEIGHT))
@@ -245,7 +245,8 @@ class Layout:
         # The models were built from the first batch, without weights.
         if raw.weights is not None and not self.weighted:
             raise InputError(
-                "it has sample weights, and the first batch had none; give weights to all of them."
+                "it has sample weights, but the first batch had none; pass weights with all batches or "
+                "with none."
             )
         arrays = self.flat(self.arrays(raw))
         self.check(arrays)
@@ -261,7 +262,8 @@ def _check_weights(spec: InputSpec, weights: Array) -> None:
     if not good.all():
         sample = int(np.flatnonzero(~good)[0])
         raise InputError(
-            f"The sample weights should be finite and not negative, received {weights[sample]} for sample {sample}."
+            f"The sample weights should be finite and non-negative, received {weights[sample]} for sample "
+            f"{sample}."
         )
     if float(np.abs(weights).max()) > float(np.finfo(spec.dtype.held).max):
-        raise InputError(f"The sample weights hold values too large for {spec.dtype.name}.")
+        raise InputError(f"The sample weights contain values too large for {spec.dtype.name}.")

@@ -43,7 +43,8 @@ class _Mixing(ABC):
             return inputs, soft
         if isinstance(inputs, Mapping):
             raise InputError(
-                f"{type(self).__name__} mixes models of one input, received {', '.join(map(str, inputs))}."
+                f"{type(self).__name__} supports only models with one input, received "
+                f"{', '.join(map(str, inputs))}."
             )
         mixed, share = self._mix(np.asarray(inputs), partner, share, rng)
         return mixed, soft * soft.dtype.type(share) + soft[partner] * soft.dtype.type(1 - share)
@@ -62,12 +63,14 @@ class _Mixing(ABC):
             return array
         if array.dtype.kind not in "iu" or array.ndim != 1 or self.classes is None:
             raise InputError(
-                f"{type(self).__name__} needs targets in floating point, e.g. one-hot, or one class label per sample "
-                f"and classes=NUMBER; received {array.dtype} of shape {list(array.shape)}, classes={self.classes!r}."
+                f"{type(self).__name__} needs floating-point targets, e.g. one-hot, or one class label per "
+                f"sample and classes=NUMBER; received {array.dtype} of shape {list(array.shape)}, "
+                f"classes={self.classes!r}."
             )
         if len(array) and not 0 <= array.min() <= array.max() < self.classes:
             raise InputError(
-                f"{type(self).__name__}: labels {array.min()} to {array.max()}, classes={self.classes}."
+                f"{type(self).__name__}: the labels must be in [0, classes); received labels {array.min()} "
+                f"to {array.max()}, classes={self.classes}."
             )
         one_hot: Array = np.eye(self.classes, dtype=np.float32)[array]
         return one_hot
@@ -135,7 +138,8 @@ class CutMix(_Mixing):
     ) -> tuple[Array, float]:
         if inputs.ndim < 3:
             raise InputError(
-                f"CutMix mixes images [batch, ..., height, width], received inputs of shape {list(inputs.shape)}."
+                "CutMix needs images of shape [batch, ..., height, width], received inputs of shape "
+                f"{list(inputs.shape)}."
             )
         height, width = inputs.shape[-2:]
         ratio = math.sqrt(1 - share)

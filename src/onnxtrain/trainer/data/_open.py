@@ -60,8 +60,8 @@ def open_source(
     for name, value in (("targets", targets), ("sample_weight", weights)):
         if value is not None:
             raise InputError(
-                f"{name} are given in addition to a {type(inputs).__name__}, which includes its own: its batches "
-                "(or samples) are (inputs, targets) or (inputs, targets, sample_weight)."
+                f"{name} are passed in addition to a {type(inputs).__name__}, which must include them: its "
+                "batches (or samples) are (inputs, targets) or (inputs, targets, sample_weight)."
             )
     if _gives_samples_by_index(inputs):
         padded = padding is not None and len(inputs) > 0 and padding.fits(inputs[0])
@@ -165,8 +165,8 @@ def split(
     """
     if not isinstance(source, IndexedSource):
         raise InputError(
-            f"validation={fraction} cannot be split off a stream of batches, whose length is unknown before its "
-            "end. Pass data to validate with: validation=(inputs, targets), or another stream."
+            f"validation={fraction} cannot be split off a stream of batches, because its length is "
+            "unknown. Pass validation data: validation=(inputs, targets), or another stream."
         )
     labels = read_labels(source, argument("stratify", True)) if stratify else None
     training, held_out = split_order(source.samples, fraction, seed, labels)

@@ -64,7 +64,7 @@ _PATIENCE = 60.0
 _log = get_logger()
 
 
-def _renew() -> None:
+def _renew_lock() -> None:
     """Replaces the lock in a forked process, in which the thread that holds it does not exist."""
     global _drawing
     _drawing = threading.RLock()
@@ -72,20 +72,21 @@ def _renew() -> None:
 
 # Windows has no fork.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager
-def _turn() -> Iterator[None]:
+def _taking_turns() -> Iterator[None]:
     """Makes threads take turns to run code that draws seeded random numbers."""
     global _take_turns
     lock = _drawing if _take_turns else None
     if lock is not None and not lock.acquire(timeout=_PATIENCE):
         lock, _take_turns = None, False
         _log.warning(
-            "Two trainers prepare batches at the same time, and one has waited %g s for the other: from now on neither "
-            "waits, and random numbers of random, numpy.random and torch are not reproducible. Draw from the Generator "
-            "that a transform receives (its third argument), or from one of your own.",
+            "Two trainers prepare batches at the same time, and one has waited %g s for the other: from "
+            "now on neither waits, so random numbers from random, numpy.random and torch are not "
+            "reproducible. Draw from the Generator that a transform receives as its third argument, or "
+            "from your own.",
             _PATIENCE,
         )
     try:
@@ -98,7 +99,7 @@ def _turn() -> Iterator[None]:
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
     """Seeds the random numbers drawn within the block by a key, and restores the generators afterwards."""
-    with _turn():
+    with _taking_turns():
         before = _capture()
         _seed(key)
         try:
@@ -120,7 +121,7 @@ class OwnNumbers:
     @contextmanager
     def drawn(self) -> Iterator[None]:
         """Draws the next numbers within the block, and restores the generators afterwards."""
-        with _turn():
+        with _taking_turns():
             outer = _capture()
             if self._inner is None:
                 _seed(self._key)

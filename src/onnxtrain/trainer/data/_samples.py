@@ -164,7 +164,7 @@ def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
             sample for sample in samples if not isinstance(sample, Mapping) or sample.keys() != first.keys()
         ]
         if ragged:
-            raise InputError("samples have different names; all must be dicts with the same keys.")
+            raise InputError("samples have different keys; all must be dicts with the same keys.")
         return {name: collate([sample[name] for sample in samples], indices) for name in first}
     if isinstance(first, tuple) or (isinstance(first, list) and any(hasattr(e, "__array__") for e in first)):
         if any(not isinstance(sample, tuple | list) or len(sample) != len(first) for sample in samples):

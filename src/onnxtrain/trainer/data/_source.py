@@ -153,8 +153,8 @@ def count_batches(samples: int, size: int, *, drop: bool, limit: int | None) -> 
     batches = samples // size if drop else -(-samples // size)
     if limit is not None and limit > batches:
         raise InputError(
-            f"{argument('steps_per_epoch')} asks for {limit} batches, and {samples} samples make {batches} of {size}. "
-            "Lower it, or leave it out."
+            f"{argument('steps_per_epoch')} asks for {limit} batches, but {samples} samples make only "
+            f"{batches} of {size}. Lower it, or leave it out."
         )
     return batches if limit is None else limit
 

@@ -95,8 +95,8 @@ class StreamSource:
     def __init__(self, layout: Layout, stream: Any, options: Options, transform: Transform | None) -> None:
         if options.training and options.batch_size is not None:
             raise InputError(
-                f"{argument('batch_size')} is given, but the data comes in batches already. Leave it out, and set it "
-                "where they are made (DataLoader(..., batch_size=...))."
+                f"{argument('batch_size')} is passed, but the data already comes in batches. Leave it out, "
+                "and set it where the batches are made (DataLoader(..., batch_size=...))."
             )
         self.layout = layout
         self._stream = stream
@@ -153,13 +153,13 @@ class StreamSource:
         """Raises InputError if the stream cannot be read again; restores the stream's own random generators."""
         if self._once and resumed:
             raise InputError(
-                "The fit was interrupted, and an iterator cannot be taken to the batch where it stopped. "
-                f"{_REMEDY} Or start a new fit from here: abandon_fit()."
+                "The fit was interrupted, and an iterator cannot be rewound to the batch where it "
+                f"stopped. {_REMEDY} Or start a new fit from here: abandon_fit()."
             )
         if self._once and epochs > 1 and self._options.limit is None:
             raise InputError(
-                f"epochs={epochs}, but the data is an iterator, which can be read once. {_REMEDY} Or say how many "
-                "steps of it are an epoch: steps_per_epoch."
+                f"epochs={epochs}, but the data is an iterator, which can be read only once. {_REMEDY} Or "
+                "pass steps_per_epoch, the number of its batches per epoch."
             )
         if resumed and mark is not None and self._generators:
             self._reading, self._mark = None, mark
@@ -253,8 +253,8 @@ class StreamSource:
         assert self._reading is not None
         if self._once:
             raise InputError(
-                f"The iterator ended after {index} of the {self._options.limit} batches of epoch {epoch.epoch + 1} "
-                f"that steps_per_epoch asks for, and can be read once. {_REMEDY}"
+                f"The iterator ended after {index} of the {self._options.limit} batches of epoch "
+                f"{epoch.epoch + 1} that steps_per_epoch asks for, and it can be read only once. {_REMEDY}"
             )
         # An empty stream would be read forever.
         if not self._reading.delivered:
@@ -278,7 +278,7 @@ class StreamSource:
         size, count = self._size, len(arrays[0])
         if size is not None and (count > size or (count < size and self._options.training)):
             raise InputError(
-                f"it has {count} samples, and the model takes exactly {size}. {dynamic_remedy()}"
+                f"it has {count} samples, but the model takes exactly {size}. {dynamic_remedy()}"
             )
 
     def _convert(self, raw: Raw, epoch: Pass, index: int) -> list[Array]:
@@ -306,7 +306,7 @@ class StreamSource:
         # Entries of different lengths could have shares of equal length, which do not belong together.
         lengths = sorted({len(entry) if entry.ndim else 0 for entry in entries})
         if len(lengths) > 1:
-            raise InputError(f"its arrays hold different numbers of samples: {', '.join(map(str, lengths))}.")
+            raise InputError(f"its arrays have different numbers of samples: {', '.join(map(str, lengths))}.")
         share = worker.share(lengths[0])
         weights = None if raw.weights is None else raw.weights[share]
         return Raw([entry[share] for entry in raw.inputs], [entry[share] for entry in raw.targets], weights)
@@ -315,7 +315,7 @@ class StreamSource:
         subject = (
             "The iterator is exhausted: it" if self._once else f"The data ({type(self._stream).__name__})"
         )
-        return f"{subject} gave no batch in epoch {epoch + 1}. {_REMEDY if self._once else ''}".rstrip()
+        return f"{subject} has no batch for epoch {epoch + 1}. {_REMEDY if self._once else ''}".rstrip()
 
 
 def _own_generators(stream: Any) -> list[Any]:

@@ -37,7 +37,9 @@ class Columns:
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
-            raise InputError(f"The data holds different numbers of samples ({listed}); they must be equal.")
+            raise InputError(
+                f"The inputs and targets have different numbers of samples ({listed}); they must be equal."
+            )
         self._columns = columns
 
     def __len__(self) -> int:
@@ -130,9 +132,10 @@ class Padding:
         if max(lengths) > length:
             longest = numbers[int(np.argmax(lengths))]
             raise InputError(
-                f"sample {longest} has {max(lengths)} tokens, and the model takes {length}; cut it."
+                f"sample {longest} has {max(lengths)} tokens, but the model takes at most {length}; "
+                "truncate it."
             )
-        self._require_no_padding_in_the_way(lengths, length)
+        self._require_padding_has_no_effect(lengths, length)
         arrays = {}
         for spec in (*self.layout.inputs, *self.layout.targets):
             entries = [np.asarray(row[spec.name]) for row in rows]
@@ -186,7 +189,9 @@ class Padding:
         """
         tokens = np.asarray(row.get(self.tokens.name, ()))
         if tokens.ndim != 1 or tokens.size == 0:
-            raise InputError(f"sample {number} has no sequence of tokens '{self.tokens.name}'; leave it out.")
+            raise InputError(
+                f"sample {number} has no sequence of tokens '{self.tokens.name}'; remove the sample."
+            )
         row[self.tokens.name] = tokens
         made = {_MASK: np.ones(tokens.size, np.int64), _POSITIONS: np.arange(tokens.size)}
         for spec in self.layout.targets:
@@ -198,10 +203,10 @@ class Padding:
                 row[name] = made[name]
             if name not in row:
                 raise InputError(
-                    f"sample {number} has no '{name}'; the model takes {', '.join(self._names)}."
+                    f"sample {number} has no '{name}'; the model's inputs are {', '.join(self._names)}."
                 )
 
-    def _require_no_padding_in_the_way(self, lengths: Sequence[int], length: int) -> None:
+    def _require_padding_has_no_effect(self, lengths: Sequence[int], length: int) -> None:
         """Raises InputError if tokens would attend to padding: without a mask, only causal models can be padded."""
         causal = any(
             spec.class_labels is not None and spec.class_labels.shift for spec in self.layout.targets
@@ -209,8 +214,9 @@ class Padding:
         masked = any(spec.name == _MASK for spec in self.layout.inputs)
         if min(lengths) < length and not (masked or causal or self.layout.predicting):
             raise InputError(
-                f"the sequences have {min(lengths)} to {length} tokens, and the model has no input '{_MASK}' that "
-                "hides padding. Pass sequences of one length, or export the model with this input."
+                f"the sequences have {min(lengths)} to {length} tokens, but the model has no input "
+                f"'{_MASK}' to mask padding. Pass sequences of one length, or export the model with this "
+                "input."
             )
 
     def _runs_along(self, spec: InputSpec) -> bool:

@@ -71,7 +71,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
             raise ValueError(f"{type(self).__name__}: group_size must be positive, received {group_size}")
         count = len(cast(Sized, dataset))
         if count == 0:
-            raise ValueError(f"{type(self).__name__}: the dataset has no samples; pass one that has some")
+            raise ValueError(f"{type(self).__name__}: the dataset has no samples; pass a non-empty dataset")
         self.dataset, self.complexity_fn = dataset, complexity_fn
         self.shuffle, self.group_size, self.seed, self.drop_last = shuffle, group_size, seed, drop_last
         self.random_level = random_level
@@ -147,7 +147,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
                 f"sampler must be a LoadBalancingDistributedSampler, received {type(sampler).__name__}"
             )
         if sampler.drop_last:
-            raise ValueError("the sampler must not drop samples itself: make it with drop_last=False")
+            raise ValueError("the sampler must not drop samples itself: create it with drop_last=False")
         self.sampler, self.batch_fn, self.drop_last = sampler, batch_fn, drop_last
         self.world_size, self.rank = sampler.world_size, sampler.rank
         self._make()

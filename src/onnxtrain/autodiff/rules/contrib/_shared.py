@@ -24,8 +24,9 @@ CONV = {
 def unsupported(n: NodeView, what: str) -> NoGradientRule:
     """Returns the error for an input or attribute, described by `what`, that the body of an op does not support."""
     return NoGradientRule(
-        f"differentiating {n.node.domain or 'ai.onnx'}.{n.op_type}: {what} is not supported. "
-        "Freeze all parameters before it, or start from the model before onnxruntime's optimizer or model builder ran"
+        f"differentiating {n.node.domain or 'ai.onnx'}.{n.op_type}: no gradient rule supports {what}. "
+        "Freeze all parameters before it, or start from the model before onnxruntime's optimizer or model "
+        "builder ran"
     )
 
 

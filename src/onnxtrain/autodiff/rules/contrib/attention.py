@@ -85,7 +85,7 @@ def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     apart = [n.rank(value) == 4 for value in values]
     if n.bias is not None:
         if any(apart):
-            raise unsupported(n, "a bias for packed inputs")
+            raise unsupported(n, "a bias of packed inputs")
         # A single vector for all three, whose parts are as long as the last axes, which may differ.
         last = [op.Shape(value, start=-1) for value in values]
         parts = op.Split(n.bias, op.Concat(*last, axis=0), axis=0, _outputs=3)

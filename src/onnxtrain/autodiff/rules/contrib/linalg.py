@@ -113,7 +113,7 @@ def _check_nbits(n: NodeView) -> None:
     """Raises NoGradientRule for weights that the kernel would interpret differently than the gradient does."""
     bits = n.attr("bits")
     if bits not in (2, 4, 8):
-        raise unsupported(n, f"weights of {bits} bits")
+        raise unsupported(n, f"{bits}-bit weights")
     if n.attr("weight_prepacked"):
         raise unsupported(n, "prepacked weights")
     # The kernel computes such an order wrongly, so forward product and gradients would disagree.

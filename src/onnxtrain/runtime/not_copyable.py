@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 
-class Uncopied:
+class NotCopyable:
     """Base class of objects that hold sessions and the tensors that training updates in place.
 
     A shallow copy would share them: training the copy would train the original. Sessions can be neither copied nor
@@ -13,8 +13,9 @@ class Uncopied:
     """
 
     _instead: ClassVar[str] = (
-        "Save the state by CheckpointState.save_checkpoint(state, path, include_optimizer_state=True), load it by "
-        "CheckpointState.load_checkpoint(path), and make a new Module and Optimizer of it."
+        "Save the state with CheckpointState.save_checkpoint(state, path, include_optimizer_state=True), "
+        "load it with CheckpointState.load_checkpoint(path), and create a new Module and Optimizer from "
+        "it."
     )
     """Advice at the end of the message."""
 
@@ -25,6 +26,6 @@ class Uncopied:
     def __reduce__(self) -> tuple[Any, ...]:
         kind = self._shown_as or type(self).__name__
         raise TypeError(
-            f"A {kind} can be neither copied nor pickled: the copy would train the tensors of the original. "
+            f"A {kind} can be neither copied nor pickled: a copy would update the original's tensors. "
             f"{self._instead}"
         )

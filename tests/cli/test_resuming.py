@@ -1,4 +1,4 @@
-"""A run from the shell that is interrupted and goes on, beside one that never stopped, and beside Python's."""
+"""A run from the shell that is interrupted and resumed, compared with one that never stopped, and beside Python's."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def tensors(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("step", [1, 4, 5, 13])
-def test_goes_on_as_if_it_had_not_stopped(
+def test_resumes_as_if_it_had_not_stopped(
     run: Any,
     interrupt: Any,
     net: Path,
@@ -145,7 +145,7 @@ def test_goes_on_as_if_it_had_not_stopped(
 
 
 @pytest.mark.parametrize("step", [3, 9])
-def test_goes_on_with_weights_splits_and_evaluations(
+def test_resumes_with_weights_splits_and_evaluations(
     run: Any, interrupt: Any, net: Path, data: Path, tmp_path: Path, step: int
 ) -> None:
     arrays = arrays_in(data)
@@ -184,7 +184,7 @@ FitLoop._finish_epoch = finish_and_wait
 sys.argv[0] = "onnxtrain"
 main()
 """
-"""The command, which does not go on behind its first epoch before the signal has come."""
+"""The command, which does not continue after its first epoch before the signal has come."""
 
 
 def test_a_signal_from_outside(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x = rng.standard_normal((200, 4)).astype(np.float32)
     np.savez(folder / "data.npz", x=x, y=x[:, :3].argmax(axis=1))
     script = (
-        "import sys; from onnxtrain.cli import _train, main; from cli.test_going_on import InterruptAt\n"
+        "import sys; from onnxtrain.cli import _train, main; from cli.test_resuming import InterruptAt\n"
         "_train.chosen_callbacks = lambda *given: [InterruptAt(7)]\n"
         "main()"
     )
@@ -298,7 +298,7 @@ def test_the_same_options_may_be_given_again_and_other_data_not(
     np.savez(tmp_path / "other.npz", x=arrays["x"] + 1, y=arrays["y"])
     other = run("train", directory, "--data", tmp_path / "other.npz")
     assert other.code == 1
-    assert "was interrupted while training on other data" in other.err
+    assert "was interrupted while training on data other than" in other.err
     assert run("train", directory, "--data", data, *flat(OPTIONS)).code == 0
 
 
@@ -376,7 +376,7 @@ def test_one_schedule_over_several_commands(run: Any, mlp: Path, data: Path, tmp
     assert tensors(tmp_path / "twice") == tensors(tmp_path / "once")
     third = run("train", tmp_path / "twice", "--data", data)
     assert third.code == 1
-    assert "--schedule-epochs 4 should be the number of epochs of all fits together" in " ".join(
+    assert "--schedule-epochs 4 is the total number of epochs of all calls to fit" in " ".join(
         third.err.split()
     )
 
@@ -422,7 +422,7 @@ def test_options_that_do_not_fit_leave_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_log_and_saves_of_a_run_that_goes_on(
+def test_log_and_saves_of_a_resumed_run(
     run: Any, interrupt: Any, net: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """200 samples of which 160 are trained on, in 10 batches, two per step: 5 steps an epoch, 30 in all."""
@@ -475,6 +475,6 @@ def test_a_file_to_validate_on_is_remembered_beside_the_data_only(
             assert "val_loss" in more.json()["epochs"][1]
         else:
             assert more.code == 1
-            assert "give --validation again" in " ".join(more.err.split())
+            assert "pass --validation" in " ".join(more.err.split())
             again = run("train", directory, "--data", data, *options, "--json").json()["epochs"]
             assert [("val_loss" in epoch) for epoch in again] == [True, True]

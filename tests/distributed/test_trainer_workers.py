@@ -25,7 +25,7 @@ Results = dict[str, Any]
 class Groups(dict[str, list[Results]]):
     """Results of each worker, by name of the group: a group starts when its results are first read.
 
-    Starting a group takes seconds, so each group runs all jobs. A further run is begun by one process, goes on with
+    Starting a group takes seconds, so each group runs all jobs. A further run is begun by one process, is resumed with
     two workers, then with four.
     """
 

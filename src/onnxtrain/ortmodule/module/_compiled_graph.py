@@ -11,7 +11,7 @@ from torch import fx
 from torch.autograd import forward_ad
 
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException, ORTModuleTorchModelException
+from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import foreach_copy
 from onnxtrain.ortmodule.capture._modes import restoring_modes
 from onnxtrain.ortmodule.capture._signature import GraphSignature
@@ -95,9 +95,10 @@ class CompiledGraph:
             results = body.results(args, tensors)
             for (kind, value), (check, message) in self._checks:
                 check(output_of(kind, value, args, results), message)
-        except (ORTModuleFallbackException, OnnxTrainError):
+        except OnnxTrainError:
             raise
-        except Exception:
+        # What PyTorch's operators and assertions raise. Saved-tensor hooks raise others, e.g. to stop a recomputation.
+        except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
             # PyTorch runs the graph up to the error, so that buffers and random generators are as in eager mode. The
             # error may be an earlier one: e.g. an `assert` about an index that ONNX Runtime found out of range.
             for restore, state in before:

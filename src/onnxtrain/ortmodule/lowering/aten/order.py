@@ -356,11 +356,11 @@ def searchsorted(
         ordered = op.GatherElements(ordered, sorter, axis=-1)
     values = low.tensor(values, ordered.dtype or low.dtype)
     size = low.fake(0).shape[-1]
-    length = op.dim(ordered, len(low.fake(0).shape) - 1)
+    length = op.Squeeze(op.dim(ordered, len(low.fake(0).shape) - 1), [0])
     # Of 2-D tensors and more, each row is searched for the values of its own row.
     one_row, is_right = len(low.fake(0).shape) == 1, right or side == "right"
     start = op.Expand(op.const(0), op.shape_of(values))
-    end = op.Add(start, op.Squeeze(length, [0]))
+    end = op.Add(start, length)
 
     def halve(op: Emitter, shift: ir.Value, bounds: Sequence[ir.Value]) -> list[ir.Value]:
         start, end = bounds
@@ -374,7 +374,7 @@ def searchsorted(
         return [op.Where(behind, op.Add(middle, op.const(1)), start), op.Where(behind, end, middle)]
 
     # A row of n elements has n + 1 places.
-    limit = size + 1 if isinstance(size, int) else op.Add(op.Squeeze(length, [0]), op.const(1))
+    limit = size + 1 if isinstance(size, int) else op.Add(length, op.const(1))
     return doubling(op, limit, halve, [start, end])[0]
 
 

@@ -125,6 +125,7 @@ def test_a_sample_has_every_value_of_each_parameter(
         *("-m", "pytest", "-p", "conftest", "-W", "ignore", "--collect-only", "-q", *arguments, tmp_path),
         path=(fresh_process.SOURCE, fresh_process.TESTS),
         cwd=tmp_path,
+        PYTEST_ADDOPTS="",
     )
     found = [line.partition("::test_")[2] for line in done.stdout.splitlines() if "::" in line]
     assert found == collected

@@ -21,7 +21,7 @@ def full_help(parameter: Any) -> str:
     """Returns the help text of an option or argument.
 
     The texts of `--loss-option` and `--optimizer-option` list the settings of each loss or optimizer. Their classes are
-    imported here, so that commands start without them.
+    imported only here, to keep commands fast to start.
     """
     text = str(parameter.help or "")
     try:

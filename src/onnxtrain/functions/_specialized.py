@@ -26,7 +26,7 @@ class SpecializedOp(CompositeOp):
     """A composite op with a single body, which may depend on static sizes.
 
     Args:
-        name: op type without number and dtype, e.g. `ConvolutionGradient`.
+        name: op type, e.g. `ConvolutionGradient`, without the number and dtype that names of functions end with.
         inputs: names of the inputs and their shapes. The body may rely on static sizes.
         attributes: as for :class:`CompositeOp`. They pass a kernel the values that are hard-coded in the body.
         outputs: number of outputs.

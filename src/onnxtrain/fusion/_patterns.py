@@ -195,7 +195,7 @@ def either(*patterns: Pattern) -> Pattern:
 
 
 def stopped(pattern: Pattern, name: str) -> Pattern:
-    """Returns a pattern that matches a value after a stop-gradient node; binds `name` to the first such node."""
+    """Returns a pattern for `pattern` followed by one or more stop-gradient nodes; binds `name` to the first one."""
     return _StopGradient(pattern, name)
 
 

@@ -34,7 +34,7 @@ class MeanLossPass(KeepingPass):
 
 
 def _is_mean(node: ir.Node) -> bool:
-    """True if a node is a mean loss that the function can compute."""
+    """True if a node is a mean loss that `mean_negative_log_likelihood` can compute."""
     if (node.op_type, node.domain) != ("NegativeLogLikelihoodLoss", "") or len(node.inputs) > 2:
         return False
     log_prob, labels = node.inputs

@@ -100,7 +100,9 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
 
 
 def _normalization(op: Emitter, node: ir.Node) -> bool:
-    """Fuses training BatchNormalization with its only reader: Relu, ReLU6, or MaxPool and Relu, if there is one.
+    """Rewrites BatchNormalization in training mode as a function, with its only reader if the function has it, too.
+
+    Readers that are fused are Relu, ReLU6, and MaxPool followed by Relu.
 
     Returns:
         True if `node` was rewritten.

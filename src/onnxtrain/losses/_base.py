@@ -234,7 +234,7 @@ class Loss(ABC):
             )
 
     def _shape_advice(self, spec: TargetSpec) -> str:
-        """Returns advice, for the error, about a target whose shape differs from that of `spec`."""
+        """Returns a hint for the error about a target whose shape does not match `spec`."""
         return "reshape the target or the scores"
 
 

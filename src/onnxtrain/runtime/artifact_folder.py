@@ -39,7 +39,7 @@ def find_manifest(directory: Path) -> str | None:
 
 
 def is_manifest(path: Path) -> bool:
-    """True if a file is a manifest of artifacts, as opposed to, e.g., that of a web app."""
+    """True if a file is a manifest of artifacts rather than, e.g., the manifest of a web app."""
     try:
         content = parse_json(own_file(path.parent, path.name).read_bytes())
     except (OSError, ValueError, CheckpointError):

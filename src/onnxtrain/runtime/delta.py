@@ -46,7 +46,7 @@ def write_delta(store: Store, uri: str | os.PathLike[str], *, include_optimizer_
     """Writes the trained parameters, statistics and properties of `store` to the file `uri`.
 
     Raises:
-        CheckpointError: the file cannot be written (a previous one is intact), or some parameters have no data.
+        CheckpointError: the file cannot be written (an existing one is left intact), or some parameters have no data.
     """
     where = f"Saving the delta '{os.fspath(uri)}'"
     store.require_shapes(where)

@@ -165,7 +165,7 @@ def _needed_numbers(names: Iterable[str]) -> dict[str, int]:
 
 
 def _config_entry(ranges: Mapping[str, tuple[int, int]]) -> str:
-    """Returns the session config entry: first and last number plus one for each name, e.g. "Convolution=0:3"."""
+    """Formats half-open ranges of function numbers as a session config entry, e.g. "Convolution=0:3"."""
     return ",".join(f"{stem.partition('#')[0]}={begin}:{end}" for stem, (begin, end) in ranges.items())
 
 

@@ -97,7 +97,7 @@ def make_batch_dynamic(
 def _compare(
     fixed: ir.Model, dynamic: ir.Model, batch: int, inputs: Mapping[str, npt.ArrayLike] | None
 ) -> None:
-    """Raises ModelError unless both models give the same results for each of some samples."""
+    """Raises ModelError if the results of the two models differ for any of the user's samples, or random ones."""
     # Two batches and one more sample: several batches detect mixed samples, an odd number a hard-coded size.
     feeds = _samples(fixed, 2 * batch + 1, inputs)
     total = len(next(iter(feeds.values())))

@@ -237,7 +237,7 @@ class TableEncoder:
     def attach(
         self, model: ModelSource, *, logits: str | None = None, activation: Activation = None
     ) -> onnx.ModelProto | ir.Model:
-        """Writes the encoding in front of a model, which then takes the columns of a table as they are.
+        """Prepends the encoding to a model, so that it takes the raw columns of a table.
 
         The new model has one input [rows] per column: double for numbers (NaN for a missing value) and string for
         categories (empty for a missing value), as :meth:`raw_columns` returns them. Any ONNX Runtime runs it. Its
@@ -255,7 +255,7 @@ class TableEncoder:
             The model: an `onnx_ir.Model` if `model` is one, else a `ModelProto`, which `onnx.save` takes.
 
         Raises:
-            InputError: the inputs of the model do not fit the columns.
+            InputError: the model's inputs do not match the columns.
         """
         columns = self._fitted()
         attached = load_model(model)
@@ -305,7 +305,7 @@ class TableEncoder:
 
     @classmethod
     def from_json(cls, text: str, source: str = "") -> TableEncoder:
-        """Returns the fitted encoder of :meth:`to_json`.
+        """Restores a fitted encoder from the text that :meth:`to_json` returned.
 
         Args:
             text: JSON text.

@@ -39,14 +39,14 @@ class FillRule(NamedTuple):
         return self.text.removeprefix(_VALUE) if self.text.startswith(_VALUE) else None
 
     def number(self, name: str, numbers: np.ndarray[Any, Any]) -> float:
-        """Returns the number that fills missing values, which is that of scikit-learn's `SimpleImputer`.
+        """Returns the number that replaces missing values, the same one as in scikit-learn's `SimpleImputer`.
 
         Args:
             name: name of the column, for the message.
             numbers: float64 [n]; values of the training rows without the missing ones.
 
         Raises:
-            InputError: VALUE is not a finite number.
+            InputError: the value of the rule is not a finite number.
         """
         if self.text == "most_frequent":
             values, counts = np.unique(numbers, return_counts=True)

@@ -180,10 +180,10 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     """Reads a .csv or .parquet file with a header.
 
     The fields of a .csv file are separated by commas and are kept as strings: "NA", "null" and "007" are strings, and
-    only the empty field is a missing value. A byte order mark is skipped.
+    only an empty field is a missing value. A byte order mark is skipped.
 
     Args:
-        path: path of the file; its suffix chooses the format.
+        path: path of the file; the suffix determines the format.
 
     Raises:
         InputError: the file cannot be read, has no rows, or has two columns of one name.

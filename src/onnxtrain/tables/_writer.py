@@ -59,5 +59,8 @@ class ColumnWriter:
         return picked
 
     def fail_if(self, condition: ir.Value, message: str) -> ir.Value:
-        """Writes zeros to add to the column, double [rows]; where `condition` holds, the run fails with `message`."""
+        """Makes the run fail with `message` if `condition` holds for a row; returns zeros to add to the column.
+
+        The zeros, double [rows], make the column depend on the check.
+        """
         return self.pick_rows(np.zeros(1), self.op.Cast(condition, to=ir.DataType.INT64), message)

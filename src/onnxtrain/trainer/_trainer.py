@@ -123,7 +123,7 @@ class Trainer(NotCopyable):
         overwrite: replace a run that the directory already contains, once the new models are built. In a directory
             without a run, files that have the name of a run's file ("checkpoint", "best", ...) are replaced when this
             run writes its own, but none is removed. Without `overwrite`, both are errors.
-        seed: seed of shuffling, the validation split and Dropout.
+        seed: seed for shuffling, the validation split and Dropout.
         device: execution device: "cpu", "cuda" or "cuda:<index>".
         threads: number of threads per operation; None is ONNX Runtime's default, all cores. The last digits of results
             depend on the number, so it is saved with the run.

@@ -91,7 +91,7 @@ def restore_file_ops(training: ir.Model, forward: ir.Model) -> None:
 
 
 def _restore(graph: ir.Graph, node: ir.Node, values: dict[str, ir.Value]) -> None:
-    """Adds a copy of `node`, and makes the readers of its body's results read the copy's results."""
+    """Adds a copy of `node`, and redirects the readers of its inlined body's results to the copy."""
     inputs = [None if value is None else values[str(value.name)] for value in node.inputs]
     copy = ir.Node(
         node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs), name=node.name

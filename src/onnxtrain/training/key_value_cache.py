@@ -170,7 +170,7 @@ def _total_length_substitution(
 def _past_size_substitutions(
     node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]
 ) -> dict[str, ir.SymbolicDim | int]:
-    """Returns values for the symbolic sizes of past keys, read from the new keys that a Concat appends to them."""
+    """Maps symbolic sizes of past keys to the sizes of the new keys that a Concat appends to them."""
     # The model builder of onnxruntime-genai (0.18) declares the head size as `kv_cache_dim`.
     if not dropped or node.op_type != "Concat" or len(node.inputs) != 2:
         return {}

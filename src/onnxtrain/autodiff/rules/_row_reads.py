@@ -67,7 +67,7 @@ class RowRead:
 
         Args:
             op: emitter of the graph that contains the loop.
-            indices: int64 [trips, count], or [trips, count, depth] of GatherND.
+            indices: int64 [trips, count], or [trips, count, depth] for GatherND.
             rows: [trips, count, *sizes of the other axes].
             trips: number of iterations, int64 [].
         """
@@ -202,7 +202,7 @@ def _slice(node: ir.Node, source: ir.Value) -> RowRead | None:
 
 
 def _offset(value: ir.Value) -> tuple[ir.Value, int]:
-    """Returns a value as `base + constant`; `base` is a scalar, perhaps of another rank or dtype than `value`."""
+    """Splits a value into `base + constant`; `base` is a scalar, possibly with a different rank or dtype."""
     total = 0
     while True:
         producer = value.producer()

@@ -125,7 +125,7 @@ class _Slices:
         )
 
     def restore_order(self, op: Emitter, stack: ir.Value) -> ir.Value:
-        """Restores order and axis of slices that the backward loop stacked along axis 0, last iteration first."""
+        """Restores the order and the axis of slices that the backward loop stacked on axis 0, last iteration first."""
         dims = static_dims(self.value)
         if dims is None or not all(dims):
             # A stack without slices doesn't even have the slices' rank.

@@ -337,7 +337,7 @@ class _GraphCompiler:
 
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
-    """Converts errors in describing and tracing a graph to a reason for a fallback to PyTorch.
+    """Turns errors raised while describing or tracing a graph into the reason for a fallback to PyTorch.
 
     Raises:
         ORTModuleTorchModelException: an exception was raised in the context. RefusedByPyTorch is passed on unchanged.

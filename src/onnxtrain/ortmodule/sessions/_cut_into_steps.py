@@ -90,7 +90,9 @@ def _with_views(in_pytorch: dict[fx.Node, str]) -> dict[fx.Node, str]:
 
 
 def _nodes_named_in(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node, str]:
-    """Returns the ATen nodes that an error names, with the first line of the error message as reason.
+    """Returns the ATen nodes that an error names, each with the first line of the message as the reason.
+
+    If a kernel or gradient rule is missing, nodes with the same operator and dtypes are returned, too.
 
     The message contains the name of an ONNX node, e.g. "grad/convolution_1/Conv/ConvTranspose". The first component
     other than "grad" is the name of the ATen node.

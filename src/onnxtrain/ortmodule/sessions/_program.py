@@ -314,7 +314,7 @@ class Program:
 
     @without_collection()
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:
-        """Creates a backward session that takes the cotangents of the outputs `received` only."""
+        """Creates a backward session that takes only the cotangents of the outputs in `received`."""
         step = self.training_step(needs)
         halves = self._halves(needs, received)
         saved = [str(value.name) for value in halves.saved]

@@ -277,7 +277,13 @@ def contraction_order(
 
 
 def _as_pairs(best: Mapping[int, tuple[_Cost, int]], everything: int, count: int) -> list[tuple[int, int]]:
-    """Returns the pairs of a contraction tree, given by the left part of each subset."""
+    """Converts a contraction tree to pairs of positions in the current list of operands.
+
+    Args:
+        best: for each subset of the operands, a bit mask, its cost and one of the two parts that it is contracted from.
+        everything: the subset of all operands.
+        count: number of operands.
+    """
     current, pairs = [1 << index for index in range(count)], []
 
     def visit(subset: int) -> None:

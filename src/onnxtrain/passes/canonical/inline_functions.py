@@ -75,7 +75,7 @@ def _check_number(model: ir.Model, criteria: Callable[[ir.Function], bool]) -> N
 
 
 def _other_opset(model: ir.Model, function: ir.Function) -> bool:
-    """True if a function imports another version of some domain than the model."""
+    """True if a function imports a different version of some domain than the model does."""
     # onnx_ir's InlinePass (1.1) copies bodies unchanged, whatever opset they import.
     imports = model.graph.opset_imports
     return any(imports.get(domain, version) != version for domain, version in function.opset_imports.items())

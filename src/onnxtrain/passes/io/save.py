@@ -118,7 +118,7 @@ def write_models(
     files: FileSet,
     shared_data_threshold: int = DEFAULT_SHARED_DATA_THRESHOLD,
 ) -> dict[str, list[str]]:
-    """Writes models to a set of files that appear together, and weights common to several models only once.
+    """Writes models to a set of files that are published together; weights that models share are written once.
 
     Args:
         models: models by file name, e.g. {"training_model.onnx": model}.

@@ -34,7 +34,7 @@ class EmptyExpandPass(ir.passes.InPlacePass):
 
 
 def _axes_to_cut(node: ir.Node) -> list[int]:
-    """Returns the axes of an Expand's input for which a constant shape has size 0 and whose own size may be 1."""
+    """Returns the axes along which the constant shape of an Expand is 0 and the size of the input can be 1."""
     x, shape = node.inputs[0], node.inputs[1]
     target = known_array(shape)
     if target is None or x is None or x.shape is None:

@@ -54,10 +54,10 @@ class LongSumsPass(ir.passes.InPlacePass):
     ONNX Runtime (1.20 to 1.32) adds float32 numbers sequentially, in a few lanes: the sum of ten million equal numbers
     is off by 1%. PyTorch uses pairwise summation and is accurate to 1e-6. A block has up to 128 elements. The first
     level is as fast as the original reduction, and converting the few partial sums takes little time. If sizes are
-    symbolic, the block length is computed at run time: the largest divisor of the number of elements up to 128.
+    symbolic, the block length is computed at run time: the largest divisor, at most 128, of the number of elements.
 
-    Expects inferred ranks. Not rewritten are reductions of unknown rank, over axes that are not constant, over up to
-    512 elements, and over only the batch axis if there are fewer than 512 sums.
+    Expects inferred ranks. Reductions are left unchanged if their rank is unknown, their axes are not constant, they
+    add at most 512 elements, or they reduce only the batch axis to fewer than 512 sums.
 
     Args:
         kept: names of outputs of nodes that must not be rewritten.

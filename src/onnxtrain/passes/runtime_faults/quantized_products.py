@@ -67,7 +67,7 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _separate(self, model: ir.Model, node: ir.Node) -> bool:
-        """Gives readers of a weight that are not in the original file a DequantizeLinear of their own."""
+        """Adds a second DequantizeLinear for those readers of a weight that the original file does not have."""
         uses = list(node.outputs[0].uses())
         others = [use for use in uses if use.node.outputs[0].name not in self._kept]
         if not others or len(others) == len(uses):

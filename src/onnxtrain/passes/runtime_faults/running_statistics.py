@@ -13,7 +13,7 @@ from onnxtrain.passes.tidy.unique_names import fresh_name
 
 
 class IsolateStatisticsPass(ir.passes.InPlacePass):
-    """Gives a training-mode BatchNormalization statistics of its own if the updated statistics are not read.
+    """Replaces the statistics of a training BatchNormalization by unshared ones if nothing reads the updated ones.
 
     ONNX Runtime (1.20 to 1.32) merges initializers of equal content, and its BatchNormalization kernel overwrites the
     old statistics if the updated ones are not graph outputs. In a new network, the running mean equals the bias (zeros)

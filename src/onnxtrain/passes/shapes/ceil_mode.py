@@ -19,7 +19,7 @@ _SLICED = "onnxtrain.ceil_mode"
 
 @dataclass(frozen=True)
 class _Axis:
-    """Windows of a ceil_mode pooling along one spatial axis.
+    """Windows of a pooling op with ceil_mode=1 along one spatial axis.
 
     Attributes:
         size: input size, e.g. 7; None if symbolic.
@@ -48,7 +48,7 @@ class _Axis:
 
     @property
     def needed(self) -> int:
-        """Minimum end padding for the same windows: up to the end of the last one. `longest` for symbolic sizes."""
+        """Minimum end padding that covers the last window; :attr:`longest` if the size is symbolic."""
         if self.size is None:
             return self.longest
         last = (self.size + self.begin + self.longest - self.extent) // self.stride
@@ -89,7 +89,7 @@ class CeilModePass(ir.passes.InPlacePass):
 
 
 def _counts_up(node: ir.Node) -> bool:
-    """True if a node is a pooling with ceil_mode=1 that has not been rewritten yet."""
+    """True if a node is a pooling op with ceil_mode=1 that has not been rewritten yet."""
     return (
         node.domain == ""
         and node.op_type in POOLINGS
@@ -151,7 +151,7 @@ def _axes(node: ir.Node) -> list[_Axis]:
 
 
 def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
-    """Inserts a Pad with the padding of `axes` before a pooling."""
+    """Inserts a Pad with the padding of `axes` before a pooling op."""
     value = node.inputs[0]
     assert value is not None
     pads = [0, 0, *(axis.begin for axis in axes), 0, 0, *(axis.end for axis in axes)]

@@ -67,11 +67,11 @@ class CSVLogger(Logger):
         csv.writer(self._file).writerow([row[column] for column in _STEP_COLUMNS])
 
     def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Rewrites the file of epochs."""
+        """Rewrites the epochs file."""
         self._write_epochs(trainer)
 
     def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Rewrites the file of evaluations."""
+        """Rewrites the evaluations file."""
         if is_stream(self.path):
             return
         evaluations = trainer.history.evaluations
@@ -84,7 +84,7 @@ class CSVLogger(Logger):
         )
 
     def close(self) -> None:
-        """Closes the file of steps."""
+        """Closes the steps file."""
         if self._file is not None:
             self._file.close()
             self._file = None

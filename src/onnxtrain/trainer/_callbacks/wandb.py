@@ -21,7 +21,7 @@ class WandbLogger(Logger):
     is active (`wandb.init`), it is used, and left open.
 
     Args:
-        project: project of Weights & Biases.
+        project: name of the Weights & Biases project.
         name: name of the run.
         every_n_steps: log every this many steps; None logs only epochs.
         config: further entries of the run's config.

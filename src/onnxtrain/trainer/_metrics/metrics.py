@@ -94,7 +94,7 @@ def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple
 
 
 def _share(hits: Array, scores: Array) -> tuple[float, float]:
-    """Returns the numbers of hits and of all predictions; hits are NaN if a logit is NaN."""
+    """Returns the number of hits and the number of predictions; the former is NaN if a score is NaN."""
     return math.nan if has_nan(scores) else float(np.count_nonzero(hits)), float(hits.size)
 
 

@@ -47,7 +47,7 @@ class Task:
 
     @property
     def has_softmax(self) -> bool:
-        """True if the loss is a cross-entropy of softmax(logits), with one right class per position."""
+        """True if the loss is a softmax cross-entropy with a single correct class per position."""
         return loss_class(self.loss).activation == "softmax"
 
     def check(self) -> None:

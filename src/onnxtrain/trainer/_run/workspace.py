@@ -141,7 +141,7 @@ class Workspace:
         return self._cleanup is not None
 
     def keep(self) -> None:
-        """Keeps a temporary directory."""
+        """Cancels the removal of the directory if it is temporary."""
         if self._cleanup is not None:
             self._cleanup.detach()
             self._cleanup = None

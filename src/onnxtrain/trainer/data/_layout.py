@@ -142,7 +142,7 @@ class Layout:
         all inputs and targets in one tuple, or only the inputs if there are no targets.
 
         Raises:
-            InputError: the batch has another form.
+            InputError: the batch has none of these forms.
         """
         if isinstance(batch, Mapping):
             return self._of_names(batch)

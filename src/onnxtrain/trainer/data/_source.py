@@ -121,7 +121,7 @@ class Source(Protocol):
 
 
 class Options(NamedTuple):
-    """Options of reading.
+    """Reading options.
 
     Attributes:
         batch_size: samples per batch; None for the default.

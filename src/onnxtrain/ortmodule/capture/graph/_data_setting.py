@@ -50,7 +50,7 @@ _HIDDEN_VIEWS = frozenset({"detach", "_get_data_attr"})
 
 
 def _is_alias_of_input(node: fx.Node) -> bool:
-    """True if a node is an input, or made of one by `.data`, `detach` and views alone."""
+    """True if a node is an input, or derived from one solely through `.data`, `detach` and views."""
     while node.op != "placeholder":
         fake = node.meta.get("example_value")
         aliases = isinstance(fake, torch.Tensor) and (fake._is_view() or name_of(node) in _HIDDEN_VIEWS)

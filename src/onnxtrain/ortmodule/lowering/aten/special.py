@@ -61,7 +61,7 @@ def log_ndtr(op: Emitter, x: ir.Value) -> ir.Value:
 
 @_in_float64("aten.erfinv.default", "aten.special_erfinv.default")
 def erfinv(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes the inverse of erf, which is odd."""
+    """Computes the inverse of erf: that of |x|, with the sign of x."""
     # Not by Abs and Sign, whose gradients at 0 are 0.
     negative = op.Less(x, 0.0)
     magnitude = op.Where(negative, op.Neg(x), x)

@@ -440,7 +440,9 @@ def test_artifacts_with_a_prefix_are_found(artifacts: Path, digits: Any, tmp_pat
     generate_artifacts(
         network(), loss="cross_entropy", optimizer="sgd", artifact_directory=folder, prefix="other_"
     )
-    with pytest.raises(CheckpointError, match=r"several runs \(digits_manifest\.json, other_manifest\.json\)"):
+    with pytest.raises(
+        CheckpointError, match=r"several runs \(digits_manifest\.json, other_manifest\.json\)"
+    ):
         run_federation(LocalGrid(None, 1), folder, full_of(1), rounds=1)
 
 

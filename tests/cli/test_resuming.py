@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 import signal
 import subprocess
@@ -17,10 +16,10 @@ import pytest
 
 from cli.files import arrays_in
 from cli.processes import ROOT, environment
-from onnxtrain import Callback, EarlyStopping, Trainer
+from onnxtrain import EarlyStopping, Trainer
 from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.schedules import Cosine
-from trainer.test_resume import dropout_model
+from trainer.test_resume import InterruptAt, dropout_model
 
 OPTIONS: dict[str, Any] = {
     "--loss": "cross_entropy",
@@ -40,18 +39,6 @@ OPTIONS: dict[str, Any] = {
     "--patience": 4,
     "--seed": 3,
 }
-
-
-class InterruptAt(Callback):
-    """Presses Ctrl-C in a given step."""
-
-    def __init__(self, step: int) -> None:
-        self.left = step
-
-    def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture

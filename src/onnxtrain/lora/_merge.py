@@ -52,16 +52,17 @@ def merge(
 
     Args:
         model: the model without adapters: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
-        adapter: an `.onnx_adapter` file or a folder of PEFT, as for :func:`load_adapter`.
-        requantize: treatment of quantized weights (MatMulNBits, DequantizeLinear). False stores them as float32, so
-            that the result computes the same as the model with the adapter, and is larger. True quantizes them again to
-            the same bits and blocks, with new scales; the effect of the adapter may be lost by rounding. Weights of
-            QLinearConv, QLinearMatMul and QGemm can only be quantized again. After the merge, an output that is
-            quantized to int8 saturates with the adapter included; before, the adapter was added to the saturated
-            output.
-        evaluate: computes the loss of a `ModelProto` on your data, e.g. by a session of its `SerializeToString()`. It
-            is called with the model with the adapter before the merge, and with the result. Both losses are logged, and
-            are in the result's metadata as JSON, {"before": 1.25, "after": 1.5}, with the key "onnxtrain.merge".
+        adapter: an `.onnx_adapter` file or a PEFT folder, as for :func:`load_adapter`.
+        requantize: False stores merged weights that were quantized (MatMulNBits, DequantizeLinear) as floats, in the
+            dtype of the activations. The result is larger, and computes the same as the model with the adapter. True
+            quantizes them again, with the same number of bits, the same block size and new scales; rounding may cancel
+            the effect of the adapter. Weights of QLinearConv, QLinearMatMul and QGemm require True. If a layer's output
+            is quantized, e.g. to int8, the merged layer clips the sum of layer and adapter; the unmerged model also
+            clips the layer's output before it adds the adapter.
+        evaluate: computes the loss of a `ModelProto` on your data, e.g. with an `InferenceSession` of its
+            `SerializeToString()`. It is called with the unmerged model with the adapter, and with the merged model.
+            Both losses are logged, and stored in the metadata of the result under the key "onnxtrain.merge", as JSON:
+            {"before": 1.25, "after": 1.5}.
 
     Returns:
         The merged model, with the inputs and outputs of `model`: an `onnx_ir.Model` if `model` is one, else a

@@ -304,8 +304,8 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
     """Appends the loss of a recipe to `loaded`, which was loaded from `source`.
 
     Returns:
-        The canonical model with its loss, the name of the loss, and the recipe, in which names of parameters replace
-        patterns and a block's further outputs are added to the additional outputs.
+        The canonical model with its loss, the name of the loss, and the recipe, with patterns expanded to parameter
+        names and the further outputs of a block added to the additional outputs.
     """
     loss = loss_for(recipe.loss)
     # If all outputs are computed from strings, the loss of the first one is refused below, with a message that says so.
@@ -357,7 +357,7 @@ def _with_block_loss(
 
 
 def _canonical(model: ir.Model, recipe: Recipe) -> tuple[ir.Model, Recipe]:
-    """Returns the canonical form of a model, and the recipe with parameter names in place of patterns.
+    """Returns the canonical form of a model, and the recipe with patterns expanded to parameter names.
 
     Constant folding leaves out the named parameters, because training changes their values.
     """

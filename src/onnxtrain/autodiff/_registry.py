@@ -257,7 +257,7 @@ def _local(key: tuple[str, str]) -> Rule | None:
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
-    """Returns (domain, op type) as used as key in the tables; "" is the key for both names of the standard domain."""
+    """Returns the key of a node in the tables, (domain, op type), with "ai.onnx" normalized to ""."""
     return (node.domain if node.domain != "ai.onnx" else "", node.op_type)
 
 

@@ -118,7 +118,7 @@ def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
 
 
 def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
-    """Raises DifferentiationError unless the model computes `of` and computes none of `wrt`."""
+    """Raises DifferentiationError if `of` is an input or initializer, or if one of `wrt` is computed by the model."""
     values = values_by_name(graph)
     if values[of].producer() is None:
         raise DifferentiationError(

@@ -1,4 +1,4 @@
-"""Adds adapters to the weights of a model, so that it computes the same without them."""
+"""Merges adapters into the weights of a model, which then computes the same without them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def merge(
     *,
     evaluate: Evaluate | None = None,
 ) -> onnx.ModelProto | ir.Model:
-    """Adds an adapter to the weights of a model: W becomes W + scaling · B A.
+    """Merges an adapter into the weights of a model: W becomes W + scaling · B A.
 
     Args:
         model: the model without adapters: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
@@ -180,7 +180,7 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
 
 
 def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array) -> None:
-    """Gives a product its own DequantizeLinear, of the quantized merged weight."""
+    """Gives a product its own DequantizeLinear, which reads the requantized merged weight."""
     if producer.op_type == "Transpose":
         raise GraphBuildError(
             f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantized and then "
@@ -202,7 +202,7 @@ def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
 
 
 def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
-    """Quantizes the merged weight of an integer product, and its bias, which has the scale of the products."""
+    """Requantizes the merged weight of an integer product, and its bias with scale activation scale · weight scale."""
     node = target.node
     codes = codes_of(node)
     old = codes.real()
@@ -220,7 +220,7 @@ def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
 
 
 def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
-    """Quantizes the int32 bias of a layer with the scale of its products: activation scale times weight scale."""
+    """Requantizes the int32 bias of a layer with its new scale: activation scale · weight scale."""
     x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
     activations, dequantize = (None if value is None else value.producer() for value in (x, bias))
     if bias is None or dequantize is None or dequantize.op_type != "DequantizeLinear":
@@ -245,7 +245,7 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
 
 
 def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:
-    """Replaces MatMulNBits by MatMul, and Add for a bias."""
+    """Replaces MatMulNBits by MatMul, followed by Add if it has a bias."""
     op = Emitter(model.graph)
     # The old name is kept, which may be that of an output.
     output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
@@ -260,14 +260,14 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
 
 
 def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> None:
-    """Replaces an input of a node by a new initializer; other nodes may read the old one."""
+    """Replaces an input of a node by a new initializer, without changing the old one, which others may read."""
     old = node.inputs[index]
     assert old is not None
     node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))
 
 
 def _restore_weight_names(graph: ir.Graph) -> None:
-    """Renames new weights to removed old ones: layers are identified by the names of their weights."""
+    """Gives merged weights the names of the weights that they replaced, because layers are identified by them."""
     for name, value in list(graph.initializers.items()):
         old = name.removesuffix(_MERGED)
         if old != name and old not in graph.initializers:
@@ -275,5 +275,5 @@ def _restore_weight_names(graph: ir.Graph) -> None:
 
 
 def _initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
-    """Adds an initializer; a weight that is still read elsewhere keeps its name."""
+    """Adds an initializer, under a new name if `name` is in use."""
     return add_initializer(model.graph, ir.tensor(array, name=Emitter(model.graph).unique_name(name)))

@@ -232,7 +232,7 @@ def mark_labels(graph: ir.Graph) -> None:
 
 
 def _follow_back(value: ir.Value) -> tuple[ir.Value, int]:
-    """Follows casts and reshapes of a value back; returns their source and the number of its other readers."""
+    """Traces a value back through casts and reshapes; returns its source and the number of other readers."""
     readers = len(value.uses())
     producer = value.producer()
     while producer is not None and producer.op_type in _SAME_ELEMENTS and producer.inputs[0] is not None:

@@ -235,7 +235,7 @@ class _Transform(_Reusing):
 
 
 class _Inverse(_Reusing):
-    """The inverse of an RINorm."""
+    """Undoes the normalization of an RINorm."""
 
     def build(self, input_name: str) -> str:
         """Applies the inverse to a value [batch, length, input_dim, params]; returns the name of its output."""
@@ -273,7 +273,7 @@ def _stopped(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def _reduce(op: Emitter, op_type: str, x: ir.Value, axes: list[int]) -> ir.Value:
-    """Emits a reduction in the form of the opset."""
+    """Emits a reduction, with the axes as an input or an attribute depending on the opset."""
     if op.opset < _AXES_AS_INPUT_OPSET:
         return op.emit(op_type, x, axes=axes, keepdims=1)
     return op.emit(op_type, x, axes, keepdims=1)

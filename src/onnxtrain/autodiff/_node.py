@@ -111,7 +111,8 @@ class NodeView:
         """True if the rule may mask the cotangent of this output with Mul, which is faster than Where.
 
         Mul turns a masked infinite cotangent into NaN. This is acceptable if every path to a differentiated value soon
-        reaches an op that sums over many elements, such as MatMul: infinity would spread there anyway.
+        reaches an op that sums over many elements, such as MatMul: an infinite cotangent of its output makes all
+        gradients before it infinite or NaN anyway.
         """
         return is_mixed(output, self._needed, self._of)
 

@@ -23,8 +23,8 @@ class DataParallel:
             sends them uncompressed.
         shard_optimizer: True keeps the optimizer state of each parameter on a single worker (ZeRO stage 1), which
             updates the parameter and sends it to the others. The saved files don't change.
-        save_steps: save the run to its directory after this many optimizer steps, e.g. 500, and at the end of each
-            epoch. If a worker is killed, the run resumes from the last save. None saves only at the end of each epoch.
+        save_steps: number of optimizer steps between saves of the run to its directory, e.g. 500, in addition to the
+            end of each epoch. If a worker is killed, the run resumes from the last save. None saves only after epochs.
         backend: "gloo" communicates through host memory, "nccl" through the memory of NVIDIA GPUs.
         timeout: seconds after which a worker stops waiting for the others, e.g. 1800.0.
 

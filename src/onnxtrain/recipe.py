@@ -31,7 +31,7 @@ __all__ = ["Recipe"]
 
 
 class LossType(Enum):
-    """Losses of onnxruntime-training. `onnxtrain.losses` has them with their settings, and more."""
+    """The losses of onnxruntime-training. For settings and other losses, see `onnxtrain.losses`."""
 
     # The numbers are those of onnxruntime-training.
 
@@ -42,7 +42,7 @@ class LossType(Enum):
 
 
 class OptimType(Enum):
-    """Optimizers of onnxruntime-training. `onnxtrain.optimizers` has them with their settings, and more."""
+    """The optimizers of onnxruntime-training. For settings and other optimizers, see `onnxtrain.optimizers`."""
 
     # The numbers are those of onnxruntime-training.
 
@@ -155,13 +155,13 @@ class Recipe:
     """Training configuration of a model: loss, optimizer, trained parameters, layer modes, precision.
 
     One recipe serves :func:`onnxtrain.generate_artifacts`, :class:`onnxtrain.Trainer` and
-    :func:`onnxtrain.plan_training`. `dataclasses.replace(recipe, precision="bf16")` makes another one.
+    :func:`onnxtrain.plan_training`. `dataclasses.replace(recipe, precision="bf16")` returns a modified copy.
 
     Raises:
-        GraphBuildError: two fields exclude each other.
+        GraphBuildError: two fields cannot be combined.
         InputError: `dropout` is not a number in [0, 1), or a mapping to such numbers.
-        TypeError: a field that takes names holds something else.
-        ValueError: `precision`, `activations` or `profile` has an unknown value.
+        TypeError: a field for names is not a string or a list of strings.
+        ValueError: `precision`, `activations`, `profile` or `recompute` has an unknown value.
 
     Example:
         >>> from onnxtrain import Recipe
@@ -183,14 +183,14 @@ class Recipe:
     clip_grad_norm: float | None = _field(
         None,
         ShellOption(
-            "Scale all gradients down if their common L2 norm is larger, e.g. 1.0. Default: no clipping.",
+            "Scale all gradients down if their total L2 norm exceeds this value, e.g. 1.0. Default: no clipping.",
             float | None,
             "NORM",
             name="clip_norm",
             group="optimizer",
         ),
     )
-    """Scale all gradients down together if their common L2 norm is larger, e.g. 1.0. None: no limit."""
+    """Maximum total L2 norm of the gradients, e.g. 1.0. Larger gradients are all scaled down to it. None: no limit."""
 
     clip_grad_value: float | None = _field(
         None,
@@ -202,7 +202,7 @@ class Recipe:
             group="optimizer",
         ),
     )
-    """Clip each element of the gradients to plus or minus this value, e.g. 0.5. None: no limit."""
+    """Maximum absolute value of each gradient element, e.g. 0.5; elements are clipped to it. None: no limit."""
 
     requires_grad: Names = _field(
         None,

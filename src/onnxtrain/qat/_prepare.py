@@ -40,8 +40,9 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
 
     Each int8 or uint8 weight becomes `QuantizeLinear(master)`, where the master is a float32 initializer with the
     dequantized values, e.g. `fc.weight` for `fc.weight_quantized`. The results of the model don't change. An int32 bias
-    becomes float32; where the layer adds integers, the graph rounds it. Train the result with `straight_through=True`:
-    gradients then pass through the rounding, and are zero for values outside the range of the integers.
+    becomes float32; for QLinearConv and QGemm, which take integer biases, the graph rounds it. Train the result with
+    `straight_through=True`: gradients then pass through the rounding, and are zero for values outside the range of the
+    integers.
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`, quantized to int8 by onnxruntime: with

@@ -51,7 +51,7 @@ class ForwardBlock(Block):
         return result
 
     def to_model_proto(self) -> onnx.ModelProto:
-        """Returns a copy of the base model, made when this block was built: it has no nodes of later blocks.
+        """Returns the base model as it was after this block was built, without the nodes of later blocks.
 
         Raises:
             TrainingStateError: the block has not been built yet.

@@ -27,8 +27,8 @@ class AdamWMode(IntEnum):
 class FusedAdam(torch.optim.Optimizer):
     """Adam and AdamW that update all parameters together, with PyTorch's multi-tensor operators.
 
-    Name, arguments and defaults are those of onnxruntime-training. Its CUDA kernels are not needed, so FusedAdam runs
-    on every device, in every floating-point dtype. Papers: https://arxiv.org/abs/1412.6980 (Adam),
+    Name, arguments and defaults are those of onnxruntime-training. Unlike its CUDA kernels,
+    these operators run on every device, in every floating-point dtype. Papers: https://arxiv.org/abs/1412.6980 (Adam),
     https://arxiv.org/abs/1711.05101 (AdamW).
 
     Args:
@@ -36,7 +36,7 @@ class FusedAdam(torch.optim.Optimizer):
         lr: learning rate, e.g. 1e-3.
         bias_correction: True to divide the moments by `1 - beta ** step`.
         betas: decay rates of the two moments, e.g. (0.9, 0.999).
-        added to the denominator for numerical stability, e.g. 1e-6.
+        eps: added to the denominator for numerical stability, e.g. 1e-6.
         adam_w_mode: kind of weight decay, an :class:`AdamWMode`.
         weight_decay: weight decay coefficient, e.g. 0.01. In each step, the AdamW modes multiply parameters by
             `1 - lr * weight_decay`; the L2 mode adds `weight_decay * parameter` to the gradient.

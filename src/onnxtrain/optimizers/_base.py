@@ -194,10 +194,10 @@ class Optimizer(ABC):
         return scalars
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        """Folds a gradient scale into the scalars; None if the optimizer cannot.
+        """Returns the scalars with a scale of the gradients folded in; None if the optimizer does not support it.
 
-        With the returned scalars, :meth:`update` must give the result for the gradient `factor`·`g`. Clipping by norm
-        then needs no multiplication per gradient element.
+        With the returned scalars, `update(g)` must equal the update for `factor`·`g`. Clipping by norm then needs no
+        multiplication per gradient element.
 
         Args:
             op: emitter of the optimizer model.
@@ -238,7 +238,7 @@ def require_betas(owner: object) -> None:
 
 
 def sparse_refusal(owner: object, *fields: str) -> str | None:
-    """Returns the reason why sparse gradients are not supported: a field that is not zero; None if all are.
+    """Returns the reason why sparse gradients are not supported if one of these fields is not zero, else None.
 
     >>> from onnxtrain.optimizers import SGD
     >>> sparse_refusal(SGD(weight_decay=0.1), "momentum", "weight_decay")

@@ -40,9 +40,10 @@ class GraphRecord:
             None if ONNX Runtime runs the whole graph.
         break_reason: where and why a graph break ended the graph before the end of the function, e.g. "model.py:12:
             Unsupported Tensor.item() call"; None if there was none. PyTorch runs the statement at a graph break.
-        in_pytorch: the operators that PyTorch runs in a graph that both run; empty if one of them runs the whole graph.
-        calls: number of ATen calls in the graph, e.g. 40, if both run it; else 0. `forward_nodes` and `backward_nodes`
-            count only nodes in ONNX Runtime.
+        in_pytorch: the operators that PyTorch runs in a mixed graph, whose other operators run in ONNX Runtime; empty
+            for all other graphs.
+        calls: number of ATen calls in a mixed graph, e.g. 40; 0 for all other graphs. In a mixed graph, `forward_nodes`
+            and `backward_nodes` count only nodes in ONNX Runtime.
     """
 
     name: str

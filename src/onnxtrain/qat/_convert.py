@@ -27,12 +27,13 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 @same_kind
 def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Converts a model that was prepared by :func:`prepare`, trained and exported back to integer weights.
+    """Rounds the trained weights of an exported model back to integers, after quantization-aware training.
 
-    Masters are rounded as in the training graph, so the integers are those used in training. Biases are rounded to
-    int32 with the scale of the products to which they are added. ONNX Runtime then computes the layers in integers, as
-    in the original model. The output of a layer differs from training by at most one quantization step, and only for
-    values close to a rounding boundary.
+    The model was prepared by :func:`prepare`, trained and exported. Its masters, the float32 weights, are rounded as in
+    the training graph, so the integers are those used in training. Biases are rounded to int32 with the scale of the
+    products to which they are added. ONNX Runtime then computes the layers in integers, as in the original model. The
+    output of a layer differs from training by at most one quantization step, and only for values close to a rounding
+    boundary.
 
     Args:
         model: the exported model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.

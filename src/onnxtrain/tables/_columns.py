@@ -234,7 +234,7 @@ class CategoryColumn(Column):
 
     @property
     def codes(self) -> Array:
-        """Codes of the categories, float64 [n, width]. The last row encodes unknown categories, except for "error"."""
+        """Codes of the categories, float64 [n, width]. The last row is for unknown ones, if they are allowed."""
         rows = len(self.categories) + (self.unknown != "error")
         return (
             np.arange(rows, dtype=np.float64)[:, None] if self.how == "ordinal" else np.eye(rows, self.width)

@@ -49,13 +49,13 @@ class TableEncoder:
     Args:
         target: columns to predict, e.g. "survived"; empty for tables without a target. Strings become class numbers.
         inputs: columns to feed to the model, in this order; by default all others.
-        id: columns to ignore, such as keys.
+        id: columns that are neither inputs nor targets, such as keys.
         sample_weight: column with the weight of each row, which is not an input.
         missing: strings that stand for a missing value, besides the empty string, e.g. ["NA", "-999"].
         impute: rule that fills missing values, as in scikit-learn's `SimpleImputer`: "mean", "median", "most_frequent"
             or "value=VALUE"; or rules by column, with "*" for all other columns, e.g. {"age": "median",
-            "cabin": "value=none"}. In a rule that is not for a single column, "mean" and "median" fill categories with
-            the most frequent one. None: a missing value is an error.
+            "cabin": "value=none"}. Unless a rule is for a single column, "mean" and "median" stand for "most_frequent"
+            in columns of categories. None: a missing value is an error.
         categorical: columns to read as categories although they hold numbers, e.g. ["zip"].
         encode: encoding of categories: "one-hot" or "ordinal" (numbers 0, 1, 2, ... in alphabetical order).
             None: a string column is an error.

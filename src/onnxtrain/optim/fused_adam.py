@@ -27,8 +27,8 @@ class AdamWMode(IntEnum):
 class FusedAdam(torch.optim.Optimizer):
     """Adam and AdamW that update all parameters together, with PyTorch's multi-tensor operators.
 
-    Name, arguments and defaults are those of onnxruntime-training. Unlike its CUDA kernels,
-    these operators run on every device, in every floating-point dtype. Papers: https://arxiv.org/abs/1412.6980 (Adam),
+    Name, arguments and defaults are those of onnxruntime-training. Unlike its CUDA kernels, these operators run on
+    every device, in every floating-point dtype. Papers: https://arxiv.org/abs/1412.6980 (Adam),
     https://arxiv.org/abs/1711.05101 (AdamW).
 
     Args:

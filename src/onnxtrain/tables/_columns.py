@@ -263,7 +263,7 @@ class CategoryColumn(Column):
         return np.array([text or "" for text in values.texts()], object)
 
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
-        """Writes nodes that replace each category by its row of :attr:`codes`.
+        """Writes nodes that replace each category with its row of :attr:`codes`.
 
         A run fails for an unknown category if `unknown` is "error", or for a missing value without a fill value.
         """
@@ -288,16 +288,16 @@ COLUMN_TYPES = {kind.__name__: kind for kind in (NumberColumn, CategoryColumn)}
 
 
 def column_from_dict(content: dict[str, Any]) -> Column:
-    """Returns the column of :meth:`Column.to_dict`. Raises KeyError or TypeError: the content is damaged."""
+    """Restores a column from :meth:`Column.to_dict`. Raises KeyError or TypeError if the content is damaged."""
     content = dict(content)
     return COLUMN_TYPES[content.pop("type")](**content)
 
 
 def holds_numbers(values: Values, *, categorical: bool) -> bool:
-    """True if a column holds numbers, and is not to be read as categories.
+    """True if a column contains numbers and is not declared categorical.
 
     Raises:
-        InputError: a column of a .csv file holds both numbers and strings.
+        InputError: a column of a .csv file contains both numbers and strings.
     """
     # A typed file declares the column's type; in a .csv file, only the values show it.
     if categorical or values.text_type or not values.is_number.any():

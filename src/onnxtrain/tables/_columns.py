@@ -25,7 +25,7 @@ Encode = Literal["one-hot", "ordinal"]
 """Encoding of categories: one input 0 or 1 per category, or one input with the number of the category."""
 
 Unknown = Literal["error", "ignore", "own"]
-"""Treatment of categories that training has not seen: an error, zeros, or a category of their own."""
+"""Encoding of categories that are not in the training table: an error, zeros, or one additional category."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Column(ABC):
 
     @abstractmethod
     def raw(self, values: Values) -> Array:
-        """Returns the column as the input of a model with the nodes of :meth:`write`, [rows]."""
+        """Returns the column as an array [rows] to feed to the nodes written by :meth:`write`."""
 
     @abstractmethod
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
@@ -108,12 +108,12 @@ class NumberColumn(Column):
 
         Args:
             values: column of the whole table.
-            rows: bool [rows]; True for the rows that statistics are computed over.
+            rows: bool [rows]; True for the rows from which statistics are computed.
             rule: rule that fills missing values; None if they are an error.
             scale: True to scale to mean 0 and standard deviation 1.
 
         Raises:
-            InputError: a value is infinite, or the rule does not fit numbers.
+            InputError: a value is infinite, or the rule's value is not a number.
         """
         _require_finite(values)
         numbers = values.numbers[rows & ~values.missing]
@@ -162,7 +162,7 @@ class NumberColumn(Column):
         return np.where(values.missing, np.nan, values.numbers)
 
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
-        """Writes the nodes that fill and scale the column; infinity makes a run fail."""
+        """Writes the nodes that fill and scale the column; the model fails at run time on infinite values."""
         op = writer.op
         refused: ir.Value = op.IsInf(x)
         filled, fault = x, "infinite"
@@ -197,13 +197,13 @@ class CategoryColumn(Column):
 
         Args:
             values: column of the whole table.
-            rows: bool [rows]; True for the rows that frequencies are counted in.
+            rows: bool [rows]; True for the rows in which frequencies are counted.
             rule: rule that fills missing values; None if they are an error.
             how: "one-hot" or "ordinal".
             unknown: treatment of unknown categories.
 
         Raises:
-            InputError: the rule does not fit categories.
+            InputError: the rule was given for this column and is "mean" or "median".
         """
         texts = values.texts()
         counted = [text for text, counts in zip(texts, rows, strict=True) if counts and text is not None]
@@ -219,7 +219,7 @@ class CategoryColumn(Column):
 
     @property
     def width(self) -> int:
-        """Number of encoded columns: 1, or for a one-hot column one per category and one for unknown categories."""
+        """Number of encoded columns: 1 if ordinal; one per category if one-hot, plus one if `unknown` is "own"."""
         return 1 if self.how == "ordinal" else len(self.categories) + (self.unknown == "own")
 
     @property
@@ -231,7 +231,7 @@ class CategoryColumn(Column):
 
     @property
     def codes(self) -> Array:
-        """Code of each category, float64 [n, width]; the last row is that of unknown categories if they have one."""
+        """Code of each category, float64 [n, width]; unless `unknown` is "error", the last row encodes unknown ones."""
         rows = len(self.categories) + (self.unknown != "error")
         return (
             np.arange(rows, dtype=np.float64)[:, None] if self.how == "ordinal" else np.eye(rows, self.width)
@@ -260,7 +260,7 @@ class CategoryColumn(Column):
         return np.array([text or "" for text in values.texts()], object)
 
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
-        """Writes the nodes that look the categories up; an unknown category may make a run fail."""
+        """Writes the nodes that look up categories; with `unknown="error"`, the model fails at run time on others."""
         numbers = category_numbers(self.categories)
         # Of a number all spellings are missing, of a Boolean only the one that `missing` has.
         exact = ["", *writer.missing]
@@ -282,16 +282,16 @@ COLUMN_TYPES = {kind.__name__: kind for kind in (NumberColumn, CategoryColumn)}
 
 
 def column_from_dict(content: dict[str, Any]) -> Column:
-    """Returns the column of :meth:`Column.to_dict`. Raises KeyError or TypeError: the content is damaged."""
+    """Restores a column from :meth:`Column.to_dict`. Raises KeyError or TypeError: the content is damaged."""
     content = dict(content)
     return COLUMN_TYPES[content.pop("type")](**content)
 
 
 def holds_numbers(values: Values, *, categorical: bool) -> bool:
-    """True if a column holds numbers, and is not to be read as categories.
+    """True if a column contains numbers and is not declared as categorical.
 
     Raises:
-        InputError: a column of a .csv file holds both numbers and strings.
+        InputError: a column of a .csv file contains both numbers and strings.
     """
     # A typed file declares the column's type; in a .csv file, only the values show it.
     if categorical or values.text_type or not values.is_number.any():
@@ -309,7 +309,7 @@ def holds_numbers(values: Values, *, categorical: bool) -> bool:
 
 
 def no_encoding(values: Values, *, categorical: bool) -> InputError:
-    """Returns the error for a string column if no encoding of categories was chosen."""
+    """Returns the error for a string column when `encode` is not set."""
     row = int((~values.missing & (~values.is_number | categorical)).argmax())
     value = str(values.raw[row]).strip()
     comma = re.fullmatch(r"[+-]?\d+,\d+", value) is not None

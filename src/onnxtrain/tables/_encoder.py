@@ -41,33 +41,34 @@ _VERSION = 1
 class TableEncoder:
     """Encodes the columns of a table as arrays for a model, and writes the same encoding in front of the model.
 
-    As a transformer of scikit-learn, the encoder learns from one table (:meth:`fit`) and encodes others in the same way
-    (:meth:`transform`). Unlike one, it takes the whole table, with the target, and never guesses: a missing value, an
-    unknown category or infinity is an error that names its row, unless an argument says what to do.
+    Like a scikit-learn transformer, the encoder is fitted to one table (:meth:`fit`) and encodes other tables in the
+    same way (:meth:`transform`). Unlike a transformer, it takes the whole table, including the target, and never
+    guesses: missing values, unknown categories and infinity raise an error that names the row, unless an argument says
+    how to handle them.
 
     Args:
         target: columns to learn, e.g. "survived"; none for a table to predict. Strings become class numbers.
-        inputs: columns to feed to the model, in this order; by default all others.
+        inputs: columns to feed to the model, in this order. Default: all other columns.
         id: columns that are not inputs, such as keys.
         sample_weight: column with the weight of each row, which is not an input.
         missing: strings that stand for a missing value, besides the empty string, e.g. ["NA", "-999"].
-        impute: rule that fills missing values: "mean", "median", "most_frequent" or "value=VALUE", as
-            `SimpleImputer` of scikit-learn; or rules by column, of which "*" is for all others, e.g.
-            {"age": "median", "cabin": "value=none"}. In a rule for all columns, a mean or median of categories is the
-            most frequent one. None: a missing value is an error.
+        impute: rule that fills missing values, as in scikit-learn's `SimpleImputer`: "mean", "median",
+            "most_frequent" or "value=VALUE"; or a dict of rules by column, e.g. {"age": "median", "cabin":
+            "value=none"}, where "*" stands for all other columns. If "mean" or "median" applies to all columns,
+            categories are filled with the most frequent one. None: a missing value is an error.
         categorical: columns to read as categories although they hold numbers, e.g. ["zip"].
         encode: encoding of categories: "one-hot" or "ordinal" (numbers 0, 1, 2, ... in alphabetical order).
             None: a string column is an error.
-        unknown_category: treatment of categories that the fitted table does not have: "error"; "ignore" for zeros in a
-            one-hot column; "own" for a code of their own.
+        unknown_category: how to encode categories that are not in the fitted table: "error" raises an error, "ignore"
+            sets all one-hot columns to 0, "own" adds one code for all unknown categories.
         scale: True to scale numbers to mean 0 and standard deviation 1.
 
     Attributes:
         columns_: encoding of each input column, once fitted.
-        classes_: names of the classes in the order of their numbers, for a string target; None for numbers.
+        classes_: class names of a string target, indexed by class number; None for a numeric target.
 
     Raises:
-        InputError: the arguments do not go together.
+        InputError: the arguments contradict each other.
 
     Example:
         >>> import pandas
@@ -114,15 +115,15 @@ class TableEncoder:
 
         Args:
             table: :class:`Table`, path of a .csv or .parquet file, `DataFrame` of pandas, polars or pyarrow.
-            rows: indices or mask of the rows that means, medians, deviations and frequencies are computed over; None
-                for all. Categories are those of the whole table, so that the number of inputs does not depend on which
+            rows: indices or mask of the rows from which means, medians, deviations and frequencies are computed; None
+                for all. Categories are collected from the whole table, so the number of inputs does not depend on which
                 rows are split off for validation.
 
         Returns:
             The encoder itself.
 
         Raises:
-            InputError: a column is missing, or holds values that the arguments do not encode.
+            InputError: a column is missing, or contains values that cannot be encoded with these arguments.
         """
         table = as_table(table)
         inputs = self._input_names(table)
@@ -139,10 +140,10 @@ class TableEncoder:
         return self.fit(table, rows=rows).transform(table)
 
     def transform(self, table: TableLike) -> Array:
-        """Encodes the input columns side by side.
+        """Encodes the input columns and concatenates them.
 
         Args:
-            table: table with the columns of the fitted one.
+            table: table with the same columns as the fitted one.
 
         Returns:
             The encoded table, float64 [rows, width].
@@ -157,8 +158,8 @@ class TableEncoder:
         """Encodes the target columns.
 
         Returns:
-            Class numbers for a string target, else numbers; int64 if all are whole, else float64. The shape is
-            [rows], or [rows, n] for several columns.
+            Class numbers for a string target, otherwise the values; int64 if all are integers, otherwise float64. The
+            shape is [rows], or [rows, n] for n target columns.
 
         Raises:
             InputError: a value is missing, or a class is not in :attr:`classes_`.
@@ -189,16 +190,16 @@ class TableEncoder:
         """Encodes a table as arrays for a model.
 
         Args:
-            table: table with the columns of the fitted one.
-            inputs: inputs of the model, e.g. `trainer.manifest.inputs`. A single input takes all columns side by side;
-                each of several inputs takes the column of its name.
-            targets: targets of the model, e.g. `trainer.manifest.targets`; none to predict.
+            table: table with the same columns as the fitted one.
+            inputs: inputs of the model, e.g. `trainer.manifest.inputs`. A single input gets all columns, concatenated;
+                several inputs are matched to columns by name.
+            targets: targets of the model, e.g. `trainer.manifest.targets`; empty for prediction.
 
         Returns:
-            Arrays by the names of inputs and targets.
+            Arrays by input or target name.
 
         Raises:
-            InputError: the table does not fit the model, or a value cannot be encoded.
+            InputError: the columns do not match the model's inputs, or a value cannot be encoded.
         """
         table = as_table(table)
         blocks = {c.name: c.encode(self._values(table, c.name)) for c in self._fitted()}
@@ -230,29 +231,30 @@ class TableEncoder:
         return NumberColumn(name=self.sample_weight).encode(values)[:, 0]
 
     def missing_counts(self, table: TableLike) -> dict[str, int]:
-        """Returns the number of missing values of each input column."""
+        """Counts the missing values in each input column."""
         table = as_table(table)
         return {c.name: int(self._values(table, c.name).missing.sum()) for c in self._fitted()}
 
     def attach(
         self, model: ModelSource, *, logits: str | None = None, activation: Activation = None
     ) -> onnx.ModelProto | ir.Model:
-        """Prepends the encoding to a model, so that it takes the raw columns of a table.
+        """Prepends the encoding to a model, which then takes the raw columns of a table as inputs.
 
-        The new model has one input [rows] per column: double for numbers (NaN for a missing value) and string for
-        categories (empty for a missing value), as :meth:`raw_columns` returns them. Any ONNX Runtime runs it. Its
-        metadata holds the encoder, so that `onnxtrain predict` needs nothing else.
+        The new model has one input per column, of shape [rows]: double for numbers (NaN if missing) and string for
+        categories (empty if missing), as returned by :meth:`raw_columns`. It runs on stock ONNX Runtime. The encoder is
+        stored in the model's metadata, from which `onnxtrain predict` reads it.
 
         Args:
-            model: trained network, e.g. the path of a file that `Trainer.export` wrote; it is not changed. A single
-                input takes all encoded columns side by side; each of several inputs takes the column of its name.
-            logits: output with the logits of a classifier. Two outputs are appended: `probability`, and `class` with
-                the names in :attr:`classes_`. A column of this name makes it `predicted_class`.
-            activation: function that turns logits into probabilities: "softmax" after a cross-entropy, "sigmoid" after
-                a binary cross-entropy, "exp" after a negative log-likelihood. None: no `probability`.
+            model: trained network, e.g. the path of a file written by `Trainer.export`; it is not modified. A single
+                input gets all encoded columns, concatenated; several inputs are matched to columns by name.
+            logits: name of a classifier's logits output. Appends two outputs: `probability`, and `class` with names
+                from :attr:`classes_`. If a column has the name of a new output, the output is named
+                `predicted_probability` or `predicted_class`. None appends no outputs.
+            activation: function that turns logits into probabilities: "softmax" for a cross-entropy loss, "sigmoid" for
+                a binary cross-entropy, "exp" for a negative log-likelihood. None: no `probability`.
 
         Returns:
-            The model: an `onnx_ir.Model` if `model` is one, else a `ModelProto`, which `onnx.save` takes.
+            The new model: an `onnx_ir.Model` if `model` is one, otherwise a `ModelProto`.
 
         Raises:
             InputError: the model's inputs do not match the columns.
@@ -275,14 +277,15 @@ class TableEncoder:
         return as_given(attached, model)
 
     def raw_columns(self, table: TableLike) -> dict[str, Array]:
-        """Returns the columns as an attached model takes them.
+        """Converts a table to the inputs of a model returned by :meth:`attach`.
 
         Returns:
-            Arrays [rows] by column, in the order of the model's inputs: float64 with NaN for missing values, or
+            Arrays [rows] by column name, in the order of the model's inputs: float64 with NaN for missing values, or
             strings with "" for missing values.
 
         Raises:
-            InputError: a value cannot be encoded; the message names its row, which the model cannot.
+            InputError: a value cannot be encoded. The message names the row; an error raised by the model itself
+                would not.
         """
         table = as_table(table)
         columns = {}
@@ -293,11 +296,11 @@ class TableEncoder:
         return columns
 
     def output_name(self, name: str) -> str:
-        """Returns the name of an appended output: `name`, or "predicted_<name>" if a column has this name."""
+        """Returns the name that :meth:`attach` gives to an output: "predicted_<name>" if `name` is an input column."""
         return output_name(name, [column.name for column in self.columns_])
 
     def to_json(self) -> str:
-        """Returns the fitted encoder as JSON text; floats are kept exactly."""
+        """Serializes the fitted encoder as JSON text; floats round-trip exactly."""
         settings = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
         columns = [column.to_dict() for column in self._fitted()]
         content = {"version": _VERSION, "settings": settings, "columns": columns, "classes": self.classes_}
@@ -309,7 +312,7 @@ class TableEncoder:
 
         Args:
             text: JSON text.
-            source: name of the file or run that holds the text, for the message.
+            source: name of the file or run that contains the text, for error messages.
 
         Raises:
             CheckpointError: the text is damaged, or was written by a newer onnxtrain.
@@ -378,7 +381,7 @@ class TableEncoder:
         return CategoryColumn.fit(values, counted, rule, how=self.encode, unknown=self.unknown_category)
 
     def _target_column(self, table: Table, name: str, *, classes: bool) -> Array:
-        """Returns a target column, float64 [rows]; as class numbers if `classes` and the classes have names."""
+        """Returns a target column, float64 [rows]; class numbers if `classes` is set and the target has class names."""
         values = self._values(table, name)
         # A target is not filled: the model would learn the fill.
         if values.missing.any():
@@ -408,7 +411,7 @@ class TableEncoder:
 
 
 def _require_known_classes(values: Values, classes: Sequence[str]) -> None:
-    """Raises InputError for a class that the fitted table does not have."""
+    """Raises InputError for a class that is not in the fitted table."""
     texts, known = values.texts(), set(classes)
     rows = [row for row, text in enumerate(texts) if text not in known]
     if rows:
@@ -434,7 +437,7 @@ def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) 
 
 
 def _as_input(block: Array, spec: InputSpec) -> Array:
-    """Returns encoded columns in the rank and kind of number of an input."""
+    """Returns encoded columns with the rank of an input, as int64 if the input is integer and so are all values."""
     if spec.shape is not None and len(spec.shape) == 1 and block.shape[1] == 1:
         block = block[:, 0]
     # Fractions stay floats: the trainer has a better message for them.

@@ -1,4 +1,4 @@
-"""Replaces the integer weights of a quantized model by quantized float32 masters."""
+"""Replaces the integer weights of a quantized model with QuantizeLinear nodes of trainable float32 masters."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
     op = Emitter(prepared.graph, functions=prepared.functions)
     # Masters first, because the logarithms below also replace the scales that masters read.
     for weight in weights:
-        _replace_by_master(op, weight)
+        _replace_with_master(op, weight)
     biases = [bias for node in prepared.graph if (bias := integer_bias(node)) is not None]
     for bias in biases:
         if bias.value.is_initializer():
@@ -89,8 +89,8 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
     return as_given(prepared, model)
 
 
-def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
-    """Replaces integers by QuantizeLinear of a float32 master."""
+def _replace_with_master(op: Emitter, weight: IntegerWeight) -> None:
+    """Replaces an integer weight with QuantizeLinear of a float32 master, or a bias with a float32 parameter."""
     # Listed first, because uses change while inputs are replaced. A weight that two layers read has one master.
     readers = [(use.node, use.idx) for use in weight.value.uses()]
     array = weight.real()
@@ -123,7 +123,7 @@ def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
 
 
 def _round_master_of_bias(op: Emitter, bias: IntegerBias) -> None:
-    """Replaces the int32 bias of an integer product by the rounding of a float32 master."""
+    """Replaces the int32 bias of an integer product with a float32 master and the nodes that round it."""
     integers = bias.value
     name = _END.sub("", str(integers.name))
     name = name if name != integers.name else f"{name}.master"
@@ -146,14 +146,14 @@ def _round_master_of_bias(op: Emitter, bias: IntegerBias) -> None:
 
 
 def _zero(op: Emitter, weight: IntegerWeight) -> ir.Value:
-    """Returns a zero point of 0 with the dtype of the integers, because without one QuantizeLinear returns uint8."""
+    """Returns a zero point of 0 in the weight's integer dtype; without one, QuantizeLinear would return uint8."""
     assert weight.value.dtype is not None
     zeros = np.zeros(constant(weight.scale).shape, weight.value.dtype.numpy())
     return op.const(zeros, weight.value.dtype)
 
 
 def _replace_scales(op: Emitter, values: list[ir.Value]) -> None:
-    """Replaces each scale by Exp of a trainable logarithm."""
+    """Replaces each scale with Exp of its logarithm, a new trainable parameter; skips scales of 0."""
     for scale in values:
         array = constant(scale).astype(np.float32)
         # A scale of zero, for a weight of zeros, has no logarithm.

@@ -115,7 +115,7 @@ def generate_artifacts(
     Raises:
         ModelError: the model cannot be loaded, or cannot be converted, e.g. to ORT format; a file cannot be written.
         GraphBuildError: a name is unknown, there is no place for Dropout, a parameter is both frozen and trainable, a
-            value would be returned twice, the loss does not fit or does not depend on an adapter, a parameter cannot
+            value would be returned twice, the loss does not suit the outputs or ignores an adapter, a parameter cannot
             have a sparse gradient, the optimizer does not support sparse gradients, or with `profile="portable"` a
             model has an op that some build of ONNX Runtime lacks.
         NothingToTrain: no parameter is left to train, or the loss depends on no trainable parameter.

@@ -1,11 +1,11 @@
 """Defines `Recipe`: how a model is trained, as one value.
 
-A recipe holds everything that decides which graphs a training run is made of: loss, optimizer, trained parameters,
-modes of layers, precision. It does not say which data is trained on, for how long, or where files are written.
-`generate_artifacts`, `Trainer` and `plan_training` take one, or make one from their older keyword arguments. Options of
-the command line are made from its fields.
+A recipe contains every setting that determines the training graphs: loss, optimizer, trained parameters, modes of
+layers, precision. It does not specify the training data, the duration of training, or output files.
+`generate_artifacts`, `Trainer` and `plan_training` take a recipe, or create one from their keyword arguments. The
+command-line options are generated from its fields.
 
-A new training option is one new field here, the code that reads it, and a test.
+To add a training option, add a field here, the code that reads it, and a test.
 """
 
 from __future__ import annotations
@@ -406,7 +406,7 @@ class Recipe:
 def filled_recipe(
     function: Callable[..., object], recipe: Recipe | None, arguments: Mapping[str, Any]
 ) -> Recipe:
-    """Returns the recipe that a function was called with, or makes it of the function's other arguments.
+    """Returns the recipe passed to a function, or creates one from the function's other arguments.
 
     Args:
         function: the function, e.g. `generate_artifacts`; defaults of its parameters are those of its signature.

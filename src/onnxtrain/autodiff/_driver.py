@@ -232,7 +232,7 @@ class _ReverseWalk:
 
 
 def _vjp_options(node: ir.Node) -> str:
-    """Returns the `vjp` arguments that a rule for this node needs, for messages, e.g. ' with override=True'."""
+    """Returns the `vjp` arguments that a rule for this node needs, for error messages, e.g. ' with override=True'."""
     options = [f'domain="{node.domain}"'] if node.domain else []
     if rule_for(node) is not None:
         options.append("override=True")

@@ -13,9 +13,8 @@ from onnxtrain.errors import InputError
 class DataParallel:
     """Trains one model with several workers, each of which computes the gradient of its share of a batch.
 
-    The batch of a step is split into one share per worker. The gradients of the shares are all-reduced, each weighted
-    by the number of samples or labels that it is a mean of, so that the step equals that of a single process with the
-    same batch.
+    The batch of a step is split into one share per worker. The gradients of the shares are all-reduced, weighted by the
+    number of samples or labels in each share, so a step has the same result as in a single process with the same batch.
 
     Args:
         bucket_mb: send gradients in buckets of about this many megabytes, e.g. 25.0. Larger tensors are sent

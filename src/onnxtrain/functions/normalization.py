@@ -141,7 +141,7 @@ def layer_normalization_training(
 ) -> tuple[ir.Value, ...]:
     """Computes LayerNormalization, with its mean and inverse standard deviation.
 
-    scale and bias have the shape of the axes of x from `axis` on.
+    scale and bias have the shape x.shape[axis:].
     """
     return op.LayerNormalization(x, scale, bias, **attributes, _outputs=3)
 

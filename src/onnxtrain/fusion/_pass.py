@@ -1,4 +1,4 @@
-"""Replaces the chains of nodes that patterns recognize by composite ops."""
+"""Finds chains of nodes that match a pattern, and replaces each with a composite op."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _scores(value: ir.Value | None) -> _Scores | None:
 
 
 def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    """Returns the value that `value` is a multiple of, and the factor."""
+    """Strips multiplications and divisions by constants from a value; returns the rest and the combined factor."""
     scale = 1.0
     while (node := _producer(value, "Mul", "Div")) is not None:
         first, second = node.inputs
@@ -219,7 +219,7 @@ def _transposed_keys(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Val
 
 
 def _source_of_swap(keys: ir.Value) -> ir.Value | None:
-    """Returns the value of which `keys` is the transpose; None if there is none."""
+    """Returns the value whose transpose is `keys`; None if there is none."""
     node = keys.producer()
     if node is not None and _is(node, "Transpose"):
         return node.inputs[0] if list(node.attributes.get_ints("perm") or []) == _SWAP else None

@@ -1,4 +1,4 @@
-"""Defines `LoraConfig`: which linear layers get an adapter, of which rank and scale."""
+"""Defines `LoraConfig`: which linear layers get an adapter, and with which rank and scale."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LoraConfig:
         target_modules: "all-linear" for all linear layers but the output layer of a language model; a list of names,
             e.g. ["q_proj", "v_proj"], each of which matches modules whose path is the name or ends with it; or a
             regular expression that must match the whole path, e.g. r".*layers\.[01]\..*q_proj".
-        lora_dropout: probability by which elements of the adapters' inputs are dropped in training, 0 <= p < 1.
+        lora_dropout: dropout probability for the adapters' inputs in training, 0 <= p < 1.
         use_rslora: True for the scaling `lora_alpha / sqrt(r)` of rank-stabilized LoRA.
         rank_pattern: other ranks by module, e.g. {"layers.0.self_attn.q_proj": 16}. A key is a name or a regular
             expression that must match the end of the path.

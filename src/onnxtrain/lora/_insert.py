@@ -20,7 +20,7 @@ from onnxtrain.passes.tidy.constants import add_initializer
 
 
 def target_names(model: ModelSource) -> list[str]:
-    """Returns the names by which `target_modules` can select linear layers: the last parts of their paths.
+    """Returns the names with which `target_modules` can select linear layers: the last parts of their paths.
 
     Layers are MatMul, Gemm, FusedMatMul and MatMulNBits with a stored weight, possibly followed by Cast, Transpose and
     DequantizeLinear, QLinearMatMul and QGemm, and convolutions with kernel size 1. Queries, keys and values that the
@@ -188,7 +188,7 @@ def train_adapters(
 
 
 def loaded_for_adapters(model: ModelSource) -> ir.Model:
-    """Loads a model and inlines its functions, in which layers would have no names of their own."""
+    """Loads a model and inlines its functions: layers in functions have no unique names."""
     loaded = load_model(model)
     if loaded.functions:
         inline_functions(loaded)
@@ -213,7 +213,7 @@ def _module(target: Target) -> Module:
 
 
 def adapter_shapes(target: Target, rank: int | str) -> tuple[tuple[int | str, ...], tuple[int | str, ...]]:
-    """Returns the shapes in which the graph reads A and B."""
+    """Returns the shapes of A and B as the graph's inputs."""
     if target.is_convolution:
         ones = (1,) * (len(_weight_dims(target)) - 2)
         return (rank, target.input_size, *ones), (target.output_size, rank, *ones)

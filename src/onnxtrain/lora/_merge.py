@@ -113,7 +113,7 @@ def merge(
 
 
 def _deduplicate(graph: ir.Graph, new: Sequence[ir.Value], made: list[ir.Value]) -> None:
-    """Replaces new weights by equal ones of the same layer, so that a layer that runs twice keeps one weight.
+    """Replaces new weights with equal ones of the same layer, so that a layer that runs twice keeps one weight.
 
     Args:
         graph: the graph.
@@ -244,7 +244,7 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
 
 
 def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:
-    """Replaces MatMulNBits by MatMul, and Add for a bias."""
+    """Replaces MatMulNBits with MatMul, and Add for a bias."""
     op = Emitter(model.graph)
     # The old name is kept, which may be that of an output.
     output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
@@ -259,7 +259,7 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
 
 
 def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> None:
-    """Replaces an input of a node by a new initializer; other nodes may read the old one."""
+    """Replaces an input of a node with a new initializer; other nodes may read the old one."""
     old = node.inputs[index]
     assert old is not None
     node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))

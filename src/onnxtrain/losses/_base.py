@@ -22,7 +22,7 @@ TARGET_KEY = "onnxtrain.target"
 `{"class_labels": {"count": 10, "ignore_index": -100}}`."""
 
 LABELS_KEY = "onnxtrain.class_labels"
-"""Metadata key of a graph input that is read by the model as well as, as labels, by a loss: JSON as above."""
+"""Metadata key of a graph input that both the model and a loss (as labels) read: JSON as above."""
 
 MEAN_KEY = "onnxtrain.loss_mean"
 """Metadata key of a loss: the result of :meth:`Loss.mean_over` as JSON."""
@@ -135,7 +135,7 @@ class Loss(ABC):
             The loss, in the dtype of the scores: shape [] for the reductions "mean" and "sum".
 
         Raises:
-            GraphBuildError: dtypes or static shapes of scores, target and weights do not fit together.
+            GraphBuildError: dtypes or static shapes of scores, target and weights are incompatible.
         """
 
     def build_weighted(self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value) -> ir.Value:

@@ -1,4 +1,4 @@
-"""Determines what a model's loss is a mean over, also for combinations of known losses such as 0.5·loss_a + loss_b."""
+"""Determines the elements over which a model's loss averages, even for combinations such as 0.5·loss_a + loss_b."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = Non
     Args:
         model: the model to build on; not modified. External data that is not loaded (`onnx.load(path,
             load_external_data=False)`) is not read.
-        model_path: path of the file of `model`, in whose directory external data is found.
+        model_path: path of the file of `model`; external data is read from its directory.
 
     Returns:
         The accessor; its `model` is the model that the blocks have built.

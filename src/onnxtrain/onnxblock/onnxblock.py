@@ -168,7 +168,7 @@ def build_forward(
         block: the block, e.g. a loss.
         model: the model to build on; not modified.
         names: arguments of the call, e.g. ["logits"].
-        model_path: path of the file of `model`, in whose directory external data is found.
+        model_path: path of the file of `model`; external data is read from its directory.
         additional_outputs: names of further outputs.
 
     Returns:
@@ -213,7 +213,7 @@ def output_names(result: str | Iterable[str], doing: str) -> list[str]:
 
 
 def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> None:
-    """Replaces the outputs of the base model by the values `names`."""
+    """Makes the values `names` the only outputs of the base model."""
     infos = []
     for name in names:
         value = _graft.describe(accessor, name, doing)

@@ -190,7 +190,7 @@ class Optimizer(ABC):
         return scalars
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        """Returns scalars with which :meth:`update` treats `g` as `factor`·`g`; None if there are none.
+        """Returns scalars that make :meth:`update` treat `g` as `factor`·`g`; None if there are none.
 
         With such scalars, clipping by the norm needs no operation per element of the gradients.
 

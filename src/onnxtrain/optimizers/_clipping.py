@@ -21,7 +21,7 @@ class GradientClipping(ABC):
         """Returns the clipped gradients, with the same shapes and dtypes (float or double)."""
 
     def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value | None:
-        """Returns the scalar, float or double, by which clipping multiplies all gradients; None if there is none."""
+        """Returns the factor, a float or double scalar, that clips all gradients; None if there is none."""
         return None
 
 

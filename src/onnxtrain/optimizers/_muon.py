@@ -35,7 +35,7 @@ class Muon(Optimizer):
         weight_decay: coefficient of decoupled weight decay, e.g. 0.1.
         ns_coefficients: a, b and c, e.g. (3.4445, -4.775, 2.0315).
         ns_steps: number of Newton-Schulz steps, e.g. 5.
-        eps: least norm that u is divided by, e.g. 1e-7.
+        eps: lower bound on the norm in the denominator, e.g. 1e-7.
         adjust_lr_fn: form of r, "original" or "match_rms_adamw".
     """
 

@@ -25,7 +25,7 @@ class Prodigy(Optimizer):
     beta2)·d²·g²; w' = (1 - lr·d·weight_decay)·w - lr·d·m'/(sqrt(v') + d·eps).
 
     Pass `learning_rate=1.0` to the trainer; a schedule may lower it. Parameters of a group with another rate or weight
-    decay have an estimate of their own.
+    decay have their own estimate.
 
     Attributes:
         elementwise: False, as r and d are sums over all parameters.

@@ -1,4 +1,4 @@
-"""Runs `_dry_run` in a separate process, and creates the arrays that it trains on."""
+"""Runs `_dry_run` in a separate process, and creates its training arrays."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class PlanChoice:
         complete: False if the dry run was stopped or failed.
         fits: True if the dry run was completed within the given memory.
         problem: error message if the choice cannot be trained, otherwise empty.
-        recommended: True for the recommended choice, of which there is at most one.
+        recommended: True for the recommended choice; there is at most one.
     """
 
     name: str
@@ -163,12 +163,12 @@ def plan_training(
             and `recompute`.
 
     Returns:
-        All choices, including those that do not fit.
+        All choices, including those that need more than `memory`.
 
     Raises:
         InputError: `memory` cannot be parsed; or the size of a dimension is missing, or its name unknown.
         NothingToTrain: the model has no parameters to train.
-        GraphBuildError: the loss or the optimizer does not fit the model, or no choice can be built; also
+        GraphBuildError: the loss or the optimizer does not suit the model, or no choice can be built; also
             DifferentiationError.
         ModelError: the model cannot be loaded.
         OnnxTrainError: the platform is Windows.

@@ -28,7 +28,7 @@ class RowGradient:
         self.clear()
 
     def replace(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:
-        """Replaces the gradient by that of a new step."""
+        """Sets the gradient of a new step."""
         self.rows, self.indices = rows, indices
 
     def add(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:

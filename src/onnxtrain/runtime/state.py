@@ -1,4 +1,4 @@
-"""Defines `CheckpointState`, and the views by which users read and modify its parameters and properties."""
+"""Defines `CheckpointState`, and the views through which users read and modify its parameters and properties."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Parameters:
     ) -> None:
         """Creates a view of `group`; called by :class:`CheckpointState`, not by users.
 
-        Tensors in `found_by_name` can be looked up as well. `kind` is the name of an element in messages.
+        Tensors in `found_by_name` can be looked up as well. `kind` is the name of an element in error messages.
         """
         self._store = store
         self._group = group

@@ -1,4 +1,4 @@
-"""Replaces the last linear layer of a model by one with another number of outputs."""
+"""Replaces the last linear layer of a model with one that has a different number of outputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Defines `Trainer`, which trains, evaluates and exports an ONNX model, and `Callback`, the base class of callbacks.
 
-`Trainer` checks arguments and hands them on: `_run` builds, opens and saves the models, `_fit` trains them, and `data`
-reads what users pass.
+`Trainer` checks arguments and delegates: `_run` builds, opens and saves the models, `_fit` trains them, and `data`
+reads the users' data.
 """
 
 from __future__ import annotations

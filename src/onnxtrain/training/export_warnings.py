@@ -89,7 +89,7 @@ def _warn_of_removed_dropout(modules: Sequence[str]) -> None:
 def _warn_of_lost_parameters(model: ir.Model) -> None:
     """Warns of parameters of the PyTorch module that the file lacks."""
     names = TorchSignature(model).missing_parameters()
-    # A quantizer has replaced weights by integers, which nobody expects to train.
+    # A quantizer has replaced weights with integers, which nobody expects to train.
     if names and not has_quantized_ops(model.graph):
         _log.warning(
             "The exporter's optimizer removed %d parameters of the PyTorch model, so they are not "

@@ -193,7 +193,7 @@ def _past_size_substitutions(
 
 
 def _rename(value: ir.Value, names: Mapping[str, ir.SymbolicDim | int]) -> None:
-    """Replaces symbolic sizes in a value's shape, as given by `names`."""
+    """Replaces symbolic sizes in a value's shape; `names` maps symbols to the new sizes."""
     if value.shape is None:
         return
     sizes = [

@@ -212,7 +212,7 @@ def _removed_dropouts(nodes: Iterable[ir.Node], batch_norm: BatchNormMode) -> li
 
 
 def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Sequence[str]) -> None:
-    """Raises GraphBuildError if BatchNormalization and Dropout cannot run in the training mode that was asked for.
+    """Raises GraphBuildError if BatchNormalization and Dropout cannot run in the requested training mode.
 
     Args:
         model: canonical model, with its layers in the modes in which they are trained.
@@ -263,7 +263,7 @@ def _put_back(removed: Sequence[str]) -> str:
 
 
 def place_name(node: ir.Node) -> str:
-    """Returns the name of a place of Dropout for messages: its module's, else its node's, else its output's."""
+    """Returns the name of a place of Dropout for error messages: its module's, else its node's, else its output's."""
     return next(iter(_names(node)), str(node.outputs[0].name))
 
 

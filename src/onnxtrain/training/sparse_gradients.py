@@ -1,6 +1,6 @@
 """Replaces dense gradients of embedding tables with sparse ones, which hold only the rows that a batch reads.
 
-The dense gradient of a table of a million rows has a million rows, of which a batch of 100 words fills at most 100.
+The dense gradient of a table of a million rows has a million rows, and a batch of 100 words fills at most 100 of them.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class RowRead:
         return len(_dims(self.source))
 
     def _to_front(self, op: Emitter, ct: ir.Value, width: int) -> ir.Value:
-        """Returns a cotangent whose axes from `axis` on are `width` axes of indices, as [count, *other axes]."""
+        """Flattens the `width` index axes of a cotangent, which begin at `axis`, into a leading axis of size count."""
         kept = [axis for axis in range(self._rank) if axis != self.axis]
         dims = [_dims(self.source)[axis] for axis in kept]
         if not width:
@@ -132,8 +132,8 @@ class RowRead:
 def row_reads(op: Emitter, nodes: Iterable[ir.Node], sources: Collection[ir.Value]) -> list[RowRead]:
     """Returns the nodes of an iteration that read rows of outer tensors at places that the iteration computes.
 
-    Tensors of which an iteration reads more than a quarter are left out: the stacks would need more memory than the
-    sum of the cotangents needs time.
+    Skips tensors of which an iteration reads more than a quarter: stacking the rows would cost more memory than it
+    would save time.
 
     Args:
         op: emitter of the loop's body.

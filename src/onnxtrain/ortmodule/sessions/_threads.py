@@ -128,7 +128,7 @@ class CoreSharing:
 
 
 def share_cores() -> None:
-    """Makes optimizer steps end PyTorch's threads, so that the cores are free for ONNX Runtime's threads."""
+    """Makes optimizer steps end PyTorch's threads, which frees the cores for ONNX Runtime's threads."""
     # Threads of GNU OpenMP spin for some milliseconds after an op. Only environment variables, read at program start,
     # change this duration. PyTorch's next op starts new threads in 0.1 ms.
     threads = choose_step_threads()

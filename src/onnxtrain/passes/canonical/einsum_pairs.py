@@ -99,7 +99,7 @@ def _ellipsis_letters(terms: Sequence[str], operands: Sequence[ir.Value], equati
 
 
 def _with_ellipsis(write: WriterBefore, letter: str) -> Write:
-    """Returns a writer that replaces `letter` in equations by an ellipsis."""
+    """Returns a writer that replaces `letter` in equations with an ellipsis."""
 
     def write_node(op_type: str, *inputs: ir.Value, equation: str) -> ir.Value:
         return write(op_type, *inputs, equation=equation.replace(letter, "..."))
@@ -280,7 +280,7 @@ def _as_pairs(best: Mapping[int, tuple[_Cost, int]], everything: int, count: int
     """Converts a contraction tree to pairs of positions in the current list of operands.
 
     Args:
-        best: for each subset of the operands, a bit mask, its cost and one of the two parts that it is contracted from.
+        best: for each subset of the operands (a bit mask), its cost and one of its two parts in the contraction.
         everything: the subset of all operands.
         count: number of operands.
     """

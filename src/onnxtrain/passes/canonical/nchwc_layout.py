@@ -245,7 +245,7 @@ def _add_unpacked(model: ir.Model, packed: ir.Value, array: Array, role: str) ->
 
 
 def _rewrite_reorder(node: ir.Node) -> None:
-    """Removes a ReorderInput or ReorderOutput, or replaces it by a Transpose if it also transposes."""
+    """Removes a ReorderInput or ReorderOutput, or replaces it with a Transpose if it also transposes."""
     (x,), last = node.inputs, node.attributes.get_int("channels_last", 0)
     assert x is not None
     if last:

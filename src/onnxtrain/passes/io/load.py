@@ -296,7 +296,7 @@ def _check_graph(model: ir.Model, origin: str) -> None:
 
     Args:
         model: the model, with its functions.
-        origin: describes the model's source in messages, e.g. "'net.onnx'".
+        origin: describes the model's source in error messages, e.g. "'net.onnx'".
 
     Raises:
         ModelLoadError: the main graph has no nodes or no outputs, a node or graph output reads a value that nothing

@@ -54,7 +54,7 @@ class TorchSignature:
         return bool(self._kinds)
 
     def is_parameter(self, value: ir.Value) -> bool | None:
-        """True if an initializer is, or was folded from, a parameter, as opposed to a buffer or constant.
+        """True if an initializer is or was folded from a parameter; False for a buffer or constant.
 
         Returns None if the file does not list the initializer because other tools have added it.
         """
@@ -235,7 +235,7 @@ def _restore_linear_weights(model: ir.Model) -> None:
 
 
 def _restore_statistics(model: ir.Model) -> None:
-    """Gives running statistics that share an initializer with other inputs initializers of their own."""
+    """Gives running statistics separate initializers where they share one with other inputs."""
     for node in tuple(model.graph):
         if node.op_type != "BatchNormalization" or node.domain != "":
             continue

@@ -1,4 +1,4 @@
-"""Replaces MultiHeadAttention with packed queries, keys and values by standard ops."""
+"""Replaces MultiHeadAttention nodes that have packed queries, keys and values with standard ops."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class SWA(Callback):
         return len(trainer.history) - trainer.fit_start
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Adds the parameters to the average, from the first epoch to average on."""
+        """Adds the parameters to the average if the epoch is one of those to average."""
         epoch = self._done(trainer)
         self._set_rate(trainer)
         # An epoch that is repeated after a crash, with identical results, is in the average already.

@@ -49,7 +49,7 @@ class FitGuard:
         """Raises TrainingStateError while a fit is running.
 
         Args:
-            doing: name of the call, for the message, e.g. "Trainer.fit()".
+            doing: name of the call, for error messages, e.g. "Trainer.fit()".
             elsewhere: allow the call in the thread of the fit, e.g. in a callback.
         """
         thread = self._thread

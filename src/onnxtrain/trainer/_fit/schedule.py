@@ -27,7 +27,7 @@ class Curve:
     Attributes:
         schedule: starts after the warm-up; a schedule that counts epochs starts at once, multiplied by the warm-up.
         warmup_steps: steps of the warm-up; 0 if `warmup_ratio` gives them.
-        warmup_ratio: fraction of all steps to warm up over, e.g. 0.1; 0 for no warm-up.
+        warmup_ratio: length of the warm-up as a fraction of all steps, e.g. 0.1; 0 for no warm-up.
     """
 
     schedule: Schedule | ScheduleFunction

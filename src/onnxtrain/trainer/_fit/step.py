@@ -373,7 +373,7 @@ class Diverged(Exception):
     """Raised when the numbers of a step are not finite; the handler restores the last good state.
 
     Args:
-        reason: what is not finite, for the message.
+        reason: what is not finite, for error messages.
         remedy: what to do about it; None for the usual advice.
         of_update: True if the step's update is not finite, not its loss or gradients.
     """

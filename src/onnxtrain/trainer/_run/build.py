@@ -63,6 +63,6 @@ def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def loss_name(spec: LossSpec) -> str:
-    """Returns the name of the class of a loss, which the default metrics depend on; "" for the model's own loss."""
+    """Returns the class name of a loss, which determines the default metrics; "" for the model's own loss."""
     loss = loss_for(spec)
     return "" if loss is None else type(loss).__name__

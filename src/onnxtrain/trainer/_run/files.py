@@ -133,7 +133,7 @@ def require_free(
 
     Args:
         directory: directory of the run; may be missing.
-        doing: refused action, for the message.
+        doing: refused action, for error messages.
         names: names that are written in addition to those of :func:`is_run_file`.
         remedy: text to append to "Choose another directory" in the message.
         manifest: name of the run's manifest.

@@ -209,7 +209,7 @@ class Position:
 
     @classmethod
     def from_json(cls, text: str, source: str) -> tuple[Position, Settings, bool]:
-        """Parses the JSON of :meth:`to_json`; `source` names the checkpoint in messages.
+        """Parses the JSON of :meth:`to_json`; `source` names the checkpoint in error messages.
 
         Returns:
             Position, settings, and True if the epoch's predictions are in a file beside the checkpoint.

@@ -111,7 +111,7 @@ class Workspace:
         """Raises CheckpointError if another trainer has saved to the directory since :meth:`note`.
 
         Args:
-            doing: refused action, for the message.
+            doing: refused action, for error messages.
         """
         current = self._stamp()
         # Without a checkpoint then and now, nothing can be lost.

@@ -24,7 +24,7 @@ class Report:
         """Called when an epoch begins.
 
         Args:
-            epoch: number of the epoch, from 1 on.
+            epoch: number of the epoch, counted from 1.
             epochs: number of epochs of the fit.
             batches: number of batches; None if unknown.
             done: batches that were trained on before an interruption.

@@ -149,7 +149,7 @@ def _numbers(series: Any, label: str) -> Array:
 
 
 def _place(series: Any, wrong: Array, polars: bool) -> str:
-    """Returns the first row for which `wrong` is True, for messages."""
+    """Returns the first row for which `wrong` is True, for error messages."""
     # After a selection, row number and pandas index differ; the message contains both.
     row = int(np.flatnonzero(wrong)[0])
     index = None if polars else series.index[row]

@@ -50,7 +50,7 @@ class IndexedSource(ABC):
 
     @abstractmethod
     def held_out(self, samples: Array, transform: Transform | None = None) -> Self:
-        """Returns some of the samples, to evaluate on, with their own transform instead of the augmentation."""
+        """Returns a source of some of the samples for validation, with `transform` instead of the augmentation."""
 
     @abstractmethod
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:

@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
             norm.
 
     Raises:
-        RuntimeError: in `forward`, the last axis of the input has another size than `dim`, even if `dim` is 1.
+        RuntimeError: in `forward`, the size of the last axis of the input is not `dim`, even if `dim` is 1.
 
     Example:
         >>> RMSNorm(4)(torch.tensor([[3.0, -3.0, 3.0, 3.0]])).tolist()

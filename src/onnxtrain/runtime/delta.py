@@ -71,7 +71,7 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
         optimizer state (None if the delta was saved without it).
 
     Raises:
-        CheckpointError: the delta is missing, truncated, corrupt, not a delta, or was trained with other parameters
+        CheckpointError: the delta is missing, truncated, corrupt, not a delta, or was trained with different parameters
             than those in `base`.
     """
     source = f"'{os.fspath(uri)}'"

@@ -39,7 +39,7 @@ _VERSION = 1
 
 @dataclass(kw_only=True)
 class TableEncoder:
-    """Encodes the columns of a table as arrays for a model, and writes the same encoding in front of the model.
+    """Encodes the columns of a table as arrays for a model, and prepends the same encoding to the model.
 
     Like a scikit-learn transformer, the encoder is fitted to one table (:meth:`fit`) and encodes other tables in the
     same way (:meth:`transform`). Unlike a transformer, it takes the whole table, including the target, and never

@@ -1,4 +1,4 @@
-"""Writes the encoding of a table in front of a network, and probabilities and classes behind it."""
+"""Prepends the encoding of a table to a network, and appends probabilities and classes."""
 
 from __future__ import annotations
 

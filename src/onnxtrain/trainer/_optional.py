@@ -1,4 +1,4 @@
-"""Imports optional packages, or raises an error that says how to install them."""
+"""Imports optional packages; the error for a missing package says how to install it."""
 
 from __future__ import annotations
 

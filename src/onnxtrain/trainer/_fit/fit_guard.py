@@ -11,7 +11,7 @@ from onnxtrain.runtime.lock import StateLock
 
 
 class FitGuard:
-    """Records the thread that runs a fit, and refuses calls that would disturb the fit.
+    """Records which thread runs a fit, and rejects calls that would interfere with the fit.
 
     Args:
         lock: the trainer's lock.

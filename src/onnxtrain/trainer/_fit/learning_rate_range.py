@@ -1,4 +1,4 @@
-"""Runs the learning rate range test (Smith 2017): the loss over increasing learning rates."""
+"""Runs the learning rate range test (Smith 2017): measures the loss at increasing learning rates."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _batches(state: TrainingState, data: Source) -> Iterator[list[Array]]:
 
 
 def suggest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
-    """Returns the rate at which the loss falls fastest over the logarithm of the rate; None if it never falls.
+    """Returns the rate at which the loss falls fastest with respect to the log of the rate; None if it never falls.
 
     >>> suggest([10.0**k for k in range(-15, 1)], [1.0] * 12 + [0.9, 0.5, 0.4, 0.9])
     0.001

@@ -147,11 +147,11 @@ METRICS: dict[str, Metric] = {
         for name, measure in WHOLE_METRICS.items()
     },
 }
-"""Metrics by name; "top5_accuracy", with any number, is not in this table."""
+"""Metrics by name, except top-k accuracies such as "top5_accuracy"."""
 
 
 def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
-    """Returns the names of metrics that suit a target and a loss (its class name); empty for unknown losses."""
+    """Returns the default metrics for a target and the class name of a loss; empty for unknown losses."""
     if target is None:
         return []
     if target.class_labels is not None:
@@ -160,13 +160,14 @@ def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
 
 
 def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metric]:  # noqa: B008 it is frozen
-    """Returns metrics from names, :class:`Metric` objects and functions `(prediction, target) -> float`.
+    """Converts names, :class:`Metric` objects and functions `(prediction, target) -> float` to metrics.
 
-    A function is called once, with all predictions and targets of a dataset; its key is its `__name__`. Named metrics
-    need the meaning of predictions and targets, `task`.
+    A function is called once, with all predictions and targets of a dataset; its key is its `__name__`. `task`
+    describes predictions and targets, for named metrics.
 
     Raises:
-        InputError: a name is unknown or does not suit the task, a key is duplicate, or an entry has another type.
+        InputError: a name is unknown or does not suit the task, two metrics have the same key, or an entry is none of
+            these types.
         MissingPackageError: a package that a metric needs is not installed.
     """
     if isinstance(specs, str):
@@ -275,7 +276,7 @@ class Averages:
         }
 
     def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
-        """Returns loss and metrics of the whole dataset by key, with a prefix; NaN if no label counted."""
+        """Returns loss and metrics of the whole dataset by prefixed key; NaN if all labels are ignored."""
         values = self.running(metrics)
         # Concatenated once, at the end of the epoch; concatenating batch by batch would copy repeatedly.
         joined = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]

@@ -1,4 +1,4 @@
-"""Defines `Report`, which a fit tells its progress, and the format of numbers in reports."""
+"""Defines `Report`, the interface through which a fit reports its progress, and the format of numbers in reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Report:
             epoch: number of the epoch, counted from 1.
             epochs: number of epochs of the fit.
             batches: number of batches; None if unknown.
-            done: batches that were trained on before an interruption.
+            done: number of batches that were finished before an interruption.
         """
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:

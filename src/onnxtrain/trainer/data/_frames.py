@@ -114,7 +114,7 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
 
 
 def _numbers(series: Any, label: str) -> Array:
-    """Converts a column of either library; raises InputError for strings and missing values."""
+    """Converts a pandas or polars column to an array; raises InputError for strings and missing values."""
     polars = _library(series) == "polars"
     missing = np.asarray(series.is_null() if polars else series.isna())
     # polars distinguishes null from NaN, pandas does not; both count as missing.

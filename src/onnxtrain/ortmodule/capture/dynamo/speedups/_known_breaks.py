@@ -58,7 +58,7 @@ _KNOWN: ContextVar[KnownBreaks | None] = ContextVar("onnxtrain known breaks", de
 
 
 def _record_breaks() -> Callable[[], None]:
-    """Makes Dynamo record in which calls graphs break, and break there at once; returns the undo function."""
+    """Makes Dynamo remember the calls at which graphs break, and break there immediately; returns the undo function."""
     before = InliningInstructionTranslator.inline_call_
 
     def inline_call_(self: Any) -> Any:

@@ -29,7 +29,7 @@ def model_predictions(
 
     Args:
         path: the model.
-        data: samples to predict for.
+        data: samples.
         source: path of the data, for error messages.
         batch_size: samples per batch; None for the fixed batch size of the model, or 32.
 
@@ -135,7 +135,7 @@ def _run(
 
 
 def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
-    """Returns floats in the dtype of a float input, integers in the dtype of an integer input, others unchanged."""
+    """Casts floats for a float input and integers for an integer input; returns other arrays unchanged."""
     wanted = spec.dtype.held
     if array.dtype.kind == wanted.kind == "f" or (array.dtype.kind in "iu" and wanted.kind in "iu"):
         return array.astype(wanted)

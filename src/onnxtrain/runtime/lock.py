@@ -47,7 +47,7 @@ class ProcessLock:
 
 
 class StateLock:
-    """Lets one thread at a time use a checkpoint state and everything made from it.
+    """Lets one thread at a time use a checkpoint state and the modules and optimizers created from it.
 
     Use it in a `with` statement. The lock is reentrant. Unlike `threading.RLock`, it is fair: a thread that releases
     the lock and immediately acquires it again comes after the waiting threads.

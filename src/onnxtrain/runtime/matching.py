@@ -30,7 +30,7 @@ def describe_mismatch(tensor: ParameterSpec | StatisticSpec | Buffer, place: str
 
 
 def join_differences(differences: Sequence[str]) -> str:
-    """Joins differences for a message: the first five, and the number of the others."""
+    """Joins differences for an error message: the first five, and the number of remaining ones."""
     more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
     return "; ".join(differences[:_SHOWN]) + more
 
@@ -60,7 +60,7 @@ def _arrange(group: dict[str, Buffer], expected: Sequence[ParameterSpec | Statis
 
 
 def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None:
-    """Raises an error if LoRA adapters of a checkpoint were trained on other base weights, or with another scaling.
+    """Raises an error if a checkpoint's LoRA adapters were trained with different base weights or scaling.
 
     Args:
         in_model: description of the adapters in the metadata of the training model, as JSON; None without adapters.

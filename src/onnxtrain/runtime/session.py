@@ -151,7 +151,7 @@ def rest_threads(session: ort.InferenceSession) -> None:
 
 
 def _reason(error: Exception, device: Device) -> str:
-    """Returns why onnxruntime rejects a model, and what to do."""
+    """Explains why onnxruntime rejects a model, and how to fix it."""
     # Otherwise a model that is too new would be reported as a corrupt file.
     for kind, pattern in _NEWER_MODEL:
         if match := pattern.search(str(error)):

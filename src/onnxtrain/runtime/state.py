@@ -323,7 +323,7 @@ class CheckpointState(NotCopyable):
 
     @property
     def lock(self) -> StateLock:
-        """The lock of the state and of all modules and optimizers made from it; see `Module.lock`.
+        """The lock of the state and of all modules and optimizers created from it; see `Module.lock`.
 
         Hold it to read or write several arrays, or a live view, while other threads train.
         """

@@ -1,4 +1,4 @@
-"""Finds the last linear layer of a model, the head, by walking from an output backwards."""
+"""Finds a model's head, i.e. its last linear layer, by walking backwards from an output."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
 
 
 def _trace(output: ir.Value, head: str | None) -> Linear | str:
-    """Follows an output back to the linear layer; returns it, or the reason why there is none."""
+    """Follows an output back to a linear layer; returns the layer, or the reason why there is none."""
     tail: list[ir.Node] = []
     value = output
     while True:
@@ -158,7 +158,7 @@ def _trace(output: ir.Value, head: str | None) -> Linear | str:
 
 
 def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
-    """Reads the linear layer that ends with a node; returns it, or the reason why there is none.
+    """Reads the linear layer whose last node is given; returns it, or the reason why there is none.
 
     Args:
         node: a Gemm, MatMul, Conv, or the Add of a bias.

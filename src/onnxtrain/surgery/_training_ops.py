@@ -1,4 +1,4 @@
-"""Rewrites the ops of domain `ai.onnx.preview.training` in standard ops, which every runtime supports."""
+"""Rewrites the ops of domain `ai.onnx.preview.training` as standard ops, which every runtime supports."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _log = get_logger()
 
 @dataclass(frozen=True)
 class Files:
-    """Files of a training run: where, under which names, in which formats.
+    """Output settings of a training run: directory, file names and formats.
 
     Attributes:
         directory: directory of the files; made if missing.

@@ -51,7 +51,7 @@ class Communicator(ABC):
 
 
 class Solo(Communicator):
-    """A group with a single worker, for programs that were started alone."""
+    """A group with a single worker, for programs that run as a single process."""
 
     rank = 0
     size = 1

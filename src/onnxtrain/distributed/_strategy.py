@@ -70,10 +70,10 @@ Strategy = Literal["ddp"] | DataParallel
 
 
 def make_strategy(strategy: Strategy | None) -> DataParallel | None:
-    """Converts an argument `strategy` to options; None for a single process.
+    """Converts the argument `strategy` to options; returns None for a single process.
 
     Raises:
-        InputError: the argument is neither "ddp" nor a `DataParallel` nor None.
+        InputError: the argument is not "ddp", a `DataParallel` or None.
     """
     if strategy is None or isinstance(strategy, DataParallel):
         return strategy

@@ -14,7 +14,7 @@ from onnxtrain.passes import remove_unread_chains
 
 _SWAP = [0, 1, 3, 2]
 _MASKED = -1e30
-"""A mask value up to this makes exp(score) zero in float32, relative to any other score."""
+"""Mask values up to this one make exp(score) zero in float32, relative to any other score."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _is(node: ir.Node | None, op_type: str) -> bool:
 
 
 def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Returns the node that computes a value if it is one of these ops and the value has no other reader, else None."""
+    """Returns the node that computes a value if it is one of these ops and the value has one reader; else None."""
     node = value.producer() if value is not None and read_once(value) else None
     return node if node is not None and any(_is(node, op_type) for op_type in op_types) else None
 

@@ -233,7 +233,7 @@ def require_betas(owner: object) -> None:
 
 
 def sparse_refusal(owner: object, *fields: str) -> str | None:
-    """Returns why sparse gradients cannot be used if one of these fields is not zero, else None.
+    """Returns why sparse gradients cannot be used if one of these fields is not zero; None otherwise.
 
     >>> from onnxtrain.optimizers import SGD
     >>> sparse_refusal(SGD(weight_decay=0.1), "momentum", "weight_decay")

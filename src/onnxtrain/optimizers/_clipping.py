@@ -14,7 +14,7 @@ from onnxtrain.emitter import Emitter
 
 
 class GradientClipping(ABC):
-    """Base class of gradient clipping, which limits gradients before an optimizer uses them."""
+    """Base class for gradient clipping, which limits gradients before an optimizer uses them."""
 
     @abstractmethod
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:

@@ -110,7 +110,7 @@ class TorchSignature:
 
 
 def mark_gradients(model: ir.Model) -> None:
-    """Marks `model` as one with gradients, for `RestoreParametersPass`; the mark is kept by cloning and saving."""
+    """Marks `model` as one with gradients, for `RestoreParametersPass`; cloning and saving preserve the mark."""
     model.metadata_props[_GRADIENTS] = "true"
 
 
@@ -190,7 +190,7 @@ def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
 def _paired(
     foreign: Sequence[tuple[ir.Node, int, str]], missing: Sequence[str]
 ) -> Iterator[tuple[ir.Node, int, str]]:
-    """Yields the missing parameter for each operand: in order if the numbers match, else by the name's last part."""
+    """Yields the missing parameter for each operand: in order if the counts match, else by the name's last part."""
     if len(foreign) == len(missing):
         yield from ((node, index, name) for (node, index, _), name in zip(foreign, missing, strict=True))
         return

@@ -152,11 +152,11 @@ class Optimizer(ABC):
         """Returns the moments of a parameter with this shape."""
 
     def refusal(self, shape: tuple[int, ...]) -> str | None:
-        """Returns why a parameter with this shape cannot be updated, for the error; None if it can."""
+        """Returns the reason why a parameter with this shape cannot be updated, for the error; None if it can."""
         return None
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
-        """Returns why a sparse (or a dense) gradient cannot be used, for the error; None if it can.
+        """Returns the reason why a sparse (or a dense) gradient is not supported, for the error; None if it is.
 
         With a sparse gradient, the step runs on the rows that the batch read, as if they were the parameter. The result
         equals that of the dense step if the optimizer is elementwise and does not change elements whose gradient is
@@ -233,7 +233,7 @@ def require_betas(owner: object) -> None:
 
 
 def sparse_refusal(owner: object, *fields: str) -> str | None:
-    """Returns why sparse gradients cannot be used if one of these fields is not zero; None otherwise.
+    """Returns the reason why sparse gradients are not supported if one of these fields is not zero; None otherwise.
 
     >>> from onnxtrain.optimizers import SGD
     >>> sparse_refusal(SGD(weight_decay=0.1), "momentum", "weight_decay")

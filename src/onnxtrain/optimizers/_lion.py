@@ -1,4 +1,4 @@
-"""Defines Lion, which updates every element by the sign of an averaged gradient."""
+"""Defines Lion, which updates each element with the sign of an averaged gradient."""
 
 from __future__ import annotations
 

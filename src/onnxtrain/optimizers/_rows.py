@@ -1,4 +1,4 @@
-"""Gathers and scatters the rows of a table that a sparse gradient contains, so that a step only touches these."""
+"""Gathers and scatters the table rows in a sparse gradient, so that a step touches only these rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rows:
         self._rows = rows
 
     def add_up(self, gradient: ir.Value) -> ir.Value:
-        """Sums the gradients [reads, *rest] of equal rows: [rows, *rest]."""
+        """Sums the gradients [reads, *rest] per distinct row; returns [rows, *rest]."""
         op = self._op
         shape = op.Concat(self._count, op.Shape(gradient, start=1), axis=0)
         return op.call(embedding_gradient, gradient, self._places, shape)

@@ -1,4 +1,4 @@
-"""Warns of changes that an exporter made to a model and that make it train differently."""
+"""Warns of changes by an exporter that make a model train differently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def warn_of_export(
     active: Collection[ir.Value],
     unchosen: Unchosen,
 ) -> None:
-    """Logs a warning for each way in which the model trains differently from the network that was exported.
+    """Logs a warning for each difference between training the model and training the original network.
 
     Args:
         model: canonical model with its loss.

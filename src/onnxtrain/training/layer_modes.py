@@ -256,14 +256,14 @@ def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Se
 
 
 def _put_back(removed: Sequence[str]) -> str:
-    """Returns advice on how to put Dropout back, a sentence without its full stop."""
+    """Returns advice on how to restore Dropout, as a sentence without its full stop."""
     if removed:
         return f"Pass {argument('dropout', 0.1)} for the removed Dropout of {some_names(removed, 5)}"
     return "To insert Dropout, use onnxtrain.restore_dropout(model, p, before=[...])"
 
 
 def place_name(node: ir.Node) -> str:
-    """Returns the name of a place of Dropout for error messages: its module's, else its node's, else its output's."""
+    """Returns the name of a Dropout for error messages: that of its module, its node, or its output."""
     return next(iter(_names(node)), str(node.outputs[0].name))
 
 

@@ -37,7 +37,7 @@ def compile_in_steps(
     announce: Announce,
     severity: int,
 ) -> Steps:
-    """Compiles a graph as steps. ONNX Runtime runs all operators that it can, PyTorch runs the others.
+    """Compiles a graph as steps: ONNX Runtime runs all operators that it supports, PyTorch the others.
 
     Args:
         graph_module: a functional ATen graph.

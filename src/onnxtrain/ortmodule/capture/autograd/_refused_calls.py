@@ -26,7 +26,7 @@ from onnxtrain.ortmodule.capture._nodes import name_of
 
 # Functions of other packages may have side effects: they must not be called a second time.
 _MODULES = ("torch", "_operator", "builtins")
-"""Modules whose functions are called on zeros to see whether PyTorch raises."""
+"""Modules whose functions may be called on zeros to test whether PyTorch raises."""
 
 # Kernel sizes and numbers of groups or axes are rarely larger. If they changed, they would no longer fit the tensors.
 _MAX_KEPT_SIZE = 16

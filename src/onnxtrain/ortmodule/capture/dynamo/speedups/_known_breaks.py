@@ -19,7 +19,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 class _Break(NamedTuple):
-    """The reason of a graph break in a called function, and the stack there, as Dynamo reports them."""
+    """Reason and stack of a graph break in a called function, as reported by Dynamo."""
 
     message: str
     kind: str

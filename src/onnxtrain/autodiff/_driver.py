@@ -115,7 +115,7 @@ class _ReverseWalk:
         self._check_complete(node, rule, captured)
 
     def _apply(self, rule: Rule, view: NodeView, ct: Any) -> Cotangents:
-        """Calls the rule. If an unknown shape stems from a `not_yet` op, raises NoGradientRule for that op instead."""
+        """Calls the rule; if a shape is unknown because of a `not_yet` op, raises NoGradientRule for that op."""
         try:
             return rule.function(self.op, view, ct)
         except ShapeRequired as error:

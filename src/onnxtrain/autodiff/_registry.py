@@ -1,4 +1,4 @@
-"""Holds the table of VJP rules: one per op, validated against the op's ONNX schema at registration.
+"""Defines the table of VJP rules: one per op, validated against the op's ONNX schema at registration.
 
 The table is open. A program can add rules for ops of any domain and for `not_yet` ops, replace a rule with
 `override=True`, or replace a rule temporarily inside a `with local_rules():` block.
@@ -257,7 +257,7 @@ def _local(key: tuple[str, str]) -> Rule | None:
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
-    """Returns (domain, op type) as used as key in the tables; "" is the key for both names of the standard domain."""
+    """Returns a node's key in the tables: (domain, op type), with "" for both names of the standard domain."""
     return (node.domain if node.domain != "ai.onnx" else "", node.op_type)
 
 

@@ -17,7 +17,7 @@ from onnxtrain.autodiff.rules._scatter import add_rows, scatter_nd
 from onnxtrain.emitter import Emitter, known_array, static_dims
 
 _MOST_OF_UNKNOWN = 8
-"""Up to this many rows per iteration are stacked if it is unknown how many rows there are."""
+"""Maximum number of rows per iteration to stack if the total number of rows is unknown."""
 
 _WRAPPERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
@@ -130,7 +130,7 @@ class RowRead:
 
 
 def row_reads(op: Emitter, nodes: Iterable[ir.Node], sources: Collection[ir.Value]) -> list[RowRead]:
-    """Returns the nodes of an iteration that read rows of outer tensors at places that the iteration computes.
+    """Returns the nodes of an iteration that read rows of outer tensors at computed positions.
 
     Skips tensors of which an iteration reads more than a quarter: stacking the rows would cost more memory than it
     would save time.

@@ -118,7 +118,7 @@ def spatial_sizes(value: ir.Value) -> tuple[int | None, ...]:
 
 
 def sizes_without_batch(value: ir.Value) -> ir.Shape | None:
-    """Returns the static sizes of a value as a shape; the batch size and symbolic sizes are unknown in it."""
+    """Returns a copy of a value's shape in which the batch size and symbolic sizes are unknown."""
     dims = static_dims(value)
     return None if dims is None else ir.Shape([None, *dims[1:]])
 

@@ -1,4 +1,4 @@
-"""Rewrites the axes of reductions in the form that all versions of ONNX Runtime read correctly."""
+"""Rewrites the axes of reductions in a form that all versions of ONNX Runtime handle correctly."""
 
 from __future__ import annotations
 

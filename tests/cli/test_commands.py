@@ -594,3 +594,13 @@ def test_options_name_arguments_of_python() -> None:
     named = {option.rule.python for option in options_of(TrainOptions).values() if option.rule.python}
     assert named
     assert named <= arguments
+
+
+def test_demo_draws_by_its_seed(run: Any, tmp_path: Path) -> None:
+    """Equal seeds give equal weights, other seeds other ones."""
+    results = []
+    for folder, seed in (("a", 0), ("b", 1), ("c", 1)):
+        shown = run("demo", "--epochs", 1, "--seed", seed, "--json", "-o", tmp_path / folder)
+        assert shown.code == 0, shown.err
+        results.append((tmp_path / folder / "untrained.onnx").read_bytes())
+    assert results[0] != results[1] == results[2]

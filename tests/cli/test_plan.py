@@ -132,3 +132,9 @@ def test_straight_through_reaches_the_trainings_of_a_file_in_int8(run: Any, tmp_
     complete = [choice["name"] for choice in shown["choices"] if choice["complete"]]
     assert complete[0] == "LoRA of rank 2, all linear layers"
     assert "--straight-through" in shown["commands"]["train"]
+
+
+def test_threads_are_measured_and_reach_the_command(run: Any, mlp: Path) -> None:
+    shown = run("plan", mlp, *OPTIONS, "--memory", "1GB", "--threads", 1, "--json")
+    assert shown.code == 0, shown.err
+    assert "--threads 1" in " ".join(shown.json()["commands"]["train"].split())

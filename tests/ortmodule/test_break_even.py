@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
 from onnxtrain.ortmodule.capture import _break_even
 from onnxtrain.ortmodule.capture._break_even import BreakEven
+from ortmodule.eager import Of
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -255,6 +256,23 @@ def test_the_number_of_calls_follows_from_nodes_and_operations(monkeypatch: pyte
     off = BreakEven(False)
     off.add(graph)
     assert off.calls == 0
+
+
+def test_operations_of_our_own_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+    monkeypatch.setattr(BreakEven, "add", lambda self, graph: graphs.append(graph))
+    ORTModule(nn.LSTM(3, 4, bidirectional=True))(torch.randn(5, 2, 3))
+    ORTModule(Of(lambda net, q, k, v: nn.functional.scaled_dot_product_attention(q, k, v)))(
+        torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6)
+    )
+    flops = [
+        sum(map(_break_even._flops, graph.graph.find_nodes(op="call_function", target=target)))
+        for graph, target in zip(
+            graphs, (torch.ops.onnxtrain.recurrent_layer.default, torch.ops.onnxtrain.attention.default)
+        )
+    ]
+    # Two directions; four gates; 3 inputs and 4 states; two batched products.
+    assert flops == [2 * (2 * 5 * 2) * 4 * 4 * (3 + 4), 2 * 2 * 3 * 5 * 7 * (4 + 6)]
 
 
 def test_a_model_whose_calls_take_seconds_is_captured_immediately() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from onnxtrain.ortmodule import _torch
+from onnxtrain.ortmodule._torch import pytree
+from onnxtrain.ortmodule.capture._nodes import hint_of
 
 MAX_CALLS = 64
 """Maximum number of calls that PyTorch runs instead of a capture."""
@@ -69,5 +72,12 @@ def _flops(node: fx.Node) -> int:
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return 0
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    return int(count(*args, **kwargs, out_val=node.meta["val"]))
+    values = fx.map_arg((node.args, node.kwargs, node), lambda n: n.meta["val"])
+    # Numbers in place of symbols: comparisons of symbols would add guards.
+    args, kwargs, result = pytree.tree_map_only(torch.Tensor, _sizes, values)
+    return int(count(*args, **kwargs, out_val=result))
+
+
+def _sizes(tensor: torch.Tensor) -> list[int]:
+    """Returns the sizes of a tensor; 1 for a size that depends on data."""
+    return [size if (size := hint_of(symbol)) is not None else 1 for symbol in tensor.shape]

@@ -141,8 +141,11 @@ class _Watched:
             return self._plain(*args, **kwargs)
         watch = self._watch
         break_even = watch.break_even
+        # The watch calls a Python function per operator. PyTorch will probably run this call if it ran the last one.
+        watches = not break_even.in_pytorch
         break_even.in_pytorch = False
-        _push(watch)
+        if watches:
+            _push(watch)
         try:
             result = self._call(*args, **kwargs)
         except Exception as error:
@@ -156,7 +159,8 @@ class _Watched:
                 raise own from own.__cause__
             raise
         finally:
-            _pop(None)
+            if watches:
+                _pop(None)
         if break_even.in_pytorch:
             watch.report.calls_in_pytorch += 1
             return result

@@ -265,12 +265,9 @@ def test_operations_of_our_own_operators(monkeypatch: pytest.MonkeyPatch) -> Non
     ORTModule(Of(lambda net, q, k, v: nn.functional.scaled_dot_product_attention(q, k, v)))(
         torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6)
     )
-    flops = [
-        sum(map(_break_even._flops, graph.graph.find_nodes(op="call_function", target=target)))
-        for graph, target in zip(
-            graphs, (torch.ops.onnxtrain.recurrent_layer.default, torch.ops.onnxtrain.attention.default)
-        )
-    ]
+    ops = torch.ops.onnxtrain.recurrent_layer.default, torch.ops.onnxtrain.attention.default
+    nodes = [g.graph.find_nodes(op="call_function", target=op) for g, op in zip(graphs, ops, strict=True)]
+    flops = [sum(map(_break_even._flops, found)) for found in nodes]
     # Two directions; four gates; 3 inputs and 4 states; two batched products.
     assert flops == [2 * (2 * 5 * 2) * 4 * 4 * (3 + 4), 2 * 2 * 3 * 5 * 7 * (4 + 6)]
 

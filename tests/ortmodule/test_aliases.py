@@ -362,6 +362,7 @@ def test_addresses_behind_the_end_of_a_view() -> None:
     compare_steps(Of(forward), (4,), (6,), (4,), warns="elements past the end of a view")
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("offset", [None, 0, 1])
 @pytest.mark.parametrize("rows", [slice(1, None), slice(1, 4), slice(0, 4)], ids=str)
 @pytest.mark.parametrize("flat", [False, True])
@@ -379,6 +380,7 @@ def test_addresses_in_the_memory_of_an_argument(rows: slice, offset: int | None,
     compare(Of(forward), program, ignore="ORTModule: ")
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_addresses_behind_the_end_of_an_argument() -> None:
     def forward(module: Of, x: torch.Tensor) -> Any:
         return x.as_strided((3, 4), (4, 1)) * 2, x.sin()

@@ -80,7 +80,7 @@ def generate_artifacts(
     profile: Profile = "default",
     recipe: Recipe | None = None,
 ) -> None:
-    """Writes the artifacts from which the on-device API trains.
+    """Writes the models, checkpoint and manifest for training with the on-device API.
 
     The files are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}inference_model.onnx` (computes the
     outputs of `model`, without labels), `{prefix}checkpoint`, `{prefix}manifest.json`, and on request
@@ -110,14 +110,14 @@ def generate_artifacts(
         lora: see :class:`onnxtrain.Recipe`.
         activations: see :class:`onnxtrain.Recipe`. The manifest records the mode.
         profile: see :class:`onnxtrain.Recipe`. The manifest records the profile.
-        recipe: how to train, instead of the arguments that are its fields.
+        recipe: an :class:`onnxtrain.Recipe` with the settings, instead of passing them as arguments.
 
     Raises:
         ModelError: the model cannot be loaded, or cannot be converted, e.g. to ORT format; a file cannot be written.
-        GraphBuildError: a name is unknown, there is no place for Dropout, a parameter is both frozen and trainable, a
-            value would be returned twice, the loss does not fit or does not depend on an adapter, a parameter cannot
-            have a sparse gradient, the optimizer does not support sparse gradients, or with `profile="portable"` a
-            model has an op that some build of ONNX Runtime lacks.
+        GraphBuildError: a name is unknown, `dropout` applies to no layer of the model, a parameter is both frozen and
+            trainable, a value would be returned twice, the loss does not match the model's outputs or does not depend
+            on an adapter, a parameter cannot have a sparse gradient, the optimizer does not support sparse gradients,
+            or with `profile="portable"` a model has an op that some build of ONNX Runtime lacks.
         NothingToTrain: no parameter is left to train, or the loss depends on no trainable parameter.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
         InputError: `dropout` is not a number in [0, 1), or a mapping to such numbers.
@@ -304,8 +304,8 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
     """Appends the loss of a recipe to `loaded`, which was loaded from `source`.
 
     Returns:
-        The canonical model with its loss, the name of the loss, and the recipe, in which names of parameters replace
-        patterns and a block's further outputs are added to the additional outputs.
+        The canonical model with its loss, the name of the loss, and the recipe, with patterns expanded to parameter
+        names and the further outputs of a block added to the additional outputs.
     """
     loss = loss_for(recipe.loss)
     # If all outputs are computed from strings, the loss of the first one is refused below, with a message that says so.
@@ -357,7 +357,7 @@ def _with_block_loss(
 
 
 def _canonical(model: ir.Model, recipe: Recipe) -> tuple[ir.Model, Recipe]:
-    """Returns the canonical form of a model, and the recipe with parameter names in place of patterns.
+    """Returns the canonical form of a model, and the recipe with patterns expanded to parameter names.
 
     Constant folding leaves out the named parameters, because training changes their values.
     """

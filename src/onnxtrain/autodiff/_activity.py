@@ -46,7 +46,8 @@ def active_values(
 ) -> set[ir.Value]:
     """Returns the values on a path of differentiable ops from one of `wrt` to one of `of`, including both ends.
 
-    An integer that an op only moves or selects (Reshape, MaxPool) is active if the op's input of the same dtype is.
+    Integers are active where straight-through gradients flow: outputs of quantizing ops, and outputs with the same
+    integer dtype as an active input, e.g. of Reshape or MaxPool.
 
     Args:
         nodes: nodes of the graph, in topological order.
@@ -79,7 +80,7 @@ def active_values(
 
 
 def captured_values(node: ir.Node) -> Iterator[ir.Value]:
-    """Yields the values of enclosing graphs that the subgraphs of a control-flow node read."""
+    """Yields the values of enclosing graphs that the subgraphs of a control-flow node capture."""
     for attribute in node.attributes.values():
         # In a function body, an attribute may refer to an attribute of the function, which has no value here.
         if attribute.is_ref():
@@ -114,13 +115,13 @@ def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], activ
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yields the present inputs of a node, and the values of enclosing graphs that its subgraphs read."""
+    """Yields all values that a node reads: its non-omitted inputs, and outer values captured by its subgraphs."""
     yield from (value for value in node.inputs if value is not None)
     yield from captured_values(node)
 
 
 def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yields the values of enclosing graphs that the nodes and outputs of a subgraph read."""
+    """Yields the values of enclosing graphs that the nodes and outputs of a subgraph use."""
     # `all_nodes` also visits nested subgraphs, whose own values aren't outer values either. `subgraphs` finds all
     # levels, so one call suffices.
     inside = {id(inner) for inner in (graph, *graph.subgraphs())}

@@ -1,4 +1,4 @@
-"""Registers bodies of nonstandard ops: the op written with standard ops, for gradients and shape inference."""
+"""Registers bodies of nonstandard ops: equivalents in standard ops, for gradients and shape inference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ShapeFunction = Callable[[Emitter, NodeView], ir.Value | Sequence[ir.Value]]
 def defbody(
     op_type: str, domain: str, inputs: str, outputs: str, **attributes: Any
 ) -> Callable[[ShapeFunction], ShapeFunction]:
-    """Registers the decorated function as the body of a nonstandard op: the op written with standard ops.
+    """Registers the decorated function as the body of a nonstandard op: an equivalent built from standard ops.
 
     The function is called with `(op, n)` and returns the outputs, from the first to the last that it can compute. If a
     gradient flows through the op and the op has no rule, its body replaces it. Otherwise the op remains in the model,

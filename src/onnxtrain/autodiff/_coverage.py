@@ -20,7 +20,7 @@ Status = Literal["rule", "function", "nondifferentiable", "not yet", "unknown"]
 
 @dataclass(frozen=True)
 class OpCoverage:
-    """States how an op is differentiated.
+    """Differentiation status of an op; a row of :func:`coverage`.
 
     Attributes:
         op_type: name of the op.

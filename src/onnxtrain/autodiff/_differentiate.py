@@ -232,8 +232,8 @@ def typed_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Va
     """Returns the values with these names, after checking that their dtypes are known and floating point.
 
     Raises:
-        DifferentiationError: as for `differentiable_values`; or a dtype is unknown, because shape inference does not
-            know an op before the value and the file does not declare the type of the op's output.
+        DifferentiationError: as for `differentiable_values`, or a dtype is unknown: the model does not declare it, and
+            shape inference does not support the op that computes the value or an op before it.
     """
     values = differentiable_values(graph, names, role)
     for value in values:

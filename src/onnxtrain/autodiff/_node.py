@@ -42,7 +42,7 @@ class Signature:
 
 
 class Outputs:
-    """Outputs of a node by schema name: `n.out.Y` is a value, or None for an omitted optional output."""
+    """Access to the outputs of a node by schema name: `n.out.Y` is a value, or None if omitted."""
 
     def __init__(self, node: ir.Node, signature: Signature) -> None:
         self._node = node
@@ -60,7 +60,7 @@ class Outputs:
 
 
 class NodeView:
-    """View of a forward node with inputs by schema name: `n.X` is a value, or None if the input is omitted.
+    """View of a forward node with access to inputs by schema name: `n.X` is a value, or None if omitted.
 
     Args:
         node: the node.
@@ -104,11 +104,16 @@ class NodeView:
 
     @property
     def node(self) -> ir.Node:
-        """The node."""
+        """The forward node itself."""
         return self._node
 
     def is_mixed(self, output: ir.Value) -> bool:
-        """True if the cotangent of this output can be masked by a multiplication instead of a Where (see `_mixing`)."""
+        """True if the rule may mask the cotangent of this output with Mul, which is faster than Where.
+
+        Mul turns a masked infinite cotangent into NaN. This is acceptable if every path to a differentiated value soon
+        reaches an op that sums over many elements, such as MatMul: an infinite cotangent of its output makes all
+        gradients before it infinite or NaN anyway.
+        """
         return is_mixed(output, self._needed, self._of)
 
     @property
@@ -127,7 +132,7 @@ class NodeView:
         return value is not None and value in self._needed
 
     def attr(self, name: str) -> Any:
-        """Returns the value of an attribute; if absent, its default from the schema, or None without a default."""
+        """Returns the value of an attribute, or its default from the schema; None if it has neither."""
         attribute = self._node.attributes.get(name)
         if attribute is not None:
             # A list, because rules concatenate and slice it together with their own lists.
@@ -168,7 +173,7 @@ class NodeView:
         return value.shape.rank()
 
     def axis(self, value: ir.Value, axis: int) -> int:
-        """Returns `axis` as a non-negative axis of `value`."""
+        """Returns `axis` as a non-negative index, counting negative axes from the last axis of `value`."""
         return axis % self.rank(value) if axis < 0 else axis
 
     def static(self, value: ir.Value, axes: Sequence[int] | None = None) -> tuple[int, ...]:

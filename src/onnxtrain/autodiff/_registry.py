@@ -99,7 +99,7 @@ _LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule], ...]] = ContextVar("onnxtr
 
 @contextmanager
 def local_rules() -> Iterator[None]:
-    """Registers rules for the duration of a `with` block; they take precedence over existing rules.
+    """Makes rules registered inside a `with` block local to it; they take precedence over existing rules.
 
     Example:
         >>> from onnxtrain.autodiff import differentiate, local_rules, vjp
@@ -149,8 +149,8 @@ def vjp(
         broadcasts: True if the rule's cotangents have the output's shape and must be summed to the inputs' shapes.
         domain: domain of the op, e.g. "com.microsoft".
         signature: for nonstandard ops, the names of inputs and outputs.
-        straight_through: True if integer inputs or outputs of the op have cotangents, as rules for quantization need;
-            or a function that decides this per node. These cotangents are floating point.
+        straight_through: True if integer inputs or outputs of the op have floating-point cotangents, e.g. in rules for
+            quantization; or a function `(node) -> bool` that decides this per node.
         override: True replaces an existing rule or a `nondifferentiable` declaration. A `not_yet` op needs no override.
         shapes: for nonstandard ops, a function that is called with `(op, n)`, emits standard ops with outputs of the
             same shapes and dtypes, and returns these outputs. Shape inference uses them; they never run. The function
@@ -257,7 +257,7 @@ def _local(key: tuple[str, str]) -> Rule | None:
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
-    """Returns (domain, op type) as used as key in the tables; "" is the key for both names of the standard domain."""
+    """Returns the key of a node in the tables, (domain, op type), with "ai.onnx" normalized to ""."""
     return (node.domain if node.domain != "ai.onnx" else "", node.op_type)
 
 

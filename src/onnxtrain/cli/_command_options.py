@@ -216,7 +216,7 @@ class MergeOptions:
     )
     requantize: bool = switch(
         "Quantize the merged weights again, to the file's bit width and block size; the rounding may undo "
-        "part of the adapter. Default: the merged weights become float32."
+        "part of the adapter. Default: the merged weights become floating point, in the dtype of the activations."
     )
     data: Path | None = option(
         "FILE.npz",

@@ -32,8 +32,8 @@ class DemoResult:
 
     Attributes:
         test_accuracy: accuracy on the test images, computed by the trainer.
-        exported_accuracy: accuracy on the same images, computed by a plain `InferenceSession` with the exported file.
-        largest_difference: largest absolute difference between the logits of the two.
+        exported_accuracy: accuracy of the exported file on the same images, in a plain `InferenceSession`.
+        largest_difference: largest absolute difference between the logits of the trainer and of the exported file.
         test_loss: mean cross-entropy on the test images.
         parameters: number of trained elements.
         epochs: number of epochs.

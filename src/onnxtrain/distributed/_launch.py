@@ -15,20 +15,21 @@ def launch(
     restarts: int = 0,
     hosts: str | Sequence[str] | None = None,
 ) -> list[Any]:
-    """Starts several workers, each of which calls a function; returns the results in rank order.
+    """Runs a function in several worker processes; returns the results in rank order.
 
-    A `Trainer` with a `strategy` that the function creates joins the other workers. If a worker fails or is killed, the
-    others are stopped, and all workers are restarted: the function should then resume the run in its directory.
+    If the function creates a `Trainer` with a `strategy`, the workers train one model together. If a worker fails or is
+    killed, the others are stopped and all workers are restarted, so the function should resume the run from its
+    directory.
 
     Args:
         function: module-level function, which each worker imports; or a command, e.g. [sys.executable, "train.py"],
-            whose results are None.
+            for which all results are None.
         *arguments: arguments of the function, the same for all workers.
         workers: number of workers, e.g. 4.
         restarts: maximum number of restarts of all workers, e.g. 3.
-        hosts: None starts processes on this machine. Otherwise, Ray starts the workers: "local" on this machine, "auto"
-            on any machines of the cluster to which this machine belongs; a list of IP addresses, or a comma-separated
-            string of them, on these machines of the cluster in turn.
+        hosts: None starts the workers as processes on this machine. Otherwise, Ray starts them: "local" on this
+            machine, "auto" on any machines of the Ray cluster that this machine belongs to. A list of IP addresses, or
+            a comma-separated string, selects machines of the cluster, to which workers are assigned round-robin.
 
     Returns:
         The results of the workers, in rank order.

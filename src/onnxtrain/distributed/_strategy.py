@@ -14,18 +14,17 @@ class DataParallel:
     """Trains one model with several workers, each of which computes the gradient of its share of a batch.
 
     The batch of a step is split into one share per worker. The gradients of the shares are all-reduced, each weighted
-    by the number of samples or labels that it is a mean of, so that the step equals that of a single process with the
-    same batch.
+    by the number of samples or labels over which its loss is averaged. The step therefore equals a step of a single
+    process with the whole batch.
 
     Args:
-        bucket_mb: send gradients in buckets of about this many megabytes, e.g. 25.0. Larger tensors are sent
-            separately.
+        bucket_mb: send gradients in buckets of about this many MiB, e.g. 25.0. Larger tensors are sent separately.
         compression: "bf16" sends gradients as bfloat16, which halves the traffic and has 8 bits of precision; None
             sends them uncompressed.
         shard_optimizer: True keeps the optimizer state of each parameter on a single worker (ZeRO stage 1), which
             updates the parameter and sends it to the others. The saved files don't change.
-        save_steps: save the run to its directory every this many optimizer steps, e.g. 500, in addition to the end of
-            each epoch: if a worker is killed, the run resumes from there.
+        save_steps: number of optimizer steps between saves of the run to its directory, e.g. 500, in addition to the
+            end of each epoch. If a worker is killed, the run resumes from the last save. None saves only after epochs.
         backend: "gloo" communicates through host memory, "nccl" through the memory of NVIDIA GPUs.
         timeout: seconds after which a worker stops waiting for the others, e.g. 1800.0.
 
@@ -71,7 +70,7 @@ Strategy = Literal["ddp"] | DataParallel
 
 
 def make_strategy(strategy: Strategy | None) -> DataParallel | None:
-    """Converts an argument `strategy` to options; None for a single process.
+    """Converts the argument `strategy` of `Trainer` to options; None for a single process.
 
     Raises:
         InputError: the argument is neither "ddp" nor a `DataParallel` nor None.

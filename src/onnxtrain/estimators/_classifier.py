@@ -34,7 +34,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         hidden_layer_sizes: sizes of the perceptron's hidden layers, e.g. (100,); () for a linear model.
         loss: loss for class labels, e.g. `CrossEntropyLoss(label_smoothing=0.1)`; None for "cross_entropy".
         optimizer: as for :class:`onnxtrain.Trainer`.
-        learning_rate: learning rate, or the highest one of a schedule.
+        learning_rate: learning rate, e.g. 1e-3; with a schedule, its highest value.
         epochs: number of passes over the data.
         batch_size: number of samples per training step and per prediction run.
         dtype: dtype of the perceptron, "float32" or "float64". Default: float32 if X is float32, else float64. The
@@ -54,7 +54,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed each
             time.
         verbose: True shows a progress bar.
-        recipe: how to train, instead of `loss` and `optimizer`; see :class:`onnxtrain.Recipe`.
+        recipe: an :class:`onnxtrain.Recipe` with the settings, instead of `loss` and `optimizer`.
 
     Attributes:
         classes_: class labels, in the order of the logits.

@@ -24,7 +24,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         hidden_layer_sizes: sizes of the perceptron's hidden layers, e.g. (100,); () for a linear model.
         loss: regression loss, e.g. "huber"; None for "mse".
         optimizer: as for :class:`onnxtrain.Trainer`.
-        learning_rate: learning rate, or the highest one of a schedule.
+        learning_rate: learning rate, e.g. 1e-3; with a schedule, its highest value.
         epochs: number of passes over the data.
         batch_size: number of samples per training step and per prediction run.
         dtype: dtype of the perceptron, "float32" or "float64". Default: float32 if X is float32, else float64. The
@@ -41,7 +41,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed each
             time.
         verbose: True shows a progress bar.
-        recipe: how to train, instead of `loss` and `optimizer`; see :class:`onnxtrain.Recipe`.
+        recipe: an :class:`onnxtrain.Recipe` with the settings, instead of `loss` and `optimizer`.
 
     Attributes:
         n_features_in_: number of features, `X.shape[1]`.

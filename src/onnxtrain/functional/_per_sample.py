@@ -30,10 +30,10 @@ def per_sample_gradients(
     """Returns a model that computes the gradient of `of` for each sample of a batch separately.
 
     The result equals `torch.func.vmap(torch.func.grad(loss), in_dims=...)`, where `loss` runs the model on a batch of
-    one sample. Uses are differential privacy, influence functions, and gradient variance. A Loop processes one sample
-    at a time, so it needs the memory for only one sample, and it supports every op that has a gradient. Layers that mix
-    samples (BatchNormalization in training mode, a loss that is a mean) see a batch of one; Dropout draws a new mask
-    for each sample.
+    one sample. Uses include differential privacy, influence functions and gradient variance. A Loop processes one
+    sample at a time, so memory is needed for only one sample, and every op with a gradient is supported. Layers that
+    mix samples (BatchNormalization in training mode, a loss that is a mean) see a batch of one; Dropout draws a new
+    mask for each sample.
 
     Args:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not modified.
@@ -118,7 +118,7 @@ def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
 
 
 def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
-    """Raises DifferentiationError unless the model computes `of` and computes none of `wrt`."""
+    """Raises DifferentiationError if `of` is an input or initializer, or if one of `wrt` is computed by the model."""
     values = values_by_name(graph)
     if values[of].producer() is None:
         raise DifferentiationError(

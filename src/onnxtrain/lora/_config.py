@@ -21,7 +21,7 @@ _MOST_RANK = 65_536
 
 @dataclass(frozen=True)
 class LoraConfig:
-    r"""Describes adapters as `peft.LoraConfig` (0.21) does: names, meanings and defaults are PEFT's.
+    r"""Configures LoRA adapters, with the names, meanings and defaults of `peft.LoraConfig` (0.21).
 
     A layer `y = x Wᵀ` with an adapter computes `y = x Wᵀ + scaling · dropout(x) Aᵀ Bᵀ`, where A is [r, in] and B is
     [out, r], and only A and B are trained (LoRA, Hu et al. 2021, equation 3).
@@ -29,10 +29,10 @@ class LoraConfig:
     Attributes:
         r: rank of the adapters, at least 1, e.g. 8.
         lora_alpha: numerator of the scaling, e.g. 16. The scaling is `lora_alpha / r`.
-        target_modules: "all-linear" for all linear layers but the output layer of a language model; a list of names,
-            e.g. ["q_proj", "v_proj"], each of which matches modules whose path is the name or ends with it; or a
-            regular expression that must match the whole path, e.g. r".*layers\.[01]\..*q_proj".
-        lora_dropout: probability by which elements of the adapters' inputs are dropped in training, 0 <= p < 1.
+        target_modules: "all-linear" for all linear layers except convolutions and the output layer of a language model;
+            a list of names, e.g. ["q_proj", "v_proj"], each of which matches modules whose path is the name or ends
+            with it; or a regular expression that must match the whole path, e.g. r".*layers\.[01]\..*q_proj".
+        lora_dropout: Dropout probability for the inputs of the adapters in training, 0 <= p < 1.
         use_rslora: True for the scaling `lora_alpha / sqrt(r)` of rank-stabilized LoRA.
         rank_pattern: other ranks by module, e.g. {"layers.0.self_attn.q_proj": 16}. A key is a name or a regular
             expression that must match the end of the path.
@@ -131,7 +131,7 @@ class LoraConfig:
         return Matcher()
 
     def rank(self, module: str) -> int:
-        """Returns the rank of a module's adapter, e.g. for "model.layers.0.mlp.up_proj"."""
+        """Returns the rank of the adapter of a module, given its path, e.g. "model.layers.0.mlp.up_proj"."""
         return int(self._by_pattern(self.rank_pattern, module, self.r))
 
     def scaling(self, module: str) -> float:
@@ -141,15 +141,15 @@ class LoraConfig:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def names(self, module: str) -> bool:
-        """True if `target_modules` names a module; always False for "all-linear"."""
+        """True if `target_modules` selects a module by name or regular expression; False for "all-linear"."""
         return self.target_modules != ALL_LINEAR and self._matches(self.target_modules, module)
 
     def excludes(self, module: str) -> bool:
-        """True if `exclude_modules` names a module."""
+        """True if `exclude_modules` excludes a module."""
         return self.exclude_modules is not None and self._matches(self.exclude_modules, module)
 
     def matches_end(self, pattern: str, module: str) -> bool:
-        """True if a key of `rank_pattern` or `alpha_pattern` applies to a module."""
+        """True if `pattern`, a key of `rank_pattern` or `alpha_pattern`, matches the end of a module's path."""
         return self._matcher.matches_end(pattern, module)
 
     def _matches(self, choice: str | Sequence[str], module: str) -> bool:
@@ -169,7 +169,7 @@ class LoraConfig:
 
         Args:
             modules: paths of all modules with an adapter; they become `target_modules`, because "all-linear" might
-                select others in another framework.
+                select different modules in another framework.
         """
         # PEFT warns about unknown settings such as the seed.
         settings = asdict(self)

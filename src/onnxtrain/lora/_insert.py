@@ -20,11 +20,12 @@ from onnxtrain.passes.tidy.constants import add_initializer
 
 
 def target_names(model: ModelSource) -> list[str]:
-    """Returns the names by which `target_modules` can select linear layers: the last parts of their paths.
+    """Returns names of linear layers for `target_modules`: the last component of each module path.
 
-    Layers are MatMul, Gemm, FusedMatMul and MatMulNBits with a stored weight, possibly followed by Cast, Transpose and
-    DequantizeLinear, QLinearMatMul and QGemm, and convolutions with kernel size 1. Queries, keys and values that the
-    model builder of onnxruntime-genai has merged into one product are listed as "q_proj", "k_proj" and "v_proj".
+    Linear layers are MatMul, Gemm, FusedMatMul and MatMulNBits nodes with a stored weight, which may first pass through
+    Cast, Transpose and DequantizeLinear; QLinearMatMul and QGemm nodes; and convolutions with kernel size 1. If the
+    model builder of onnxruntime-genai has merged queries, keys and values into one product, the parts are listed as
+    "q_proj", "k_proj" and "v_proj".
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`.
@@ -42,9 +43,10 @@ def target_names(model: ModelSource) -> list[str]:
 def add_lora(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Model:
     """Adds adapters to a model, as initializers `<module>.lora_A.weight` and `<module>.lora_B.weight`.
 
-    These are A and B of :class:`LoraConfig` transposed, float32 [in, r] and [r, out], as products in ONNX read them
-    ([r, in, 1, 1] and [out, r, 1, 1] for a convolution). Initially, B is zero. `generate_artifacts(..., lora=config)`
-    and `Trainer(..., lora=config)` call this function, and train only the adapters.
+    They contain A and B of :class:`LoraConfig`, transposed for ONNX's MatMul: float32 [in, r] and [r, out]; for a
+    convolution, A [r, in, 1, 1] and B [out, r, 1, 1]. `config.init_lora_weights` determines their initial values.
+    `generate_artifacts(..., lora=config)` and `Trainer(..., lora=config)` call this function, and train only the
+    adapters.
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified. Its opset is kept.
@@ -106,12 +108,12 @@ def insert_adapters(
 
 @same_kind
 def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Model:
-    """Adds optional adapter inputs to a deployed model, so that ONNX Runtime and genai can exchange adapters.
+    """Adds optional adapter inputs to a deployed model, so that ONNX Runtime and genai can switch adapters per run.
 
     The inputs `<module>.lora_A.weight` [in, rank] and `<module>.lora_B.weight` [rank, out] have the dtype of the
     layer's activations, and default values of rank 0. Without an active adapter, a session computes the same as
-    `model`. With an active adapter from :func:`save_adapter`, by `RunOptions.add_active_adapter` or genai's `Adapters`,
-    it computes the trained model. Adapters may have any rank.
+    `model`. With an adapter from :func:`save_adapter`, activated by `RunOptions.add_active_adapter` or genai's
+    `Adapters`, it computes the same as the trained model. Adapters may have any rank.
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified. Its opset is kept.
@@ -160,7 +162,7 @@ def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | i
 def train_adapters(
     model: ir.Model, config: LoraConfig | None, requires_grad: Sequence[str] | None
 ) -> list[str] | None:
-    """Adds adapters to a loaded model, in place, and returns which parameters are trained.
+    """Adds adapters to a loaded model, in place, and returns the names of the parameters to train.
 
     Args:
         model: the model, which may already have adapters.
@@ -168,8 +170,8 @@ def train_adapters(
         requires_grad: names and patterns of further parameters to train; None if the caller has not specified any.
 
     Returns:
-        The adapters and `requires_grad`. Without `config`, `requires_grad` itself; but if that is None and the model
-        already has adapters, the adapters.
+        With `config`, `requires_grad` and the new adapters. Without it, `requires_grad`; if that is None too, the
+        adapters that the model already has, or None if it has none.
     """
     if config is not None:
         if not isinstance(config, LoraConfig):

@@ -20,7 +20,7 @@ class LinearLayer:
         path: path of its module, e.g. "model.layers.0.self_attn.q_proj".
         inputs: number of input features, e.g. 128.
         outputs: number of output features, e.g. 64.
-        is_quantised: True if its weight is stored in integers.
+        is_quantised: True if its weight is stored as integers.
         part_of: path of the merged layer that contains it, e.g. "model.layers.0.self_attn.qkv_proj"; else None.
     """
 

@@ -1,4 +1,4 @@
-"""Adds adapters to the weights of a model, so that it computes the same without them."""
+"""Merges adapters into the weights of a model, which then computes the same without them."""
 
 from __future__ import annotations
 
@@ -48,20 +48,21 @@ def merge(
     *,
     evaluate: Evaluate | None = None,
 ) -> onnx.ModelProto | ir.Model:
-    """Adds an adapter to the weights of a model: W becomes W + scaling · B A.
+    """Merges an adapter into the weights of a model: W becomes W + scaling · B A.
 
     Args:
         model: the model without adapters: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
-        adapter: an `.onnx_adapter` file or a folder of PEFT, as for :func:`load_adapter`.
-        requantize: treatment of quantized weights (MatMulNBits, DequantizeLinear). False stores them as float32, so
-            that the result computes the same as the model with the adapter, and is larger. True quantizes them again to
-            the same bits and blocks, with new scales; the effect of the adapter may be lost by rounding. Weights of
-            QLinearConv, QLinearMatMul and QGemm can only be quantized again. After the merge, an output that is
-            quantized to int8 saturates with the adapter included; before, the adapter was added to the saturated
-            output.
-        evaluate: computes the loss of a `ModelProto` on your data, e.g. by a session of its `SerializeToString()`. It
-            is called with the model with the adapter before the merge, and with the result. Both losses are logged, and
-            are in the result's metadata as JSON, {"before": 1.25, "after": 1.5}, with the key "onnxtrain.merge".
+        adapter: an `.onnx_adapter` file or a PEFT folder, as for :func:`load_adapter`.
+        requantize: False stores merged weights that were quantized (MatMulNBits, DequantizeLinear) as floats, in the
+            dtype of the activations. The result is larger, and computes the same as the model with the adapter. True
+            quantizes them again, with the same number of bits, the same block size and new scales; rounding may cancel
+            the effect of the adapter. Weights of QLinearConv, QLinearMatMul and QGemm require True. If a layer's output
+            is quantized, e.g. to int8, the merged layer clips the sum of layer and adapter; the unmerged model also
+            clips the layer's output before it adds the adapter.
+        evaluate: computes the loss of a `ModelProto` on your data, e.g. with an `InferenceSession` of its
+            `SerializeToString()`. It is called with the unmerged model with the adapter, and with the merged model.
+            Both losses are logged, and stored in the metadata of the result under the key "onnxtrain.merge", as JSON:
+            {"before": 1.25, "after": 1.5}.
 
     Returns:
         The merged model, with the inputs and outputs of `model`: an `onnx_ir.Model` if `model` is one, else a
@@ -179,7 +180,7 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
 
 
 def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array) -> None:
-    """Gives a product its own DequantizeLinear, of the quantized merged weight."""
+    """Gives a product its own DequantizeLinear, which reads the requantized merged weight."""
     if producer.op_type == "Transpose":
         raise GraphBuildError(
             f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantized and then "
@@ -201,7 +202,7 @@ def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
 
 
 def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
-    """Quantizes the merged weight of an integer product, and its bias, which has the scale of the products."""
+    """Requantizes the merged weight of an integer product, and its bias with scale activation scale · weight scale."""
     node = target.node
     codes = codes_of(node)
     old = codes.real()
@@ -219,7 +220,7 @@ def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
 
 
 def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
-    """Quantizes the int32 bias of a layer with the scale of its products: activation scale times weight scale."""
+    """Requantizes the int32 bias of a layer with its new scale: activation scale · weight scale."""
     x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
     activations, dequantize = (None if value is None else value.producer() for value in (x, bias))
     if bias is None or dequantize is None or dequantize.op_type != "DequantizeLinear":
@@ -244,7 +245,7 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
 
 
 def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:
-    """Replaces MatMulNBits by MatMul, and Add for a bias."""
+    """Replaces MatMulNBits by MatMul, followed by Add if it has a bias."""
     op = Emitter(model.graph)
     # The old name is kept, which may be that of an output.
     output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
@@ -259,14 +260,14 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
 
 
 def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> None:
-    """Replaces an input of a node by a new initializer; other nodes may read the old one."""
+    """Replaces an input of a node by a new initializer, without changing the old one, which others may read."""
     old = node.inputs[index]
     assert old is not None
     node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))
 
 
 def _restore_weight_names(graph: ir.Graph) -> None:
-    """Renames new weights to removed old ones: layers are identified by the names of their weights."""
+    """Gives merged weights the names of the weights that they replaced, because layers are identified by them."""
     for name, value in list(graph.initializers.items()):
         old = name.removesuffix(_MERGED)
         if old != name and old not in graph.initializers:
@@ -274,5 +275,5 @@ def _restore_weight_names(graph: ir.Graph) -> None:
 
 
 def _initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
-    """Adds an initializer; a weight that is still read elsewhere keeps its name."""
+    """Adds an initializer, under a new name if `name` is in use."""
     return add_initializer(model.graph, ir.tensor(array, name=Emitter(model.graph).unique_name(name)))

@@ -18,23 +18,23 @@ _END = re.compile(r"_(quantized|QuantizeLinear_Input)$")
 
 @same_kind
 def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Names the linear layers of a quantized model after the modules in its float model.
+    """Copies module names from a float model to the linear layers of its quantized version.
 
     PyTorch's exporter records the module of each node, e.g. "model.layers.0.self_attn.q_proj". onnxruntime's
     `MatMulNBitsQuantizer` (1.32), and `quantize_static` with QuantFormat.QOperator, create new nodes without this
-    metadata, so that the layers are called "node_linear", "node_linear_1" and so on. PEFT's adapters refer to modules,
-    and only match a model whose layers have these names.
+    metadata, so that the layers are called "node_linear", "node_linear_1" and so on. PEFT adapters identify layers by
+    module path, so they do not match such a model.
 
     Args:
         model: the quantized model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
         names_from: the float model that was quantized.
 
     Returns:
-        The quantized model with the names in the metadata of its nodes: an `onnx_ir.Model` if `model` is one, else a
-        `ModelProto`. Its weights are unchanged, so adapters that were trained on the file still match.
+        The quantized model with the module names in the metadata of its nodes: an `onnx_ir.Model` if `model` is one,
+        else a `ModelProto`. Its weights are unchanged, so adapters that were trained on `model` still match.
 
     Raises:
-        GraphBuildError: no layer of `names_from` has the output and sizes of a layer of `model`.
+        GraphBuildError: no layers of the two models have the same output name and sizes.
 
     Example:
         `copy_module_names("model-int4.onnx", "model.onnx")`

@@ -83,7 +83,7 @@ LOSSES: dict[str, type[Loss]] = {name: globals()[kind] for name, (kind, _) in LO
 
 
 def loss_class(name: str) -> type[Loss]:
-    """Returns the loss class with this name, e.g. "MSELoss"; :class:`Loss` itself for losses of other packages."""
+    """Returns the loss class with this name, e.g. "MSELoss"; the base class :class:`Loss` for other names."""
     return next((kind for kind in LOSSES.values() if kind.__name__ == name), Loss)
 
 
@@ -189,7 +189,7 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
 
 
 def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
-    """Marks the graph input with a target, so that the runtime can check its labels before a run.
+    """Marks the graph input that holds a target, so that the runtime can check its labels before a run.
 
     The target may be the input itself, or a Cast, Reshape, ... of it. An input that the model also reads for another
     purpose remains a user input. Marks of other losses are not overwritten.
@@ -210,7 +210,7 @@ def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
 
 
 def mark_labels(graph: ir.Graph) -> None:
-    """Marks the labels of losses that the model already contains, for the same check as :func:`mark_target`.
+    """Marks the label inputs of loss ops that the model already contains, so that the runtime checks their labels.
 
     The inputs remain user inputs, because the model was exported with them.
     """
@@ -232,7 +232,7 @@ def mark_labels(graph: ir.Graph) -> None:
 
 
 def _follow_back(value: ir.Value) -> tuple[ir.Value, int]:
-    """Follows casts and reshapes of a value back; returns their source and the number of its other readers."""
+    """Traces a value back through casts and reshapes; returns its source and the number of other readers."""
     readers = len(value.uses())
     producer = value.producer()
     while producer is not None and producer.op_type in _SAME_ELEMENTS and producer.inputs[0] is not None:

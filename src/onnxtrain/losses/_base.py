@@ -88,7 +88,7 @@ class TargetSpec:
 
     @property
     def described(self) -> str:
-        """JSON for the metadata of the graph input with this target."""
+        """This specification as JSON, for the metadata of the graph input."""
         return json.dumps({"class_labels": self.class_labels.described()} if self.class_labels else {})
 
 
@@ -127,24 +127,25 @@ class Loss(ABC):
         """Appends the loss to a graph.
 
         Args:
-            op: writes into the graph of `scores` and `target`.
+            op: emitter of the graph of `scores` and `target`.
             scores: output of the model, floating point.
-            target: of the dtype and shape that :meth:`targets` gives.
+            target: target, with the dtype and shape returned by :meth:`targets`.
 
         Returns:
-            The loss, in the dtype of the scores: shape [] for the reductions "mean" and "sum".
+            The loss, in the dtype of the scores; a scalar, shape [], unless the reduction is "none".
 
         Raises:
-            GraphBuildError: dtypes or static shapes of scores, target and weights do not fit together.
+            GraphBuildError: dtypes or static shapes of scores, target and weights do not match.
         """
 
     def build_weighted(self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value) -> ir.Value:
         """Appends the loss with one weight per sample to a graph.
 
-        A sample with weight 0 has no effect; one with weight 2 acts like two equal samples. The mean is sum(w[i]·l[i])
-        / sum(w[i]·c[i]) over the samples i, where l[i] is the sum of the terms of a sample and c[i] the sum of their
-        weights in the mean. This is PyTorch's mean for a loss with class weights, and Keras' `mean_with_sample_weight`.
-        If all terms have weight 1, l[i] is their mean and c[i] is 1. The sum is sum(w[i]·l[i]).
+        A sample with weight 0 has no effect; a sample with weight 2 counts as two equal samples. The loss is
+        sum(w[i]·l[i]) over the samples i, where l[i] is the sum of the sample's terms. For the reduction "mean", it is
+        divided by sum(w[i]·c[i]), where c[i] is the sum of the class weights of the sample's terms: 1 for a term
+        without a class weight, 0 for an ignored label. This agrees with PyTorch's mean for a loss with class weights,
+        and with Keras' `mean_with_sample_weight`.
 
         Args:
             op: emitter of the graph of the three values.
@@ -183,15 +184,16 @@ class Loss(ABC):
         return None
 
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:
-        """Describes the mean for the manifest, so that a host can average the losses of several batches.
+        """Describes the denominator of the mean for the manifest, so that a host can average losses over batches.
 
         Args:
             labels: name of the graph input with the target; None if the model computes the target.
 
         Returns:
-            None for a sum, {} for a mean over samples. For a mean over the labels that are not ignored, weighted by
-            class: {"labels": "labels", "ignore_index": -100, "weight": None}, where the weight None means 1 for all.
-                With "shift": 1, the first label of each sequence does not count.
+            {} for a mean over samples; None without a mean, i.e. for the reductions "sum" and "none". For a mean over
+            non-ignored labels: {"labels": "labels", "ignore_index": -100, "weight": None} with the name of the input
+            and the class weights, None for equal weights. An entry "shift": 1 excludes the first label of each
+            sequence, as in next-token prediction.
         """
         return {} if self.reduction == "mean" else None
 

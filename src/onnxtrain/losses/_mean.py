@@ -1,4 +1,4 @@
-"""Determines what a model's loss is a mean over, also for combinations of known losses such as 0.5·loss_a + loss_b."""
+"""Determines the samples or labels over which a loss is averaged, also for combinations like 0.5·loss_a + loss_b."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ _ADDED = frozenset({"Add", "Sub", "Sum"})
 
 
 def loss_mean(loss: ir.Value) -> dict[str, Any] | None:
-    """Returns :meth:`Loss.mean_over` of the losses from which a value is computed.
+    """Returns :meth:`Loss.mean_over` for a model's total loss, which may combine several losses.
 
-    Losses are those of onnxtrain, and ONNX's losses of class labels. Three kinds of values are a mean over the same
-    samples or labels as their losses: a multiple of a loss, a sum of losses with the same mean, and a loss plus a value
-    that does not depend on any input, such as a penalty on the weights. Any other value is assumed to be a mean over
-    samples, {}.
+    It recognizes the losses of onnxtrain and ONNX's loss ops for class labels. The result is their `mean_over` if the
+    value is a multiple of a loss, a sum of losses that all have the same `mean_over`, or a mean loss plus a term that
+    does not depend on any input, such as a weight penalty. Otherwise, it is {}: a mean over samples is assumed.
     """
     result: dict[str, Any] | None = json.loads(_described(loss) or _UNKNOWN)
     return result

@@ -19,13 +19,13 @@ class TverskyLoss(SampleLoss):
     """1 - (TP + smooth) / (TP + alpha·FP + beta·FN + smooth): 1 minus the Tversky index of each sample.
 
     With p = sigmoid(score) and sums over all positions of a sample: TP = Σ p·t, FP = Σ p·(1 - t), FN = Σ (1 - p)·t
-    (Salehi et al., 2017, equation 3). Targets t are 0 or 1, or between. With alpha = beta = 0.5, it is the Dice loss.
+    (Salehi et al., 2017, equation 3). Targets t are in [0, 1]. With alpha = beta = 0.5, it is the Dice loss.
 
     Attributes:
         activation: "sigmoid".
         default_metrics: "binary_accuracy".
         alpha: weight of false positives, non-negative, e.g. 0.3.
-        beta: weight of false negatives, non-negative, e.g. 0.7; larger than alpha, it favors recall.
+        beta: weight of false negatives, non-negative, e.g. 0.7; if larger than alpha, it favors recall.
         smooth: added to numerator and denominator, positive, in positions, e.g. 1.0. Without it, a sample without
             positive targets would have no gradient.
     """

@@ -17,8 +17,8 @@ class RINorm(nn.Module):
     """Reversible instance normalization: y = (x - mean) / stdev * affine_weight + affine_bias (Kim et al., ICLR 2022).
 
     The mean and stdev = sqrt(var + eps), with the biased variance, are computed per series: over all axes but the first
-    (batch) and the last (targets). An input with two axes has a single mean. The statistics are constants for the
-    gradient. `forward` stores them in the attributes `mean` and `stdev` for `transform` and `inverse`; they are not
+    (batch) and the last (targets). An input with two axes has a single mean. Gradients do not flow through the
+    statistics. `forward` stores them in the attributes `mean` and `stdev` for `transform` and `inverse`; they are not
     part of the state dict. `inverse` undoes the normalization.
 
     Args:
@@ -53,7 +53,7 @@ class RINorm(nn.Module):
             self.affine_bias = nn.Parameter(torch.zeros(input_dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalizes x, `[batch, ..., input_dim]`, by its own statistics, and stores the statistics."""
+        """Normalizes x, `[batch, ..., input_dim]`, with its own statistics, and stores them."""
         self._check("forward", x, axis=-1)
         # Empty for an input with two axes: PyTorch's mean over no axes is the mean over all elements.
         axes = tuple(range(1, x.ndim - 1))
@@ -69,7 +69,7 @@ class RINorm(nn.Module):
         return self._scale(centered, stdev)
 
     def transform(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalizes x, `[batch, ..., input_dim]`, by the statistics of the last `forward` call."""
+        """Normalizes x, `[batch, ..., input_dim]`, with the statistics of the last `forward` call."""
         self._check("transform", x, axis=-1)
         mean, stdev = self._statistics("transform")
         return self._scale(x - mean, stdev)

@@ -14,8 +14,8 @@ class RMSNorm(nn.Module):
     """Root mean square normalization: y = x / max(rms(x), eps) * g, with rms(x) = ||x|| / sqrt(dim) over the last axis.
 
     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019. `eps` is a lower bound of the root mean square, so
-    that rows with rms(x) > eps have a root mean square of exactly 1. `torch.nn.RMSNorm` is a different layer: it adds
-    eps to the mean square.
+    rows with rms(x) > eps are scaled to a root mean square of exactly 1. `torch.nn.RMSNorm` is a different layer: it
+    adds eps to the mean square.
 
     Args:
         dim: size of the last axis of the input, e.g. 512.
@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
             norm.
 
     Raises:
-        RuntimeError: in `forward`, the last axis of the input has another size than `dim`, even if `dim` is 1.
+        RuntimeError: in `forward`, the size of the last axis of the input is not `dim`, even if `dim` is 1.
 
     Example:
         >>> RMSNorm(4)(torch.tensor([[3.0, -3.0, 3.0, 3.0]])).tolist()

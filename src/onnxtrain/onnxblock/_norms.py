@@ -75,7 +75,7 @@ class LayerNorm(_Norm):
         self._bias = bias and elementwise_affine
 
     def build(self, input_name: str) -> str:
-        """Appends the layer to a value [..., *input_size]; returns the name of its output."""
+        """Applies the layer to a value [..., *input_size]; returns the name of its output."""
         opset = _graft.opset_of(self.base, "")
         if opset < _LAYER_NORMALIZATION_OPSET:
             raise GraphBuildError(
@@ -126,7 +126,7 @@ class RMSNorm(_Norm):
         self._eps = float(eps)
 
     def build(self, input_name: str) -> str:
-        """Appends the layer to a value [..., dim]; returns the name of its output."""
+        """Applies the layer to a value [..., dim]; returns the name of its output."""
         x = self._checked(input_name, [self._dim])
 
         def write(op: Emitter, x: ir.Value, g: ir.Value) -> ir.Value:
@@ -167,7 +167,7 @@ class RINorm(_Norm):
         self.inverse = _Inverse(self)
 
     def build(self, input_name: str) -> str:
-        """Appends the layer to a value [batch, ..., input_dim]; returns the name of its output."""
+        """Applies the layer to a value [batch, ..., input_dim]; returns the name of its output."""
         x = self._checked(input_name, [self._dim])
         parameters = []
         if self._affine:
@@ -225,7 +225,7 @@ class _Transform(_Reusing):
     """Normalizes another value with the statistics of an RINorm."""
 
     def build(self, input_name: str) -> str:
-        """Applies the layer, with the statistics of its last call, to a value; returns the name of the output."""
+        """Applies the layer, with the statistics of its last call, to a value; returns the name of its output."""
         self._checked(input_name, [self._norm._dim])
         return self._append(
             lambda op, x, mean, stdev, *parameters: _scaled(op, op.Sub(x, mean), stdev, *parameters),
@@ -235,10 +235,10 @@ class _Transform(_Reusing):
 
 
 class _Inverse(_Reusing):
-    """The inverse of an RINorm."""
+    """Undoes the normalization of an RINorm."""
 
     def build(self, input_name: str) -> str:
-        """Appends the inverse to a value [batch, length, input_dim, params]; returns the name of the output."""
+        """Applies the inverse to a value [batch, length, input_dim, params]; returns the name of its output."""
         self._checked(input_name, [self._norm._dim], params=1)
 
         def write(
@@ -273,7 +273,7 @@ def _stopped(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def _reduce(op: Emitter, op_type: str, x: ir.Value, axes: list[int]) -> ir.Value:
-    """Emits a reduction in the form of the opset."""
+    """Emits a reduction, with the axes as an input or an attribute depending on the opset."""
     if op.opset < _AXES_AS_INPUT_OPSET:
         return op.emit(op_type, x, axes=axes, keepdims=1)
     return op.emit(op_type, x, axes, keepdims=1)

@@ -59,7 +59,7 @@ class _BinaryOp(Block):
     """Base class of ops with two inputs; the class is named after the op type."""
 
     def build(self, input_name1: str, input_name2: str) -> str:
-        """Appends the op to two values, which broadcast; returns the name of the output."""
+        """Applies the op to two values, with broadcasting; returns the name of the output."""
         return self._append(lambda op, a, b: op.emit(type(self).__name__, a, b), input_name1, input_name2)
 
 
@@ -83,7 +83,7 @@ class _UnaryOp(Block):
     """Base class of ops with one input; the class is named after the op type."""
 
     def build(self, input_name: str) -> str:
-        """Appends the op to a value; returns the name of the output."""
+        """Applies the op to a value; returns the name of the output."""
         return self._append(lambda op, x: op.emit(type(self).__name__, x), input_name)
 
 
@@ -114,7 +114,7 @@ class _Reduction(Block):
     keepdims: bool = True
 
     def build(self, input_name: str) -> str:
-        """Appends the reduction of a value; returns the name of the output."""
+        """Applies the reduction to a value; returns the name of the output."""
         return self._append(
             lambda op, x: op.emit(type(self).__name__, x, keepdims=int(self.keepdims)), input_name
         )
@@ -139,7 +139,7 @@ class Pow(Block):
     exponent: float
 
     def build(self, pow_input_name: str) -> str:
-        """Appends the power of a value; returns the name of the output."""
+        """Applies the op to a value; returns the name of the output."""
         return self._append(lambda op, x: op.Pow(x, float(self.exponent)), pow_input_name)
 
 
@@ -156,7 +156,7 @@ class Clip(Block):
     clip_max: float | None = None
 
     def build(self, clip_input_name: str) -> str:
-        """Appends the op to a value; returns the name of the output."""
+        """Applies the op to a value; returns the name of the output."""
 
         def write(op: Emitter, x: ir.Value) -> ir.Value:
             # Clip requires bounds with the input's dtype.
@@ -187,7 +187,7 @@ class SequenceConstruct(Block):
     """An ONNX sequence of the inputs."""
 
     def build(self, *sequence_input_names: str) -> str:
-        """Appends the sequence of one or more values with the same dtype; returns its name."""
+        """Builds a sequence of one or more values with the same dtype; returns its name."""
         return self._append(lambda op, *xs: op.SequenceConstruct(*xs), *sequence_input_names)
 
 
@@ -195,7 +195,7 @@ class ReduceAllL2(Block):
     """The L2 norm over all elements of all inputs, a scalar."""
 
     def build(self, *reduce_node_input_names: str) -> str:
-        """Appends the norm of one or more tensors; returns its name."""
+        """Computes the joint norm of one or more tensors; returns its name."""
 
         def write(op: Emitter, *xs: ir.Value) -> ir.Value:
             if not xs:
@@ -242,7 +242,7 @@ class InputLike(Block):
 
 
 class LabelEncoder(Block):
-    """Maps keys to values by the op LabelEncoder of domain ai.onnx.ml.
+    """Maps keys to values with the op ai.onnx.ml.LabelEncoder.
 
     Pass exactly one list of keys and one list of values, with equal lengths. An element that is not among the keys is
     mapped to the default of the values' type.
@@ -295,7 +295,7 @@ class LabelEncoder(Block):
         }
 
     def build(self, label_encoder_input_name: str) -> str:
-        """Appends the op to a value; returns the name of the output."""
+        """Applies the op to a value; returns the name of the output."""
         # Emitters only support the standard domain and that of onnxtrain.
         return _graft.add_node(
             self._accessor,
@@ -319,7 +319,7 @@ class Cast(Block):
     to: int
 
     def build(self, cast_input_name: str) -> str:
-        """Appends the op to a value; returns the name of the output."""
+        """Applies the op to a value; returns the name of the output."""
         return self._append(lambda op, x: op.Cast(x, to=ir.DataType(self.to)), cast_input_name)
 
 
@@ -346,7 +346,7 @@ class Linear(Block):
         self._factors = {"alpha": float(alpha), "beta": float(beta)}
 
     def build(self, linear_input_name: str) -> str:
-        """Appends the layer; returns the name of its output."""
+        """Applies the layer to a value [n, in_features]; returns the name of its output."""
         # float32 if the dtype is unknown, e.g. after an op of ONNX Runtime.
         dtype = self._describe(linear_input_name).dtype or ir.DataType.FLOAT
         if not dtype.is_floating_point():

@@ -28,9 +28,9 @@ def save_checkpoint(
     path_to_checkpoint: str | os.PathLike[str],
     nominal_checkpoint: bool = False,
 ) -> None:
-    """Writes the parameters of a model to a checkpoint file, from which training starts.
+    """Writes the parameters of a model to a checkpoint file, the starting point of training.
 
-    External data is copied from file to file, and not loaded as a whole.
+    External data is streamed from file to file, without loading it as a whole.
 
     Args:
         parameters: the trainable and the frozen parameters, as returned by :meth:`TrainingBlock.parameters`. Relative
@@ -70,8 +70,8 @@ def save_checkpoint(
 def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto) -> None:
     """Copies the values in a checkpoint to the initializers with the same names in a model.
 
-    Parameters that the model lacks, such as those of a head for training, are skipped with a warning. Initializers that
-    the checkpoint lacks are not modified.
+    Parameters that the model lacks, such as those of a training-only head, are skipped with a warning. Initializers
+    that the checkpoint lacks are not modified.
 
     Args:
         path_to_checkpoint: path of a file written by :func:`save_checkpoint` or `CheckpointState.save_checkpoint`.

@@ -1,9 +1,9 @@
 """Defines `Recipe`: how a model is trained, as one value.
 
-A recipe holds everything that decides which graphs a training run is made of: loss, optimizer, trained parameters,
-modes of layers, precision. It does not say which data is trained on, for how long, or where files are written.
-`generate_artifacts`, `Trainer` and `plan_training` take one, or make one from their older keyword arguments. Options of
-the command line are made from its fields.
+A recipe contains all settings that determine the graphs of a training run: loss, optimizer, trained parameters, modes
+of layers, precision. It does not contain the data, the length of the training, or paths of files. `generate_artifacts`,
+`Trainer` and `plan_training` take a recipe, or build one from their older keyword arguments. Command-line options are
+generated from its fields.
 
 A new training option is one new field here, the code that reads it, and a test.
 """
@@ -31,7 +31,7 @@ __all__ = ["Recipe"]
 
 
 class LossType(Enum):
-    """Losses of onnxruntime-training. `onnxtrain.losses` has them with their settings, and more."""
+    """The losses of onnxruntime-training. For settings and other losses, see `onnxtrain.losses`."""
 
     # The numbers are those of onnxruntime-training.
 
@@ -42,7 +42,7 @@ class LossType(Enum):
 
 
 class OptimType(Enum):
-    """Optimizers of onnxruntime-training. `onnxtrain.optimizers` has them with their settings, and more."""
+    """The optimizers of onnxruntime-training. For settings and other optimizers, see `onnxtrain.optimizers`."""
 
     # The numbers are those of onnxruntime-training.
 
@@ -54,7 +54,7 @@ LossSpec: TypeAlias = "LossType | Loss | str | Block | None"
 OptimizerSpec: TypeAlias = "OptimType | Optimizer | str | Block | None"
 
 Names = Sequence[str] | str | None
-"""Names or patterns, e.g. ["fc.*", "head.bias"]; a single one needs no list."""
+"""Names or patterns, e.g. ["fc.*", "head.bias"]; a single one may be a plain string."""
 
 LayerMode = Literal["as_exported", "training", "inference"]
 """Mode of a BatchNormalization or Dropout node."""
@@ -88,10 +88,9 @@ class ShellOption:
         kind: type of the value in the shell, e.g. `bool` for a switch, `list[str]` for an option that may be repeated.
         metavar: name of the value in `--help`, e.g. "PATTERN"; None for a switch or a choice.
         name: name of the option if it differs from the field, e.g. "freeze" for `--freeze`.
-        group: options that it belongs to: "model", "optimizer", or "memory", which `plan` does not have as it measures
-            both values.
-        parse: converts the value of the shell to that of the field; raises ValueError with the allowed values. None if
-            both are the same.
+        group: "model", "optimizer" or "memory". `plan` has no memory options, because it measures both values.
+        parse: converts the shell's value to the field's value; raises ValueError with the allowed values. None if both
+            are the same.
     """
 
     help: str
@@ -107,8 +106,8 @@ def _field(default: Any, option: ShellOption | str) -> Any:
 
     Args:
         default: default value.
-        option: the option of the command line that sets the field; or the options that set it together with others,
-            or the reason why none does, as text.
+        option: the command-line option that sets the field. If several options set it, or none, a text that names them
+            or gives the reason.
     """
     return dataclasses.field(default=default, metadata={"shell": option})
 
@@ -117,8 +116,8 @@ def _by_pattern(read: Callable[[str], Any], allowed: str) -> Callable[[Sequence[
     """Returns a parser of one value for all layers, e.g. "0.1", or of one per pattern, e.g. "head.*=0.5".
 
     Args:
-        read: converts the text of one value; raises ValueError if it is wrong.
-        allowed: describes the right values, as the end of a message.
+        read: converts the text of one value; raises ValueError if it is invalid.
+        allowed: description of the valid values, which ends the error message.
     """
 
     def parse(texts: Sequence[str] | None) -> Any:
@@ -155,13 +154,13 @@ class Recipe:
     """Training configuration of a model: loss, optimizer, trained parameters, layer modes, precision.
 
     One recipe serves :func:`onnxtrain.generate_artifacts`, :class:`onnxtrain.Trainer` and
-    :func:`onnxtrain.plan_training`. `dataclasses.replace(recipe, precision="bf16")` makes another one.
+    :func:`onnxtrain.plan_training`. `dataclasses.replace(recipe, precision="bf16")` returns a modified copy.
 
     Raises:
-        GraphBuildError: two fields exclude each other.
+        GraphBuildError: two fields cannot be combined.
         InputError: `dropout` is not a number in [0, 1), or a mapping to such numbers.
-        TypeError: a field that takes names holds something else.
-        ValueError: `precision`, `activations` or `profile` has an unknown value.
+        TypeError: a field for names is not a string or a list of strings.
+        ValueError: `precision`, `activations`, `profile` or `recompute` has an unknown value.
 
     Example:
         >>> from onnxtrain import Recipe
@@ -183,14 +182,14 @@ class Recipe:
     clip_grad_norm: float | None = _field(
         None,
         ShellOption(
-            "Scale all gradients down if their common L2 norm is larger, e.g. 1.0. Default: no clipping.",
+            "Scale all gradients down if their total L2 norm exceeds this value, e.g. 1.0. Default: no clipping.",
             float | None,
             "NORM",
             name="clip_norm",
             group="optimizer",
         ),
     )
-    """Scale all gradients down together if their common L2 norm is larger, e.g. 1.0. None: no limit."""
+    """Maximum total L2 norm of the gradients, e.g. 1.0. Larger gradients are all scaled down to it. None: no limit."""
 
     clip_grad_value: float | None = _field(
         None,
@@ -202,7 +201,7 @@ class Recipe:
             group="optimizer",
         ),
     )
-    """Clip each element of the gradients to plus or minus this value, e.g. 0.5. None: no limit."""
+    """Maximum absolute value of each gradient element, e.g. 0.5; elements are clipped to it. None: no limit."""
 
     requires_grad: Names = _field(
         None,
@@ -316,8 +315,8 @@ class Recipe:
     )
     """Hosts that the models run on: "default", or "portable" for models that also run in ONNX Runtime's builds for
     browsers and phones, with the same results. Ops that one of the builds lacks or gets wrong are replaced, and Dropout
-    masks are drawn from an input of the training model. `docs/own-host.md` says what a host feeds there; the on-device
-    API does it."""
+    masks are generated from an additional input of the training model. The on-device API feeds it; `docs/own-host.md`
+    describes it for other hosts."""
 
     recompute: Recompute = _field(
         False,
@@ -330,7 +329,7 @@ class Recipe:
     )
     """True to recompute results of elementwise ops and normalizations, and of some products, in the backward pass
     instead of keeping them: less memory, more time, the same gradients. "cheap" recomputes elementwise ops and
-    normalizations only, which takes hardly any time; trainings of adapters do so in any case."""
+    normalizations only, which takes hardly any time; it is always done when adapters are trained."""
 
     sparse_gradients: Names = _field(
         None,
@@ -347,9 +346,10 @@ class Recipe:
     decay."""
 
     lora: LoraConfig | None = _field(None, "--lora-rank, --lora-targets, --lora-alpha and --lora-dropout")
-    """Adapters to train beside the linear layers, e.g. `LoraConfig(r=8)`, and nothing else but `requires_grad`. The
-    checkpoint then holds the adapters, the models hold the other weights. A model that has adapters already
-    (`add_lora`, `load_adapter`) needs no `lora`: its adapters are trained if `requires_grad` is None."""
+    """Adapters to add to linear layers and train, e.g. `LoraConfig(r=8)`; other parameters are trained only if
+    `requires_grad` names them. The checkpoint then contains the adapters, and the models contain the other weights. A
+    model that already has adapters (`add_lora`, `load_adapter`) needs no `lora`: its adapters are trained if
+    `requires_grad` is None."""
 
     loss_input_names: Names = _field(
         None,
@@ -370,8 +370,8 @@ class Recipe:
     """Values that the training and eval models return after the loss, e.g. ["logits"]."""
 
     sample_weight: bool = _field(False, "`train` asks for it when the data has weights")
-    """True for models that take a weight for each sample, as a last target `sample_weight` of shape [N]. The loss is
-    then the weighted mean sum(w*l) / sum(w)."""
+    """True for models that take a weight for each sample, as an additional last target `sample_weight` of shape
+    [N]. The loss is then the weighted mean sum(w*l) / sum(w)."""
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -406,15 +406,15 @@ class Recipe:
 def filled_recipe(
     function: Callable[..., object], recipe: Recipe | None, arguments: Mapping[str, Any]
 ) -> Recipe:
-    """Returns the recipe that a function was called with, or makes it of the function's other arguments.
+    """Returns the recipe that a function was called with, or builds it from the function's other arguments.
 
     Args:
-        function: the function, e.g. `generate_artifacts`; defaults of its parameters are those of its signature.
+        function: the function, e.g. `generate_artifacts`; its signature contains the default values.
         recipe: its argument `recipe`.
         arguments: its arguments that are fields of a recipe, by name.
 
     Raises:
-        TypeError: `recipe` is not a Recipe, or one of its fields was passed, too.
+        TypeError: `recipe` is not a Recipe, or one of its fields was also passed as an argument.
     """
     if recipe is None:
         return Recipe(**arguments)
@@ -435,7 +435,7 @@ def filled_recipe(
 
 
 def _name_list(option: str, names: object) -> list[str] | None:
-    """Returns names as a list; a single name needs none. Raises TypeError if they are not strings."""
+    """Converts a name or a collection of names to a list. Raises TypeError if they are not strings."""
     if names is None:
         return None
     if isinstance(names, str):

@@ -1,4 +1,4 @@
-"""Learning rate schedules: a factor of the learning rate for each optimizer step.
+"""Learning rate schedules: a learning rate factor for each optimizer step.
 
 A schedule is a function of the position in the training run, so a resumed run follows the same curve. The schedules in
 this module are dataclasses whose parameters are saved with the run. :data:`SCHEDULES` maps names to schedules with
@@ -50,7 +50,7 @@ class Schedule:
     needs_total: ClassVar[bool] = True
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor of the learning rate.
+        """Returns the learning rate factor.
 
         Args:
             step: number of optimizer steps taken so far.
@@ -90,7 +90,7 @@ class Linear(Schedule):
         self._require(self.end_factor >= 0, "end_factor >= 0")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor of the learning rate."""
+        """Returns the learning rate factor."""
         return self.end_factor + (1.0 - self.end_factor) * (1.0 - _elapsed(step, total))
 
 
@@ -108,7 +108,7 @@ class Cosine(Schedule):
         self._require(self.end_factor >= 0, "end_factor >= 0")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor of the learning rate."""
+        """Returns the learning rate factor."""
         return self.end_factor + (1.0 - self.end_factor) * _half_cosine(_elapsed(step, total))
 
 
@@ -116,7 +116,7 @@ class Cosine(Schedule):
 class CosineWithRestarts(Schedule):
     """Falls from 1 to 0 along half a cosine, `cycles` times, and jumps back to 1 in between.
 
-    Like `get_cosine_with_hard_restarts_schedule_with_warmup` of transformers.
+    Same curve as `get_cosine_with_hard_restarts_schedule_with_warmup` of transformers.
 
     Attributes:
         cycles: number of cycles, e.g. 2.
@@ -129,14 +129,14 @@ class CosineWithRestarts(Schedule):
         self._require(isinstance(self.cycles, int) and self.cycles >= 1, "cycles >= 1")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor of the learning rate."""
+        """Returns the learning rate factor."""
         # At the last step, the remainder is 0, which would be the beginning of a new cycle.
         return 0.0 if step >= total else _half_cosine((self.cycles * step / total) % 1.0)
 
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """Falls from 1 to `end_factor` as `(1 - step / total) ** power`.
+    """Falls from 1 to `end_factor` polynomially: `(1 - step / total) ** power` if `end_factor` is 0.
 
     Attributes:
         power: exponent; 1 is a straight line.
@@ -150,7 +150,7 @@ class Polynomial(Schedule):
         self._require(self.power > 0 and self.end_factor >= 0, "power > 0 and end_factor >= 0")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor of the learning rate."""
+        """Returns the learning rate factor."""
         left = 1.0 - _elapsed(step, total)
         return float(self.end_factor + (1.0 - self.end_factor) * left**self.power)
 
@@ -180,7 +180,7 @@ class Step(Schedule):
         )
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor of the learning rate."""
+        """Returns the learning rate factor."""
         return _power(self.gamma, (epoch if self.unit == "epoch" else step) // self.step_size)
 
 
@@ -211,7 +211,7 @@ class MultiStep(Schedule):
         )
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor of the learning rate."""
+        """Returns the learning rate factor."""
         # The step at a milestone already has the lower rate, as in PyTorch.
         passed = bisect.bisect_right(self.milestones, epoch if self.unit == "epoch" else step)
         return _power(self.gamma, passed)
@@ -235,7 +235,7 @@ class Exponential(Schedule):
         self._require(self.gamma > 0 and self.unit in get_args(Unit), "gamma > 0 and unit 'epoch' or 'step'")
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor of the learning rate."""
+        """Returns the learning rate factor."""
         return _power(self.gamma, epoch if self.unit == "epoch" else step)
 
 
@@ -267,7 +267,7 @@ class OneCycle(Schedule):
         )
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
-        """Returns the factor of the learning rate."""
+        """Returns the learning rate factor."""
         first = 1.0 / self.div_factor
         # Dividing twice, because the product of both factors could make the quotient underflow to zero.
         last = first / self.final_div_factor

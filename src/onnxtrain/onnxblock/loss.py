@@ -164,9 +164,9 @@ class BCEWithLogitsLoss(_FloatTargetLoss):
     """Binary cross-entropy of sigmoid(scores), numerically stable.
 
     Args:
-        weight: factor of each term; array that broadcasts to the scores.
+        weight: weight of each element; an array that broadcasts to the scores.
         reduction: "mean", "sum" or "none".
-        pos_weight: factor of the terms of positive targets; array that broadcasts to the scores, e.g. [C].
+        pos_weight: weight of positive targets; an array that broadcasts to the scores, e.g. [C].
     """
 
     makes = losses.BCEWithLogitsLoss

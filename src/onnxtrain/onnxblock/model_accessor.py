@@ -96,10 +96,11 @@ def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = Non
     Args:
         model: the model to build on; not modified. External data that is not loaded (`onnx.load(path,
             load_external_data=False)`) is not read.
-        model_path: path of the file of `model`, in whose directory external data is found.
+        model_path: path of the file that `model` was loaded from. Its directory contains the external data. Default:
+            external data is in the current directory.
 
     Returns:
-        The accessor; its `model` is the model that the blocks have built.
+        The accessor; its `model` is the model built so far.
 
     Raises:
         GraphBuildError: `model` is not a `ModelProto`.

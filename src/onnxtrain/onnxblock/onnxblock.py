@@ -51,7 +51,7 @@ class ForwardBlock(Block):
         return result
 
     def to_model_proto(self) -> onnx.ModelProto:
-        """Returns the base model immediately after this block was built.
+        """Returns the base model as it was after this block was built, without the nodes of later blocks.
 
         Raises:
             TrainingStateError: the block has not been built yet.
@@ -60,10 +60,10 @@ class ForwardBlock(Block):
 
 
 class TrainingBlock(Block):
-    """A block whose output is the loss, from which the training model and the eval model are built.
+    """A block that ends in the loss, and builds the training model and the eval model.
 
-    `build` returns the name of the loss, a tensor with one element, or a tuple of the loss and further values that the
-    models return.
+    `build` returns the name of the loss, a tensor with one element. To make the models return further values, `build`
+    returns a tuple: the loss, then their names.
 
     Example:
         >>> from onnxtrain import onnxblock
@@ -83,17 +83,17 @@ class TrainingBlock(Block):
         self._models: tuple[onnx.ModelProto, onnx.ModelProto] | None = None
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Marks a parameter as trained or as frozen, i.e. in the checkpoint but not trained.
+        """Marks a parameter as trained or as frozen (in the checkpoint, but not trained).
 
         If no parameter is marked as trained, all floating-point parameters are trained except frozen ones and BatchNorm
         running statistics. If some are, unmarked parameters remain embedded in the models.
 
-        The name may also be that of an input of the base model. Then the training model also returns the gradient of
-        the input, named `<input>_grad` if this name is not in use. Sessions return it, but the on-device API does not.
+        For an input of the base model, the training model returns its gradient as an additional output, named
+        `<input>_grad` if this name is not in use. The on-device API ignores this output.
 
         Args:
             argument_name: name of an initializer or input of the base model, e.g. "fc.weight".
-            value: True to train it, False to freeze it. The last call for a name counts.
+            value: True to train it, False to freeze it. For repeated calls with the same name, the last one wins.
         """
         self._wanted[argument_name] = bool(value)
 
@@ -137,8 +137,8 @@ class TrainingBlock(Block):
     def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
         """Returns the trainable and the frozen parameters, each in the order of the model.
 
-        Protos of external tensors refer to the file by its absolute path. BatchNorm running statistics are the last of
-        the frozen ones; :func:`save_checkpoint` recognizes them by their metadata.
+        Protos of external tensors refer to the file by its absolute path. BatchNorm running statistics are at the end
+        of the frozen list; :func:`save_checkpoint` recognizes them by their metadata.
 
         Raises:
             TrainingStateError: the block has not been built yet.
@@ -168,7 +168,7 @@ def build_forward(
         block: the block, e.g. a loss.
         model: the model to build on; not modified.
         names: arguments of the call, e.g. ["logits"].
-        model_path: path of the file of `model`, in whose directory external data is found.
+        model_path: path of the file that `model` was loaded from. Its directory contains the external data.
         additional_outputs: names of further outputs.
 
     Returns:
@@ -213,7 +213,7 @@ def output_names(result: str | Iterable[str], doing: str) -> list[str]:
 
 
 def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> None:
-    """Replaces the outputs of the base model by the values `names`."""
+    """Replaces the outputs of the base model with the values `names`."""
     infos = []
     for name in names:
         value = _graft.describe(accessor, name, doing)

@@ -95,7 +95,7 @@ Clipping = ClippingBlock | optimizers.GradientClipping | None
 
 
 class OptimizerBlock(ForwardBlock):
-    """A block that builds the optimizer model of `onnxtrain.optimizers` in an empty base model.
+    """A block that builds an optimizer model from an optimizer of `onnxtrain.optimizers`; needs an empty base model.
 
     Attributes:
         optimizer: the optimizer with its settings, e.g. `optimizers.SGD(momentum=0.9)`.
@@ -152,7 +152,7 @@ def build_optimizer(
         parameters: the trainable and the frozen parameters with which the block is called.
 
     Returns:
-        The model, and the entry of the optimizer in the manifest.
+        The model, and the optimizer's manifest entry.
 
     Raises:
         GraphBuildError: the block has not built an optimizer model.
@@ -229,9 +229,9 @@ class AdamW(_NamedOptimizer):
     """Adam with decoupled weight decay; see :class:`onnxtrain.optimizers.AdamW` for the formulas.
 
     Args:
-        bias_correction: False leaves the running means uncorrected.
+        bias_correction: False to use the running means without bias correction.
         betas: decay rates of the running means of the gradient and of its square.
-        eps: added to the denominator, to keep it from zero.
+        eps: added to the denominator for numerical stability.
         weight_decay: coefficient of decoupled weight decay.
         clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
         adam_mode: 1 decays the weights after Adam's step, as onnxruntime-training does; 0 before it, as PyTorch does.
@@ -253,8 +253,8 @@ class Adam(_NamedOptimizer):
 
     Args:
         betas: decay rates of the running means of the gradient and of its square.
-        eps: added to the denominator, to keep it from zero.
-        weight_decay: factor of the L2 penalty.
+        eps: added to the denominator for numerical stability.
+        weight_decay: coefficient of the L2 penalty.
         clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
     """
 
@@ -271,10 +271,10 @@ class SGD(_NamedOptimizer):
 
     Args:
         clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
-        momentum: factor of the momentum; with 0 the optimizer has no state.
-        dampening: the momentum takes the gradient times 1 - dampening.
-        weight_decay: factor of the L2 penalty.
-        nesterov: use Nesterov's momentum, which needs momentum > 0 and dampening 0.
+        momentum: decay rate of the momentum; with 0 the optimizer has no state.
+        dampening: the gradient is multiplied by 1 - dampening before it is added to the momentum.
+        weight_decay: coefficient of the L2 penalty.
+        nesterov: True for Nesterov momentum, which requires momentum > 0 and dampening 0.
     """
 
     makes = optimizers.SGD
@@ -292,10 +292,10 @@ class Adagrad(_NamedOptimizer):
     """Adagrad; see :class:`onnxtrain.optimizers.Adagrad`.
 
     Args:
-        lr_decay: the learning rate of step t, from 0, is divided by 1 + t·lr_decay.
-        weight_decay: factor of the L2 penalty.
+        lr_decay: the learning rate at step t (0 at the first step) is divided by 1 + t·lr_decay.
+        weight_decay: coefficient of the L2 penalty.
         initial_accumulator_value: sum of squared gradients before the first step, e.g. 0.1.
-        eps: added to the denominator, to keep it from zero.
+        eps: added to the denominator for numerical stability.
         clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
     """
 
@@ -313,10 +313,10 @@ class RMSprop(_NamedOptimizer):
 
     Args:
         alpha: decay rate of the running mean of squared gradients.
-        eps: added to the denominator, to keep it from zero.
-        weight_decay: factor of the L2 penalty.
-        momentum: factor of the momentum; with 0 there is none.
-        centered: divide by the standard deviation instead of the root mean square.
+        eps: added to the denominator for numerical stability.
+        weight_decay: coefficient of the L2 penalty.
+        momentum: decay rate of the momentum; 0 disables it.
+        centered: True to divide by the standard deviation of the gradient instead of its root mean square.
         clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
     """
 

@@ -1,4 +1,4 @@
-"""Defines FusedAdam, a PyTorch optimizer that updates all parameters in a few calls."""
+"""Defines FusedAdam, a PyTorch optimizer that updates all parameters with a few multi-tensor operator calls."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ class AdamWMode(IntEnum):
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam (https://arxiv.org/abs/1412.6980) and AdamW (https://arxiv.org/abs/1711.05101) in few calls per step.
+    """Adam and AdamW that update all parameters together, with PyTorch's multi-tensor operators.
 
-    Name, arguments and defaults are those of onnxruntime-training. PyTorch's multi-tensor operators replace its CUDA
-    kernels, so FusedAdam runs on every device, in every floating-point dtype.
+    Name, arguments and defaults are those of onnxruntime-training. Unlike its CUDA kernels, these operators run on
+    every device, in every floating-point dtype. Papers: https://arxiv.org/abs/1412.6980 (Adam),
+    https://arxiv.org/abs/1711.05101 (AdamW).
 
     Args:
         params: parameters, or parameter groups, as for `torch.optim.Adam`.
         lr: learning rate, e.g. 1e-3.
-        bias_correction: True divides the moments by `1 - beta ** step`.
+        bias_correction: True to divide the moments by `1 - beta ** step`.
         betas: decay rates of the two moments, e.g. (0.9, 0.999).
-        eps: added to the denominator, e.g. 1e-6.
+        eps: added to the denominator for numerical stability, e.g. 1e-6.
         adam_w_mode: kind of weight decay, an :class:`AdamWMode`.
-        weight_decay: weight decay coefficient, e.g. 0.01; each step shrinks parameters by lr * weight_decay.
-        set_grad_none: True makes :meth:`zero_grad` set gradients to None, regardless of its argument.
+        weight_decay: weight decay coefficient, e.g. 0.01. In each step, the AdamW modes multiply parameters by
+            `1 - lr * weight_decay`; the L2 mode adds `weight_decay * parameter` to the gradient.
+        set_grad_none: True to make :meth:`zero_grad` set gradients to None, regardless of its argument.
 
     Raises:
         ValueError: an argument is out of range.

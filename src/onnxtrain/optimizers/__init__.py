@@ -62,7 +62,10 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {name: globals()[kind] for name, kind i
 
 
 def make_optimizer(spec: str | Optimizer) -> Optimizer:
-    """Returns the optimizer with a name in :data:`OPTIMIZERS`, with default settings; returns an Optimizer unchanged.
+    """Converts the name of an optimizer to an Optimizer with default settings; returns an Optimizer unchanged.
+
+    Args:
+        spec: a key of :data:`OPTIMIZERS`, e.g. "sgd", or an Optimizer.
 
     Raises:
         GraphBuildError: there is no optimizer with that name.

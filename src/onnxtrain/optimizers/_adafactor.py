@@ -21,13 +21,13 @@ from ._base import Moment, Optimizer, require_not_negative
 class Adafactor(Optimizer):
     """Adafactor (Shazeer and Stern, 2018), like torch.optim.Adafactor: factored second moments.
 
-    With the step t, b = t**beta2_decay and rho = min(lr, 1/sqrt(t)): rows' = (1 - b)·rows + b·mean(g² over each row),
-    and columns' likewise. The estimate of g² is rows'·columns'/max(mean(rows'), eps1), or for vectors and scalars a
-    running mean of g². With u = g/sqrt(max(estimate, eps1²)): w' = (1 - lr·weight_decay)·w - rho·max(eps2,
+    At step t, with b = t**beta2_decay and rho = min(lr, 1/sqrt(t)): rows' = (1 - b)·rows + b·mean(g² over each row);
+    columns' is computed in the same way. The estimate of g² is rows'·columns'/max(mean(rows'), eps1), but for vectors
+    and scalars a running mean. With u = g/sqrt(max(estimate, eps1²)): w' = (1 - lr·weight_decay)·w - rho·max(eps2,
     rms(w))/max(1, rms(u)/d)·u. Steps are relative to the magnitude of the parameter: learning rates are around 1e-2.
 
     Attributes:
-        elementwise: False, as root mean squares and moments are those of a whole parameter.
+        elementwise: False, because the moments and root mean squares depend on all elements of a parameter.
         beta2_decay: exponent of b, at most 0, e.g. -0.8. The closer to 0, the faster old gradients are forgotten.
         eps: (eps1, eps2), e.g. (None, 1e-3). eps1 keeps the estimate away from zero; None means the machine epsilon
             of the dtype. If the root mean square of a parameter is below eps2, eps2 is used instead.

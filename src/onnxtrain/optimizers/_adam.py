@@ -92,17 +92,17 @@ class AdamW(_AdamFamily):
     With m' and v' the running means of g and g², c1 = 1 - beta1**step, c2 = 1 - beta2**step:
 
     - adam_mode 0, the default, like torch.optim.AdamW: w' = w·(1 - lr·weight_decay) - lr·(m'/c1)/(sqrt(v'/c2) + eps).
-    - adam_mode 1, as Hugging Face's former AdamW and onnxruntime-training: u = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps);
-      w' = u - lr·weight_decay·u.
+    - adam_mode 1, like Hugging Face's former AdamW and onnxruntime-training:
+      u = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps); w' = u - lr·weight_decay·u.
 
     The name "adamw" stands for `AdamW()`; `OptimType.AdamW` and `onnxblock.optim.AdamW()` stand for
     :meth:`of_onnxruntime_training`.
 
     Attributes:
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
-        eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
+        eps: added to the denominator for numerical stability, e.g. 1e-8.
         weight_decay: coefficient of decoupled weight decay, e.g. 0.01.
-        bias_correction: False takes c1 = c2 = 1.
+        bias_correction: False to set c1 = c2 = 1.
         adam_mode: 0 decays the weights before Adam's step, as PyTorch does; 1 decays them after the step, as Hugging
             Face's former AdamW and onnxruntime-training do.
     """
@@ -143,13 +143,13 @@ class AdamW(_AdamFamily):
 class Adam(_AdamFamily):
     """Adam (Kingma and Ba, 2015), like torch.optim.Adam: weight decay is an L2 penalty, added to the gradient.
 
-    w' = w - lr·(m'/c1)/(sqrt(v'/c2) + eps), with m' and v' the running means of g + weight_decay·w and its square, c1 =
-    1 - beta1**step, c2 = 1 - beta2**step.
+    w' = w - lr·(m'/c1)/(sqrt(v'/c2) + eps), with m' and v' the running means of g + weight_decay·w and of its square,
+    c1 = 1 - beta1**step, c2 = 1 - beta2**step.
 
     Attributes:
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
-        eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
-        weight_decay: factor of the L2 penalty, e.g. 1e-4.
+        eps: added to the denominator for numerical stability, e.g. 1e-8.
+        weight_decay: coefficient of the L2 penalty, e.g. 1e-4.
     """
 
     weight_decay: float = 0.0
@@ -174,18 +174,19 @@ class Adam(_AdamFamily):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseAdam(_AdamFamily):
-    """Adam for the rows of embeddings that a batch reads, like torch.optim.SparseAdam; other rows keep their values.
+    """Adam that updates only the embedding rows used in the batch, like torch.optim.SparseAdam.
 
     w' = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps), with m' and v' the running means of g and g², c1 = 1 - beta1**step,
-    c2 = 1 - beta2**step. `step` counts all steps; the moments of a row decay only in steps that read the row.
+    c2 = 1 - beta2**step. `step` counts all steps; the moments of a row decay only in steps that use the row.
 
-    For parameters in `sparse_gradients` of :func:`onnxtrain.artifacts.generate_artifacts`, usually as a group::
+    All its parameters must be listed in `sparse_gradients` of :func:`onnxtrain.artifacts.generate_artifacts`. Usually
+    they are a group of another optimizer::
 
         AdamW(groups=[ParameterGroup("embedding.weight", optimizer=SparseAdam())])
 
     Attributes:
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
-        eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
+        eps: added to the denominator for numerical stability, e.g. 1e-8.
     """
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:

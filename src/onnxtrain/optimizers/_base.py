@@ -18,13 +18,13 @@ from ._clipping import GradientClipping
 
 @dataclass(frozen=True)
 class MomentSpec:
-    """One tensor of optimizer state of a parameter, with the name that it has in models and checkpoints.
+    """One tensor of a parameter's optimizer state, with its name in models and checkpoints.
 
     Attributes:
         name: suffix of the graph input and key in checkpoints, e.g. "momentum0".
         initial_value: value of every element before the first step, e.g. 0.0.
         meaning: a description, e.g. "running mean of the gradient".
-        shape: dimensions, for most optimizers those of the parameter, e.g. (784, 10).
+        shape: dimensions, e.g. (784, 10); for most optimizers, the parameter's shape.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Moment(NamedTuple):
     Attributes:
         meaning: a description, e.g. "running mean of the gradient".
         initial_value: value of every element before the first step, e.g. 0.0.
-        shape: dimensions, e.g. () or (3, 1); None for those of the parameter.
+        shape: dimensions, e.g. () or (3, 1); None for the parameter's shape.
     """
 
     meaning: str
@@ -48,7 +48,7 @@ class Moment(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """Values that the step of one parameter reads, in the dtype of the computation, e.g. float32 for float16.
+    """Inputs of one parameter's update, in the dtype of the computation, e.g. float32 for a float16 parameter.
 
     Attributes:
         w: the parameter.
@@ -69,9 +69,10 @@ class ParameterGroup:
 
     Attributes:
         parameters: names, or patterns of names such as "*.bias"; each must match at least one parameter.
-        learning_rate_scale: factor of the learning rate, e.g. 0.1; None for 1.
+        learning_rate_scale: factor by which the learning rate is multiplied, e.g. 0.1; None for 1.
         weight_decay: the group's weight decay, e.g. 0.0; None for the optimizer's.
-        optimizer: the group's optimizer, e.g. Muon(), without clipping and groups; None for the optimizer itself.
+        optimizer: the group's optimizer, e.g. Muon(), without clipping and groups of its own; None for the optimizer
+            that the group belongs to.
 
     Example:
         >>> from onnxtrain.optimizers import AdamW
@@ -152,15 +153,18 @@ class Optimizer(ABC):
         """Returns the moments of a parameter with this shape."""
 
     def refusal(self, shape: tuple[int, ...]) -> str | None:
-        """Returns why a parameter with this shape cannot be updated, for the error; None if it can."""
+        """Returns the reason why the optimizer does not support parameters of this shape; None if it does.
+
+        The reason is the end of an error message.
+        """
         return None
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
-        """Returns why a sparse (or a dense) gradient cannot be used, for the error; None if it can.
+        """Returns the reason why the optimizer does not support a sparse (or dense) gradient; None if it does.
 
-        With a sparse gradient, the step runs on the rows that the batch read, as if they were the parameter. The result
-        equals that of the dense step if the optimizer is elementwise and does not change elements whose gradient is
-        zero.
+        The reason is part of an error message. With a sparse gradient, only the rows used in the batch are updated. The
+        result is that of a dense update only if the optimizer is elementwise and leaves elements with a zero gradient
+        unchanged.
         """
         return "its moments and weight decay also update rows without a gradient" if sparse else None
 
@@ -177,27 +181,28 @@ class Optimizer(ABC):
     def shared_scalars(
         self, op: Emitter, scalars: Sequence[Operand], inputs: Sequence[StepInputs]
     ) -> Sequence[Operand]:
-        """Returns the scalars for :meth:`update` if they depend on the parameters; by default `scalars` unchanged.
+        """Returns the final scalars for :meth:`update`, if they depend on the parameters; by default `scalars`.
 
-        Called once for all parameters with the same settings, learning rate and dtype. :class:`Prodigy` uses it to
-        estimate its step size from all of them.
+        Called once per set of parameters with the same settings, learning rate and dtype. :class:`Prodigy` computes its
+        step size here, from the state of all parameters in the set.
 
         Args:
             op: emitter of the optimizer model.
             scalars: the result of :meth:`scalars`.
-            inputs: one entry per parameter, in graph order.
+            inputs: one entry per parameter of the set, in graph order.
         """
         return scalars
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        """Returns scalars with which :meth:`update` treats `g` as `factor`·`g`; None if there are none.
+        """Returns the scalars with a scale of the gradients folded in; None if the optimizer does not support it.
 
-        With such scalars, clipping by the norm needs no operation per element of the gradients.
+        With the returned scalars, `update(g)` must equal the update for `factor`·`g`. Clipping by norm then needs no
+        multiplication per gradient element.
 
         Args:
             op: emitter of the optimizer model.
             scalars: the result of :meth:`scalars`.
-            factor: [], in the dtype of the computation.
+            factor: scale of the gradients, [], in the dtype of the computation.
         """
         return None
 
@@ -233,7 +238,7 @@ def require_betas(owner: object) -> None:
 
 
 def sparse_refusal(owner: object, *fields: str) -> str | None:
-    """Returns why sparse gradients cannot be used if one of these fields is not zero, else None.
+    """Returns the reason why sparse gradients are not supported if one of these fields is not zero, else None.
 
     >>> from onnxtrain.optimizers import SGD
     >>> sparse_refusal(SGD(weight_decay=0.1), "momentum", "weight_decay")

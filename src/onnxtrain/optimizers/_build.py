@@ -22,7 +22,7 @@ from ._rows import Rows
 from ._scalar_ranks import ScalarRanks
 
 _Settings = tuple[Optimizer, float, ir.DataType]
-"""An optimizer, the factor of its learning rate, and the dtype of the computation."""
+"""An optimizer, the scale of its learning rate, and the dtype of the computation."""
 
 
 def build_optimizer_model(
@@ -34,8 +34,8 @@ def build_optimizer_model(
     `<p>_grad`, `<p>_momentum0`, ... Outputs: for each parameter `<p>_updated`, `<p>_momentum0_updated`, ... with the
     same shapes and dtypes. Every output may be bound to the buffer of its input.
 
-    A sparse gradient `<p>_grad` is `[reads, *rest]`, followed by the input `<p>_grad_indices`, int64 `[reads]`. The
-    gradients of rows that were read several times accumulate. Rows that were not read, and their moments, don't change.
+    A sparse gradient `<p>_grad` is `[reads, *rest]`, followed by the input `<p>_grad_indices`, int64 `[reads]`.
+    Gradients with the same index are summed. Rows without a gradient, and their moments, don't change.
 
     float16 and bfloat16 parameters are converted to float32, updated, and rounded; their moments are float32. Changes
     smaller than half a unit in the last place of such a parameter are lost.
@@ -138,7 +138,7 @@ class _Slot:
         g: the gradient, e.g. the input `fc.weight_grad`.
         indices: row indices of a sparse gradient, int64 [reads]; None for a dense gradient.
         moments: the optimizer state, e.g. [`fc.weight_momentum0`].
-        update: optimizer, factor of the learning rate and specification of the moments.
+        update: optimizer, learning rate scale and specification of the moments.
     """
 
     w: ir.Value

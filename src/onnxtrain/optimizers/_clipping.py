@@ -21,7 +21,7 @@ class GradientClipping(ABC):
         """Returns the clipped gradients, with the same shapes and dtypes (float or double)."""
 
     def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value | None:
-        """Returns the scalar, float or double, by which clipping multiplies all gradients; None if there is none."""
+        """Returns the scalar, float or double, that scales all gradients; None if clipping is per element."""
         return None
 
 
@@ -30,7 +30,8 @@ class ClipGradNorm(GradientClipping):
     """Scales all gradients by max_norm/norm if their total Euclidean norm is larger than max_norm.
 
     The formula is that of onnxruntime-training. `torch.nn.utils.clip_grad_norm_` divides by norm + 1e-6, a relative
-    difference of 1e-6/norm. As in PyTorch, one NaN makes all gradients NaN; infinity becomes NaN, and all others 0.
+    difference of 1e-6/norm. As in PyTorch, one NaN makes all gradients NaN; if an element is infinite, it becomes NaN
+    and all finite elements become 0.
 
     Attributes:
         max_norm: maximum norm of all gradients together, positive, e.g. 1.0.

@@ -25,14 +25,14 @@ from ._base import Moment, Optimizer, add_l2, require_not_negative, sparse_refus
 class SGD(Optimizer):
     """Stochastic gradient descent, like torch.optim.SGD.
 
-    With g + weight_decay·w for g: w' = w - lr·g without momentum; with it b' = momentum·b + (1 - dampening)·g (but b' =
-    g at the first step) and w' = w - lr·b', or with nesterov w' = w - lr·(g + momentum·b').
+    First, weight_decay·w is added to g. Without momentum, w' = w - lr·g. With momentum, b' = momentum·b +
+    (1 - dampening)·g (b' = g at the first step) and w' = w - lr·b'; with nesterov, w' = w - lr·(g + momentum·b').
 
     Attributes:
-        momentum: decay rate of the momentum b, e.g. 0.9; 0 keeps no state.
-        dampening: fraction of the gradient that does not enter the momentum, e.g. 0.1.
-        weight_decay: factor of the L2 penalty, e.g. 1e-4.
-        nesterov: True uses Nesterov's momentum, which needs momentum > 0 and dampening 0.
+        momentum: decay rate of the momentum b, e.g. 0.9; with 0 the optimizer has no state.
+        dampening: the gradient is multiplied by 1 - dampening before it is added to the momentum, e.g. 0.1.
+        weight_decay: coefficient of the L2 penalty, e.g. 1e-4.
+        nesterov: True for Nesterov momentum, which requires momentum > 0 and dampening 0.
     """
 
     momentum: float = 0.0
@@ -89,13 +89,13 @@ class SGD(Optimizer):
 class Adagrad(Optimizer):
     """Adagrad (Duchi et al., 2011), like torch.optim.Adagrad.
 
-    With g + weight_decay·w for g: s' = s + g²; w' = w - lr/(1 + (step - 1)·lr_decay)·g/(sqrt(s') + eps).
+    First, weight_decay·w is added to g. Then s' = s + g² and w' = w - lr/(1 + (step - 1)·lr_decay)·g/(sqrt(s') + eps).
 
     Attributes:
-        lr_decay: decay of the learning rate per step, e.g. 0.01: the rate is halved after 100 steps.
-        weight_decay: factor of the L2 penalty, e.g. 1e-4.
-        initial_accumulator_value: every element of s before the first step, e.g. 0.1.
-        eps: added to the denominator, which it keeps from zero, e.g. 1e-10.
+        lr_decay: decay of the learning rate; e.g. 0.01 halves it after 100 steps.
+        weight_decay: coefficient of the L2 penalty, e.g. 1e-4.
+        initial_accumulator_value: initial value of all elements of s, e.g. 0.1.
+        eps: added to the denominator for numerical stability, e.g. 1e-10.
     """
 
     lr_decay: float = 0.0
@@ -131,16 +131,16 @@ class Adagrad(Optimizer):
 class RMSprop(Optimizer):
     """RMSprop (Tieleman and Hinton, 2012), like torch.optim.RMSprop.
 
-    With g + weight_decay·w for g: v' = alpha·v + (1 - alpha)·g², change = g/(sqrt(v') + eps), b' = momentum·b + change,
-    w' = w - lr·b'. If centered, v' - m'² stands for v' under the root, m' = alpha·m + (1 - alpha)·g; where rounding
-    makes it negative (NaN in PyTorch) it counts as zero.
+    First, weight_decay·w is added to g. Then v' = alpha·v + (1 - alpha)·g², change = g/(sqrt(v') + eps), b' =
+    momentum·b + change and w' = w - lr·b'. If centered, the root is sqrt(v' - m'²) with m' = alpha·m + (1 - alpha)·g;
+    differences that rounding makes negative (NaN in PyTorch) are set to zero.
 
     Attributes:
         alpha: decay rate of the running means v and m, e.g. 0.99.
-        eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
-        momentum: decay rate of the momentum b of the changes, e.g. 0.9; 0 keeps no state for it.
-        centered: True divides by the standard deviation of the gradient instead of its root mean square.
-        weight_decay: factor of the L2 penalty, e.g. 1e-4.
+        eps: added to the denominator for numerical stability, e.g. 1e-8.
+        momentum: decay rate of the momentum b, e.g. 0.9; with 0 the optimizer keeps no b.
+        centered: True to divide by the standard deviation of the gradient instead of its root mean square.
+        weight_decay: coefficient of the L2 penalty, e.g. 1e-4.
     """
 
     alpha: float = 0.99

@@ -1,4 +1,4 @@
-"""Defines Lion, which updates every element by the sign of an averaged gradient."""
+"""Defines Lion, whose update is the sign of an averaged gradient."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from ._base import Moment, Optimizer, require_betas, require_not_negative
 
 @dataclass(frozen=True, kw_only=True)
 class Lion(Optimizer):
-    """Lion (Chen et al., 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2): one moment.
+    """Lion (Chen et al., 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2): sign updates.
 
-    w' = (1 - lr·weight_decay)·w - lr·sign(beta1·m + (1 - beta1)·g); m' = beta2·m + (1 - beta2)·g. Every element moves
-    by the whole learning rate. Choose a rate three to ten times smaller than for AdamW, and a larger weight decay.
+    w' = (1 - lr·weight_decay)·w - lr·sign(beta1·m + (1 - beta1)·g); m' = beta2·m + (1 - beta2)·g. Apart from
+    weight decay, every element changes by lr. Choose a learning rate three to ten times smaller than for AdamW, and a
+    larger weight decay.
 
     Attributes:
-        betas: (beta1, beta2), e.g. (0.9, 0.99): the moment's weight in the average whose sign is the step, and its
-            weight in the new moment.
+        betas: (beta1, beta2), e.g. (0.9, 0.99): the weight of m in the average that determines the sign, and the decay
+            rate of m.
         weight_decay: coefficient of decoupled weight decay, e.g. 0.1.
     """
 

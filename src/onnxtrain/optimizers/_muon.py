@@ -19,24 +19,25 @@ from ._base import Moment, Optimizer, require_not_negative
 class Muon(Optimizer):
     """Muon (Jordan et al., 2024) for matrices, like torch.optim.Muon: the momentum is orthogonalized.
 
-    m' = momentum·m + (1 - momentum)·g, and with nesterov u = momentum·m' + (1 - momentum)·g, else u = m'. O(u) are
-    `ns_steps` Newton-Schulz steps from x = u/max(||u||, eps), transposed where it has more rows than columns:
-    x = a·x + (b·xxᵀ + c·(xxᵀ)²)·x. w' = (1 - lr·weight_decay)·w - lr·r·O(u), with r = sqrt(max(1, rows/columns)), or
-    0.2·sqrt(max(rows, columns)) to match the size of AdamW's steps. PyTorch computes O in bfloat16; this does not.
+    m' = momentum·m + (1 - momentum)·g, and u = momentum·m' + (1 - momentum)·g with nesterov, else u = m'. O(u) is
+    computed by `ns_steps` Newton-Schulz iterations x ← a·x + (b·xxᵀ + c·(xxᵀ)²)·x, starting from x = u/max(||u||, eps);
+    a matrix with more rows than columns is transposed before and after. w' = (1 - lr·weight_decay)·w - lr·r·O(u), with
+    r = sqrt(max(1, rows/columns)), or 0.2·sqrt(max(rows, columns)) to match the magnitude of AdamW's updates. PyTorch
+    computes O in bfloat16; here it has the dtype of m.
 
     Embeddings, heads, biases and norms need another optimizer::
 
         AdamW(groups=[ParameterGroup("layers.*.weight", optimizer=Muon(), learning_rate_scale=20)])
 
     Attributes:
-        elementwise: False, as the step is a product of matrices.
+        elementwise: False, because an update is a product of matrices.
         momentum: decay rate of the momentum m, e.g. 0.95.
-        nesterov: True uses Nesterov's momentum.
+        nesterov: True for Nesterov momentum.
         weight_decay: coefficient of decoupled weight decay, e.g. 0.1.
         ns_coefficients: a, b and c, e.g. (3.4445, -4.775, 2.0315).
-        ns_steps: number of Newton-Schulz steps, e.g. 5.
-        eps: least norm that u is divided by, e.g. 1e-7.
-        adjust_lr_fn: form of r, "original" or "match_rms_adamw".
+        ns_steps: number of Newton-Schulz iterations, e.g. 5.
+        eps: lower bound of the norm by which u is divided, e.g. 1e-7.
+        adjust_lr_fn: formula of r: "original" for the first, "match_rms_adamw" for the second.
     """
 
     elementwise: ClassVar[bool] = False

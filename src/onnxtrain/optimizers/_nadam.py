@@ -14,7 +14,7 @@ from ._base import Moment, Optimizer, add_l2, bias_correction, require_betas, re
 
 @dataclass(frozen=True, kw_only=True)
 class NAdam(Optimizer):
-    """NAdam (Dozat, 2016, "Incorporating Nesterov Momentum into Adam"), as torch.optim.NAdam.
+    """NAdam (Dozat, 2016, "Incorporating Nesterov Momentum into Adam"), like torch.optim.NAdam.
 
     With m' and v' the running means of g and g², c2 = 1 - beta2**step, mu(t) = beta1·(1 - 0.96**(t·momentum_decay)/2),
     p' = mu(1)·...·mu(step), mu = mu(step) and mu' = mu(step + 1):
@@ -23,10 +23,10 @@ class NAdam(Optimizer):
 
     Attributes:
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
-        eps: added to the denominator, which it keeps from zero, e.g. 1e-8.
-        weight_decay: factor of the L2 penalty, e.g. 1e-4; with `decoupled_weight_decay`, the coefficient of the decay.
+        eps: added to the denominator for numerical stability, e.g. 1e-8.
+        weight_decay: coefficient of the L2 penalty, or of the decoupled weight decay, e.g. 1e-4.
         momentum_decay: how fast mu approaches beta1, e.g. 4e-3.
-        decoupled_weight_decay: True to decay the weights before the step, as AdamW does, instead of the L2 penalty.
+        decoupled_weight_decay: True for decoupled weight decay, as in AdamW; False for an L2 penalty.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)

@@ -1,4 +1,4 @@
-"""Plans the update of each parameter: its optimizer, the factor of its learning rate, the names of its moments."""
+"""Plans the update of each parameter: its optimizer, its learning rate scale, the names of its moments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ParameterSpec:
         name: name in the training model, e.g. "fc.weight".
         dtype: element type, or its name in manifests, e.g. "float32".
         shape: dimensions, e.g. (784, 10).
-        sparse: True if the gradient consists of the rows that a batch reads, and their indices.
+        sparse: True if the gradient is sparse: the rows used in the batch, and their indices.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Update:
     Attributes:
         parameter: name, dtype and shape.
         optimizer: the optimizer with the settings of the parameter's groups, without groups and clipping.
-        learning_rate_scale: factor of the learning rate, e.g. 0.1.
+        learning_rate_scale: factor by which the learning rate is multiplied, e.g. 0.1.
         moments: the optimizer state. Moments with the same name, e.g. "momentum1", have the same initial value in the
             whole model.
     """
@@ -134,7 +134,7 @@ def _agrees(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str
 
 
 def _settings_of(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> tuple[Optimizer, float]:
-    """Returns the optimizer of a parameter, without groups and clipping, and the factor of its learning rate."""
+    """Returns the optimizer of a parameter, without groups and clipping, and the scale of its learning rate."""
     own_optimizer, decay, scale = optimizer, None, 1.0
     # In order, so that the last group with a setting wins.
     for group, names in zip(optimizer.groups, members, strict=True):

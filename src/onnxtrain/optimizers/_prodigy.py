@@ -18,22 +18,23 @@ from ._base import Moment, Optimizer, StepInputs, require_betas, require_not_neg
 
 @dataclass(frozen=True, kw_only=True)
 class Prodigy(Optimizer):
-    """Prodigy (Mishchenko and Defazio, 2024, algorithm 4): Adam whose step size d is estimated, so that lr is 1.
+    """Prodigy (Mishchenko and Defazio, 2024, algorithm 4): Adam that estimates its step size d.
 
-    At the first step x0 = w. With c = sqrt(beta2), and sums over all parameters: d = max(d, d_coef·r/||s||_1);  r' =
-    c·r + (1 - c)·lr·d²·<g, x0 - w>;  s' = c·s + (1 - c)·lr·d²·g; m' = beta1·m + (1 - beta1)·d·g;  v' = beta2·v + (1 -
-    beta2)·d²·g²; w' = (1 - lr·d·weight_decay)·w - lr·d·m'/(sqrt(v') + d·eps).
+    With x0 the initial parameter and c = sqrt(beta2): d = max(d, d_coef·r/||s||_1); r' = c·r + (1 - c)·lr·d²·<g,
+    x0 - w>; s' = c·s + (1 - c)·lr·d²·g; m' = beta1·m + (1 - beta1)·d·g; v' = beta2·v + (1 - beta2)·d²·g²; w' =
+    (1 - lr·d·weight_decay)·w - lr·d·m'/(sqrt(v') + d·eps). The product in r and the norm of s are sums over all
+    parameters that share d: those with the same settings, learning rate and dtype of the moments.
 
-    Pass `learning_rate=1.0` to the trainer; a schedule may lower it. Parameters of a group with another rate or weight
-    decay have an estimate of their own.
+    Pass `learning_rate=1.0` to the trainer; a schedule may lower it. A group with another learning rate or weight decay
+    has its own d.
 
     Attributes:
-        elementwise: False, as r and d are sums over all parameters.
+        elementwise: False, because d depends on all parameters.
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
-        eps: keeps the denominator from zero, e.g. 1e-8.
+        eps: times d, added to the denominator for numerical stability, e.g. 1e-8.
         weight_decay: coefficient of decoupled weight decay, e.g. 0.01.
         d0: step size before the first estimate. The estimate only grows, so it must be small, e.g. 1e-6.
-        d_coef: factor of the estimate, e.g. 0.5 for smaller steps.
+        d_coef: factor applied to the estimate, e.g. 0.5 for smaller steps.
     """
 
     elementwise: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Gathers and scatters the rows of a table that a sparse gradient contains, so that a step only touches these."""
+"""Gathers and scatters the rows of a table that a sparse gradient contains, so that a step only updates these."""
 
 from __future__ import annotations
 

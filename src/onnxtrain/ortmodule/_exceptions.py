@@ -6,7 +6,7 @@
     └── ORTModuleFallbackException                    something cannot run in ONNX Runtime
         ├── ORTModuleInitException (RuntimeError)     ONNX Runtime itself cannot be set up
         ├── ORTModuleDeviceException (RuntimeError)   tensors on a device without an execution provider
-        ├── ORTModuleIOError (InputError)             inputs or outputs of a type that ONNX Runtime lacks
+        ├── ORTModuleIOError (InputError)             inputs or outputs that ONNX Runtime does not support
         ├── ORTModuleTorchModelException (ModelError) the module cannot be wrapped, captured or changed this way
         └── ORTModuleONNXModelException (ModelError)  the graph has no ONNX form, no gradient, or no kernel
 
@@ -22,7 +22,7 @@ from onnxtrain.errors import InputError, ModelError, OnnxTrainError
 # Three exceptions have a second base class from `onnxtrain.errors`: `except ModelError` catches an unusable model,
 # whichever part of onnxtrain rejects it.
 class ORTModuleFallbackException(OnnxTrainError):
-    """Something cannot run in ONNX Runtime; base class of ORTModule's exceptions."""
+    """Base class of ORTModule's exceptions, which are raised if ONNX Runtime cannot run a module or graph."""
 
 
 class ORTModuleInitException(ORTModuleFallbackException, RuntimeError):
@@ -34,7 +34,7 @@ class ORTModuleDeviceException(ORTModuleFallbackException, RuntimeError):
 
 
 class ORTModuleIOError(ORTModuleFallbackException, InputError):
-    """An input or output has a type, dtype or layout that ONNX Runtime lacks."""
+    """An input or output has a type, dtype or layout that ONNX Runtime does not support."""
 
 
 class ORTModuleTorchModelException(ORTModuleFallbackException, ModelError):

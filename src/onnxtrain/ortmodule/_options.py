@@ -7,8 +7,8 @@
 | `ORTMODULE_FALLBACK_POLICY` | `DISABLE`, see :class:`FallbackPolicy` | `DebugOptions.fallback_policy` |
 | `ORTMODULE_CAPTURE_ALL` | `1` or `0` | `DebugOptions.capture_all` |
 
-Other variables with the prefix `ORTMODULE_` configured parts of onnxruntime-training that onnxtrain lacks. If one is
-set, a warning names it and says what to do instead.
+Other variables with the prefix `ORTMODULE_` configured parts of onnxruntime-training that onnxtrain does not have.
+If one is set, a warning names it and the alternative.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class LogLevel(enum.IntEnum):
     @property
     def onnxruntime_severity(self) -> int:
         """The value for `SessionOptions.log_severity_level`: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal."""
-        # ONNX Runtime prints one level less. At the default, WARNING, it would warn e.g. of nodes that run on the CPU
-        # instead of the GPU, and at INFO it would print many lines.
+        # Except at VERBOSE, ERROR and FATAL, ONNX Runtime is one level quieter. Otherwise it would warn at the default,
+        # WARNING, e.g. of nodes that run on the CPU instead of the GPU, and print many lines at INFO.
         return (0, 1, 2, 3, 3, 4)[self.value]
 
     @property
@@ -142,14 +142,15 @@ _CAUSES: tuple[tuple[type[ORTModuleFallbackException], FallbackPolicy], ...] = (
 
 
 class DebugOptions:
-    """Settings of an ORTModule: logging, saving of its graphs, and fallback to PyTorch.
+    """Settings of an ORTModule: logging, saving its graphs, and fallback to PyTorch.
 
     The environment variables `ORTMODULE_LOG_LEVEL`, `ORTMODULE_SAVE_ONNX_PATH`, `ORTMODULE_FALLBACK_POLICY` and
     `ORTMODULE_CAPTURE_ALL` override `log_level`, `save_path`, `fallback_policy` and `capture_all`.
 
     Args:
         log_level: the log level. INFO logs each compiled graph with its number of nodes and times, DEVINFO also its
-            operators, VERBOSE also the captured graph. ONNX Runtime prints one level less.
+            operators, VERBOSE also the captured graph. ONNX Runtime itself logs only errors at WARNING, and warnings at
+            INFO.
         save_onnx: True to write every graph to `save_path`, e.g. as `net_graph_0_training.onnx`.
         onnx_prefix: the prefix of the file names, e.g. "net"; required if `save_onnx` is True.
         save_path: the folder for the files, e.g. "graphs"; the current folder if empty.
@@ -217,7 +218,7 @@ class DebugOptions:
 
     @property
     def onnx_prefix(self) -> str:
-        """The prefix of the names of the files that `save_onnx` writes, e.g. "net"."""
+        """The prefix of the names of saved files, e.g. "net"."""
         return self._onnx_prefix
 
     @property

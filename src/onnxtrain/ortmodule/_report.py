@@ -1,4 +1,4 @@
-"""Defines `model.report()`: per captured graph its size, the time of its first call, its engine and fallback reason."""
+"""Defines `model.report()`: size, first-call time, engine and fallback reason of each captured graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PyTorchOp:
     Attributes:
         op: name of the ATen operator, e.g. "aten._linalg_svd.default".
         calls: number of its calls in the graph, e.g. 2.
-        reason: why ONNX Runtime doesn't run it, e.g. "aten._linalg_svd.default has no lowering to ONNX".
+        reason: the reason why ONNX Runtime doesn't run it, e.g. "aten._linalg_svd.default has no lowering to ONNX".
     """
 
     op: str
@@ -30,8 +30,8 @@ class GraphRecord:
 
     Attributes:
         name: identifies the graph within its model, e.g. "graph 0".
-        mode: "training" if the graph has a backward graph in ONNX Runtime, or if the record is of a derivative that
-            PyTorch computes; else "inference".
+        mode: "training" if the graph has a backward graph in ONNX Runtime, or if the record describes calls of a graph
+            that fall back to PyTorch, e.g. "graph 0, second derivative"; else "inference".
         device: `str(tensor.device)` of its tensors, e.g. "cpu" or "cuda:0"; "-" if PyTorch runs the graph.
         forward_nodes: number of ONNX nodes of the forward graph, e.g. 12; number of calls if PyTorch runs the graph.
         backward_nodes: number of ONNX nodes of the backward graph, e.g. 21; 0 in inference and in PyTorch.
@@ -40,9 +40,10 @@ class GraphRecord:
             None if ONNX Runtime runs the whole graph.
         break_reason: where and why a graph break ended the graph before the end of the function, e.g. "model.py:12:
             Unsupported Tensor.item() call"; None if there was none. PyTorch runs the statement at a graph break.
-        in_pytorch: the operators that PyTorch runs if ONNX Runtime runs the others; empty in all other cases.
-        calls: number of ATen calls in the whole graph, e.g. 40, if `in_pytorch` is not empty, else 0. In this case
-            `forward_nodes` and `backward_nodes` count only nodes in ONNX Runtime.
+        in_pytorch: the operators that PyTorch runs in a mixed graph, whose other operators run in ONNX Runtime; empty
+            for all other graphs.
+        calls: number of ATen calls in a mixed graph, e.g. 40; 0 for all other graphs. In a mixed graph, `forward_nodes`
+            and `backward_nodes` count only nodes in ONNX Runtime.
     """
 
     name: str

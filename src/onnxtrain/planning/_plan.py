@@ -54,7 +54,7 @@ class PlanChoice:
         recompute: True if activations are recomputed in the backward pass; argument of `generate_artifacts` and
             `Trainer`.
         requires_grad: names and patterns of the trained parameters, e.g. ["*.bias"]; None for all that train by default
-            or, with `lora`, for only the adapters. Argument of both functions.
+            or, with `lora`, for the adapters alone. Argument of both functions.
         lora: the adapters, e.g. LoraConfig(r=8), or None. Argument of both functions.
         trained: number of trained elements, e.g. 180224.
         share: `trained` divided by the number of elements of all parameters of the model, e.g. 0.01.
@@ -64,7 +64,7 @@ class PlanChoice:
         complete: False if the dry run was stopped or failed.
         fits: True if the dry run was completed within the given memory.
         problem: error message if the choice cannot be trained, otherwise empty.
-        recommended: True for the recommended choice, of which there is at most one.
+        recommended: True for the recommended choice. If none fits, it is False for all.
     """
 
     name: str
@@ -129,15 +129,15 @@ def plan_training(
     """Measures which training configurations of a model fit into a given amount of memory.
 
     The choices are all parameters; LoRA adapters of each rank, on all linear layers and on attention layers; the last
-    half of the layers; the last layer; biases and norms. Each is measured with and without recomputation, if that makes
-    a difference. A measurement is a dry run: artifacts are written to a temporary directory, and a new process loads
-    them with `onnxtrain.api`, trains a few steps on random inputs, evaluates a batch and saves a checkpoint. So the
-    memory is that of training on a device. Training on a build machine (`Trainer`) additionally holds what builds the
-    graphs.
+    half of the layers; the last layer; biases and norms. Each is measured with and without recomputation, if the
+    training graphs differ. A measurement is a dry run: artifacts are written to a temporary directory, and a new
+    process loads them with `onnxtrain.api`, trains a few steps on random inputs, evaluates a batch and saves a
+    checkpoint. The measured memory is therefore that of training on a device. `Trainer` needs more, because it also
+    builds the graphs.
 
-    The recommended choice is the one that fits and reaches the largest part of the weights. An adapter reaches the
-    weights of its layer. Among several ranks, the highest is recommended; recomputation only if the configuration
-    doesn't fit otherwise.
+    Of the choices that fit, the one that can change the most weights is recommended; LoRA adapters count as changing
+    all weights of their layers. Among LoRA ranks, the highest is recommended. Recomputation is only recommended for
+    choices that do not fit without it.
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not modified.
@@ -145,9 +145,10 @@ def plan_training(
         loss: see :class:`onnxtrain.Recipe`.
         optimizer: see :class:`onnxtrain.Recipe`.
         batch_size: batch size. Default: the model's fixed batch size, or 32.
-        dims: sizes of the other symbolic dimensions, e.g. {"sequence_length": 128}; each must be given.
+        dims: sizes of the other symbolic dimensions, e.g. {"sequence_length": 128}; required for all of them.
         ranks: LoRA ranks of the adapters.
-        requires_grad: names and patterns to choose from, without adapters. None: all parameters that train by default.
+        requires_grad: names and patterns of the parameters that choices without adapters may train. None: all that
+            train by default.
         frozen_params: names and patterns of parameters that no choice trains.
         batch_norm: see :class:`onnxtrain.Recipe`.
         dropout: see :class:`onnxtrain.Recipe`.
@@ -159,8 +160,8 @@ def plan_training(
         steps: number of training steps of a dry run, at least 1. The first one is not timed.
         threads: number of threads per op. Default: one per core.
         report: called with a line of text before each dry run, e.g. `print`.
-        recipe: how to train, instead of the arguments that are its fields. The plan varies its `requires_grad`, `lora`
-            and `recompute`.
+        recipe: training configuration, instead of the arguments with the names of its fields. The plan varies
+            `requires_grad`, `lora` and `recompute`.
 
     Returns:
         All choices, including those that do not fit.

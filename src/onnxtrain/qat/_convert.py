@@ -27,12 +27,13 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 @same_kind
 def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Restores the integers of a model that was prepared by :func:`prepare`, trained and exported.
+    """Rounds the trained weights of an exported model back to integers, after quantization-aware training.
 
-    Masters are rounded as in the training graph, so the integers are those used in training. Biases are rounded to
-    int32 with the scale of the products to which they are added. ONNX Runtime then computes the layers in integers, as
-    for the original model: results differ from those in training by at most one step of the output's scale, where a sum
-    is between two integers.
+    The model was prepared by :func:`prepare`, trained and exported. Its masters, the float32 weights, are rounded as in
+    the training graph, so the integers are those used in training. Biases are rounded to int32 with the scale of the
+    products to which they are added. ONNX Runtime then computes the layers in integers, as in the original model. The
+    output of a layer differs from training by at most one quantization step, and only for values close to a rounding
+    boundary.
 
     Args:
         model: the exported model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
@@ -71,7 +72,7 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 def _compute_scales(graph: ir.Graph) -> None:
-    """Replaces Exp of a trained logarithm by the scale."""
+    """Replaces Exp of each trained logarithm with the scale that it computes."""
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Exp" else None
         if source is None or not _is_constant(source) or LOGARITHM not in str(source.name):
@@ -81,7 +82,7 @@ def _compute_scales(graph: ir.Graph) -> None:
 
 
 def _round(graph: ir.Graph, node: ir.Node) -> None:
-    """Replaces the QuantizeLinear of a master by its integers."""
+    """Replaces the QuantizeLinear of a master with the integers that it computes."""
     master, scale = node.inputs[0], node.inputs[1]
     assert master is not None
     if not _is_constant(scale):
@@ -131,7 +132,7 @@ def _round_bias(model: ir.Model, layer: ir.Node) -> None:
 
 
 def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
-    """Replaces the rounding of a bias that :func:`prepare` has added by int32 integers."""
+    """Replaces the nodes that :func:`prepare` added to round a bias with int32 integers."""
     bias = integer_bias(layer)
     chain = [] if bias is None else _rounding(bias.value)
     if bias is None or not chain:
@@ -165,7 +166,7 @@ def _scale_of(value: ir.Value | None) -> Array | None:
 
 
 def _replace(graph: ir.Graph, node: ir.Node, name: str, array: Array) -> None:
-    """Replaces a node by an initializer."""
+    """Replaces a node with an initializer."""
     value = _add(Emitter(graph), name, array)
     node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
     graph.remove(node, safe=True)

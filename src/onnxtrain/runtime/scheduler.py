@@ -18,18 +18,19 @@ class LinearLRScheduler(NotCopyable):
         t < total_step_count:    initial_lr * (total_step_count - t) / (total_step_count - warmup_step_count)
         later:                   0
 
-    The constructor sets the rate for the current t at once, so the first optimizer step of a new run has the rate for
-    t = 0. Call :meth:`step` after each `optimizer.step()` to set the next rate. The optimizer counts t and saves it
-    with its state, so a scheduler with the same arguments continues where a resumed run stopped.
+    The constructor sets the rate for the current t, so the first optimizer step of a new run uses the rate for t = 0.
+    Call :meth:`step` after each `optimizer.step()` to set the next rate. The optimizer counts t and saves it with its
+    state, so a scheduler with the same arguments continues where a resumed run stopped.
 
     Args:
         optimizer: the optimizer whose learning rate is set.
-        warmup_step_count: steps of the warm-up, e.g. 100; 0 for none.
-        total_step_count: steps of warm-up and decay together, e.g. 1000.
+        warmup_step_count: number of warm-up steps, e.g. 100; 0 for none.
+        total_step_count: number of steps of warm-up and decay together, e.g. 1000.
         initial_lr: the highest rate, e.g. 1e-3.
 
     Raises:
-        InputError: a count is negative or no integer, the warm-up is longer than the total, or the rate is not valid.
+        InputError: a count is negative or not an integer, the total is 0 or less than the warm-up, or the rate is not a
+            non-negative finite number.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Defines `CheckpointState`, and the views by which users read and modify its parameters and properties."""
+"""Defines `CheckpointState`, and the views through which users access its parameters and properties."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from onnxtrain.runtime.store import Buffer, Store, to_storage
 
 
 class Parameter:
-    """A view of one parameter of the model; get it from `CheckpointState.parameters`.
+    """A view of one parameter of the model, an element of `CheckpointState.parameters`.
 
-    On the CPU, `data` and `grad` are live: the next step uses what you write to the arrays. Arrays of bfloat16 tensors
+    On the CPU, `data` and `grad` are live: the next step uses values written to the arrays. Arrays of bfloat16 tensors
     contain the raw bits as uint16.
     """
 
@@ -141,7 +141,7 @@ class Parameters:
 
 
 class Properties:
-    """The user's own values in a checkpoint by name: int, float or str. Iterating yields `(name, value)`."""
+    """User-defined values in a checkpoint by name: int, float or str. Iterating yields `(name, value)`."""
 
     def __init__(self, store: Store) -> None:
         """Creates the view; called by :class:`CheckpointState`, not by users."""
@@ -189,7 +189,7 @@ class Properties:
 class CheckpointState(NotCopyable):
     """The state of a training run: parameters, statistics, optimizer state, properties.
 
-    Make it by :meth:`load_checkpoint` from a file, or by :meth:`from_arrays`.
+    Create it from a file with :meth:`load_checkpoint`, or from arrays with :meth:`from_arrays`.
 
     >>> state = CheckpointState.from_arrays({"w": np.zeros((2, 3), np.float32)}, trainable=["w"])
     >>> state.parameters["w"].data[0] = 1.0
@@ -223,7 +223,7 @@ class CheckpointState(NotCopyable):
 
         Raises:
             CheckpointError: a file is missing, truncated, corrupt, or not a checkpoint, or the delta belongs to another
-                model or to other frozen values.
+                model or was trained with other frozen values.
         """
         store = read_checkpoint(checkpoint_uri)
         if delta is None:
@@ -336,12 +336,12 @@ class CheckpointState(NotCopyable):
 
     @property
     def statistics(self) -> Parameters:
-        """BatchNorm running statistics by name, viewed like frozen parameters."""
+        """BatchNorm running statistics by name. Their views have the interface of frozen parameters."""
         return self._statistics
 
     @property
     def properties(self) -> Properties:
-        """The user's own values by name."""
+        """User-defined values by name."""
         return self._properties
 
     def __repr__(self) -> str:

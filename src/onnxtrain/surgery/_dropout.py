@@ -33,15 +33,16 @@ def restore_dropout(
 ) -> onnx.ModelProto | ir.Model:
     """Returns a copy of the model with its Dropout in training mode, so that training drops elements.
 
-    A file may still have a Dropout node in inference mode, with its ratio. PyTorch's Dynamo exporter with
-    `optimize=False` leaves an Identity with metadata that it was Dropout, without its ratio. Other exports leave
-    nothing. A trainer disables Dropout for evaluation, prediction and export.
+    An exporter keeps a Dropout node in inference mode, with its ratio; or replaces it with an Identity whose metadata
+    names Dropout, without the ratio (PyTorch's Dynamo exporter with `optimize=False`); or removes it without a trace.
+    In the last case, pass `before`. `Trainer` disables Dropout for evaluation, prediction and export.
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
-        p: the fraction of elements to drop, e.g. 0.5. Default: the ratio of the nodes.
-        before: names or patterns of layers before which Dropout is inserted, e.g. ["fc", "classifier.*"]: the name of
-            the node (Gemm, MatMul, Conv), of its weight, or of its module.
+        p: the fraction of elements to drop, e.g. 0.5. Default: the ratio of each Dropout node. Required with `before`,
+            or if the file has such an Identity.
+        before: names or patterns of layers before which Dropout is inserted, e.g. ["fc", "classifier.*"]. They may name
+            the layer's node (Gemm, MatMul or Conv), its weight or its module.
 
     Returns:
         The model in canonical form (opset 21 or newer): an `onnx_ir.Model` if `model` is one, else a `ModelProto`,

@@ -1,4 +1,4 @@
-"""Replaces the last linear layer of a model by one with another number of outputs."""
+"""Replaces the last linear layer of a model with one that has another number of outputs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def replace_head(
     LogSoftmax, Relu, pooling, Reshape and similar ops may follow it. Weight and bias are initialized as in PyTorch's
     `nn.Linear` and `nn.Conv2d`: uniform in `[-1 / sqrt(fan_in), 1 / sqrt(fan_in)]`, drawn by
     `numpy.random.default_rng(seed)`, the weight first, in the layout `[classes, ...]`. They keep their names, unless an
-    exporter has generated the name or another layer shares the weight: then they are called `head.weight` and
+    exporter generated the name or another layer shares the weight, in which case they are named `head.weight` and
     `head.bias`. Dtype, batch size and names of inputs and output are kept.
 
     Args:
@@ -60,8 +60,8 @@ def replace_head(
         classes: number of outputs of the new layer, e.g. 10.
         seed: seed of the initial values.
         output: name of the output that the head computes, for a model with several outputs.
-        head: name of the layer, e.g. "fc": that of its node, its weight, or its module. Default: the last one.
-        bias: True or False for a layer with or without a bias. Default: like the old layer; a bias of zeros that an
+        head: name of the layer's node, weight or module, e.g. "fc". Default: the last linear layer.
+        bias: True for a layer with a bias, False for one without. Default: as in the old layer; a bias of zeros that an
             exporter's optimizer dropped is included if the file has metadata about it.
         logits: True to remove a Softmax or Sigmoid after the layer, because losses expect logits.
 

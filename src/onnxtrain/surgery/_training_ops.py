@@ -1,4 +1,4 @@
-"""Rewrites the ops of domain `ai.onnx.preview.training` in standard ops, which every runtime supports."""
+"""Replaces the ops of domain `ai.onnx.preview.training` with standard ops, which every runtime supports."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ _DOMAIN = "ai.onnx.preview.training"
 @same_kind
 @without_collection()
 def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Returns a copy of the model with Gradient, Adam, Adagrad and Momentum replaced by standard ops.
+    """Returns a copy of the model with Gradient, Adam, Adagrad and Momentum replaced with standard ops.
 
     These ops are part of the ONNX standard, domain `ai.onnx.preview.training`, but no stock runtime supports them. A
-    Gradient becomes the nodes that :func:`onnxtrain.differentiate` emits for the graph between the tensors named by its
-    attributes, at the values of its inputs; it may be the gradient of another Gradient. Adam, Adagrad and Momentum
-    become the formulas of the standard. The rest of the model, e.g. Dropout and BatchNormalization in training mode, is
-    rewritten for ONNX Runtime as by `differentiate`.
+    Gradient is replaced with the nodes that :func:`onnxtrain.differentiate` emits for the derivatives of `y` with
+    respect to `xs`. If its inputs are not the tensors named in `xs` and `zs`, the graph between these and `y` is
+    evaluated at the inputs instead. A Gradient may differentiate another Gradient. Adam, Adagrad and Momentum are
+    replaced with the formulas of the standard. The rest of the model, e.g. Dropout and BatchNormalization in training
+    mode, is adapted to ONNX Runtime in the same way as by `differentiate`.
 
     Args:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; not modified.
@@ -53,8 +54,8 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
     Raises:
         ModelError: the model cannot be loaded or converted; a Gradient is in a subgraph, or depends on itself; an op
             has a wrong number of inputs.
-        DifferentiationError: a Gradient names a tensor that does not exist, or an integer one as y or in xs.
-        NoGradientRule: an op between the tensors that a Gradient names has no gradient rule.
+        DifferentiationError: a Gradient names a tensor that does not exist, or `y` or one of `xs` is an integer tensor.
+        NoGradientRule: an op between `xs` and `y` of a Gradient has no gradient rule.
 
     Example:
         >>> import onnx, onnxruntime, numpy as np
@@ -84,7 +85,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
 
 
 def _lower_optimizers(model: ir.Model) -> None:
-    """Replaces Adam, Adagrad and Momentum nodes by standard ops, including subgraphs."""
+    """Replaces Adam, Adagrad and Momentum nodes with standard ops, including those in subgraphs."""
     main = Emitter(model.graph, functions=model.functions)
     modified = False
     for graph in tuple(model.graphs()):
@@ -113,7 +114,7 @@ def _lower_optimizers(model: ir.Model) -> None:
 
 
 def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
-    """Replaces a node by values, which take the names of its outputs; None for unread outputs."""
+    """Replaces a node with values, which take the names of its outputs; None for unread outputs."""
     # Through copies, because two outputs may be the same value, or the value an input that keeps its own name.
     graph = node.graph
     assert graph is not None
@@ -212,7 +213,7 @@ _OPTIMIZERS: dict[str, tuple[Callable[..., tuple[ir.Value, ...]], int]] = {
 
 
 def _lower_gradients(model: ir.Model) -> ir.Model:
-    """Replaces all Gradient nodes; if `y` of one depends on the output of another, the other is replaced first."""
+    """Replaces all Gradient nodes. If `y` of one depends on another's output, the other is replaced first."""
     # A subgraph may refer to tensors of the enclosing graph, whose path to y is not contained in a single graph.
     for graph in model.graphs():
         for node in graph:
@@ -263,7 +264,7 @@ def _nodes_between(model: ir.Model, node: ir.Node) -> list[ir.Node]:
 
 
 def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
-    """Replaces one Gradient node by the computation of its gradients."""
+    """Replaces one Gradient node with nodes that compute its gradients."""
     xs, zs = _sources(node)
     input_names = [None if value is None else str(value.name) for value in node.inputs]
     if len(input_names) != len(xs) + len(zs) or None in input_names:

@@ -25,7 +25,7 @@ Encode = Literal["one-hot", "ordinal"]
 """Encoding of categories: one input 0 or 1 per category, or one input with the number of the category."""
 
 Unknown = Literal["error", "ignore", "own"]
-"""Treatment of categories that training has not seen: an error, zeros, or a category of their own."""
+"""Treatment of categories that are not in the training data: an error, zeros, or a category of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Column(ABC):
     @property
     @abstractmethod
     def description(self) -> str:
-        """Description for people, e.g. "3 categories, one-hot"."""
+        """Human-readable description, e.g. "3 categories, one-hot"."""
 
     @abstractmethod
     def encode(self, values: Values) -> Array:
@@ -63,14 +63,14 @@ class Column(ABC):
 
     @abstractmethod
     def raw(self, values: Values) -> Array:
-        """Returns the column as the input of a model with the nodes of :meth:`write`, [rows]."""
+        """Returns the column as the input, [rows], of a model that contains the nodes of :meth:`write`."""
 
     @abstractmethod
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
         """Writes the nodes that encode the column.
 
         Args:
-            writer: writes the nodes.
+            writer: writer for the model's graph.
             x: the column, [rows] of :attr:`dtype`.
 
         Returns:
@@ -91,7 +91,7 @@ class Column(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(Column):
-    """Numbers: x becomes (x - mean) / deviation.
+    """Numbers, encoded as (x - mean) / deviation.
 
     Attributes:
         mean: mean of the training rows; 0 without scaling.
@@ -108,12 +108,12 @@ class NumberColumn(Column):
 
         Args:
             values: column of the whole table.
-            rows: bool [rows]; True for the rows that statistics are computed over.
-            rule: rule that fills missing values; None if they are an error.
+            rows: bool [rows]; True for the rows from which statistics are computed.
+            rule: rule that fills missing values; None if missing values are an error.
             scale: True to scale to mean 0 and standard deviation 1.
 
         Raises:
-            InputError: a value is infinite, or the rule does not fit numbers.
+            InputError: a value is infinite, or the rule cannot be applied to numbers.
         """
         _require_finite(values)
         numbers = values.numbers[rows & ~values.missing]
@@ -134,7 +134,7 @@ class NumberColumn(Column):
 
     @property
     def description(self) -> str:
-        """Description for people: "number", and how it is scaled."""
+        """Human-readable description: "number", with mean and deviation if it is scaled."""
         if (self.mean, self.deviation) == (0.0, 1.0):
             return "number"
         return f"number, standardised: mean {self.mean:.5g}, deviation {self.deviation:.5g}"
@@ -162,7 +162,10 @@ class NumberColumn(Column):
         return np.where(values.missing, np.nan, values.numbers)
 
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
-        """Writes the nodes that fill and scale the column; infinity makes a run fail."""
+        """Writes nodes that fill missing values and scale the column.
+
+        A run fails for an infinite value, or for a missing value without a fill value.
+        """
         op = writer.op
         refused: ir.Value = op.IsInf(x)
         filled, fault = x, "infinite"
@@ -176,7 +179,7 @@ class NumberColumn(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryColumn(Column):
-    """Categories: each becomes a row of :attr:`codes`.
+    """Categories, each encoded as a row of :attr:`codes`.
 
     Attributes:
         categories: categories in the order of their numbers, e.g. ["female", "male"].
@@ -197,13 +200,13 @@ class CategoryColumn(Column):
 
         Args:
             values: column of the whole table.
-            rows: bool [rows]; True for the rows that frequencies are counted in.
-            rule: rule that fills missing values; None if they are an error.
+            rows: bool [rows]; True for the rows in which frequencies are counted.
+            rule: rule that fills missing values; None if missing values are an error.
             how: "one-hot" or "ordinal".
             unknown: treatment of unknown categories.
 
         Raises:
-            InputError: the rule does not fit categories.
+            InputError: the rule cannot be applied to categories.
         """
         texts = values.texts()
         counted = [text for text, counts in zip(texts, rows, strict=True) if counts and text is not None]
@@ -219,19 +222,19 @@ class CategoryColumn(Column):
 
     @property
     def width(self) -> int:
-        """Number of encoded columns: 1, or for a one-hot column one per category and one for unknown categories."""
+        """Number of encoded columns: 1 if ordinal; if one-hot, one per category, and one more if `unknown` is "own"."""
         return 1 if self.how == "ordinal" else len(self.categories) + (self.unknown == "own")
 
     @property
     def description(self) -> str:
-        """Description for people, e.g. "3 categories, one-hot"."""
+        """Human-readable description, e.g. "3 categories, one-hot"."""
         how = "one-hot" if self.how == "one-hot" else "as numbers 0, 1, ..."
         others = {"error": "", "ignore": ", others as zeros", "own": ", one more for others"}[self.unknown]
         return f"{len(self.categories)} categories, {how}{others}"
 
     @property
     def codes(self) -> Array:
-        """Code of each category, float64 [n, width]; the last row is that of unknown categories if they have one."""
+        """Codes of the categories, float64 [n, width]. The last row is for unknown ones, if they are allowed."""
         rows = len(self.categories) + (self.unknown != "error")
         return (
             np.arange(rows, dtype=np.float64)[:, None] if self.how == "ordinal" else np.eye(rows, self.width)
@@ -260,7 +263,10 @@ class CategoryColumn(Column):
         return np.array([text or "" for text in values.texts()], object)
 
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
-        """Writes the nodes that look the categories up; an unknown category may make a run fail."""
+        """Writes nodes that replace each category with its row of :attr:`codes`.
+
+        A run fails for an unknown category if `unknown` is "error", or for a missing value without a fill value.
+        """
         numbers = category_numbers(self.categories)
         # Of a number all spellings are missing, of a Boolean only the one that `missing` has.
         exact = ["", *writer.missing]
@@ -282,16 +288,16 @@ COLUMN_TYPES = {kind.__name__: kind for kind in (NumberColumn, CategoryColumn)}
 
 
 def column_from_dict(content: dict[str, Any]) -> Column:
-    """Returns the column of :meth:`Column.to_dict`. Raises KeyError or TypeError: the content is damaged."""
+    """Restores a column from :meth:`Column.to_dict`. Raises KeyError or TypeError if the content is damaged."""
     content = dict(content)
     return COLUMN_TYPES[content.pop("type")](**content)
 
 
 def holds_numbers(values: Values, *, categorical: bool) -> bool:
-    """True if a column holds numbers, and is not to be read as categories.
+    """True if a column contains numbers and is not declared categorical.
 
     Raises:
-        InputError: a column of a .csv file holds both numbers and strings.
+        InputError: a column of a .csv file contains both numbers and strings.
     """
     # A typed file declares the column's type; in a .csv file, only the values show it.
     if categorical or values.text_type or not values.is_number.any():

@@ -39,26 +39,27 @@ _VERSION = 1
 
 @dataclass(kw_only=True)
 class TableEncoder:
-    """Encodes the columns of a table as arrays for a model, and writes the same encoding in front of the model.
+    """Encodes the columns of a table as arrays for a model, and can prepend the same encoding to the model.
 
-    As a transformer of scikit-learn, the encoder learns from one table (:meth:`fit`) and encodes others in the same way
-    (:meth:`transform`). Unlike one, it takes the whole table, with the target, and never guesses: a missing value, an
-    unknown category or infinity is an error that names its row, unless an argument says what to do.
+    Like a scikit-learn transformer, the encoder learns from one table (:meth:`fit`) and encodes others in the same way
+    (:meth:`transform`). Unlike scikit-learn's, it takes the whole table, including the target, and never guesses: a
+    missing value, an unknown category or infinity raises an error that names the row, unless an argument says how to
+    handle it.
 
     Args:
-        target: columns to learn, e.g. "survived"; none for a table to predict. Strings become class numbers.
+        target: columns to predict, e.g. "survived"; empty for tables without a target. Strings become class numbers.
         inputs: columns to feed to the model, in this order; by default all others.
-        id: columns that are not inputs, such as keys.
+        id: columns that are neither inputs nor targets, such as keys.
         sample_weight: column with the weight of each row, which is not an input.
         missing: strings that stand for a missing value, besides the empty string, e.g. ["NA", "-999"].
-        impute: rule that fills missing values: "mean", "median", "most_frequent" or "value=VALUE", as
-            `SimpleImputer` of scikit-learn; or rules by column, of which "*" is for all others, e.g.
-            {"age": "median", "cabin": "value=none"}. In a rule for all columns, a mean or median of categories is the
-            most frequent one. None: a missing value is an error.
+        impute: rule that fills missing values, as in scikit-learn's `SimpleImputer`: "mean", "median", "most_frequent"
+            or "value=VALUE"; or rules by column, with "*" for all other columns, e.g. {"age": "median",
+            "cabin": "value=none"}. Unless a rule is for a single column, "mean" and "median" stand for "most_frequent"
+            in columns of categories. None: a missing value is an error.
         categorical: columns to read as categories although they hold numbers, e.g. ["zip"].
         encode: encoding of categories: "one-hot" or "ordinal" (numbers 0, 1, 2, ... in alphabetical order).
             None: a string column is an error.
-        unknown_category: treatment of categories that the fitted table does not have: "error"; "ignore" for zeros in a
+        unknown_category: treatment of categories that are not in the fitted table: "error"; "ignore" for zeros in a
             one-hot column; "own" for a code of their own.
         scale: True to scale numbers to mean 0 and standard deviation 1.
 
@@ -67,7 +68,7 @@ class TableEncoder:
         classes_: names of the classes in the order of their numbers, for a string target; None for numbers.
 
     Raises:
-        InputError: the arguments do not go together.
+        InputError: the arguments are invalid or cannot be combined.
 
     Example:
         >>> import pandas
@@ -114,9 +115,9 @@ class TableEncoder:
 
         Args:
             table: :class:`Table`, path of a .csv or .parquet file, `DataFrame` of pandas, polars or pyarrow.
-            rows: indices or mask of the rows that means, medians, deviations and frequencies are computed over; None
-                for all. Categories are those of the whole table, so that the number of inputs does not depend on which
-                rows are split off for validation.
+            rows: indices or mask of the rows from which means, medians, deviations and frequencies are computed; None
+                for all. Categories are collected from the whole table, so the number of inputs does not depend on the
+                validation split.
 
         Returns:
             The encoder itself.
@@ -139,10 +140,10 @@ class TableEncoder:
         return self.fit(table, rows=rows).transform(table)
 
     def transform(self, table: TableLike) -> Array:
-        """Encodes the input columns side by side.
+        """Encodes the input columns and concatenates them.
 
         Args:
-            table: table with the columns of the fitted one.
+            table: table with the columns of the fitted table.
 
         Returns:
             The encoded table, float64 [rows, width].
@@ -189,13 +190,13 @@ class TableEncoder:
         """Encodes a table as arrays for a model.
 
         Args:
-            table: table with the columns of the fitted one.
-            inputs: inputs of the model, e.g. `trainer.manifest.inputs`. A single input takes all columns side by side;
-                each of several inputs takes the column of its name.
+            table: table with the columns of the fitted table.
+            inputs: inputs of the model, e.g. `trainer.manifest.inputs`. A single input takes all columns, concatenated;
+                each of several inputs takes the column with its name.
             targets: targets of the model, e.g. `trainer.manifest.targets`; none to predict.
 
         Returns:
-            Arrays by the names of inputs and targets.
+            Arrays by name of the input or target.
 
         Raises:
             InputError: the table does not fit the model, or a value cannot be encoded.
@@ -245,9 +246,9 @@ class TableEncoder:
 
         Args:
             model: trained network, e.g. the path of a file that `Trainer.export` wrote; it is not changed. A single
-                input takes all encoded columns side by side; each of several inputs takes the column of its name.
+                input takes all encoded columns, concatenated; each of several inputs takes the column with its name.
             logits: output with the logits of a classifier. Two outputs are appended: `probability`, and `class` with
-                the names in :attr:`classes_`. A column of this name makes it `predicted_class`.
+                the names in :attr:`classes_`; if a column has one of these names, "predicted_" is prepended.
             activation: function that turns logits into probabilities: "softmax" after a cross-entropy, "sigmoid" after
                 a binary cross-entropy, "exp" after a negative log-likelihood. None: no `probability`.
 
@@ -275,7 +276,7 @@ class TableEncoder:
         return as_given(attached, model)
 
     def raw_columns(self, table: TableLike) -> dict[str, Array]:
-        """Returns the columns as an attached model takes them.
+        """Returns the columns as inputs of a model returned by :meth:`attach`.
 
         Returns:
             Arrays [rows] by column, in the order of the model's inputs: float64 with NaN for missing values, or

@@ -17,20 +17,20 @@ from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 def compile_backend(
     graph_module: fx.GraphModule, example_inputs: list[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph that Dynamo has captured for ONNX Runtime.
+    """Compiles a graph that Dynamo has captured, to run in ONNX Runtime.
 
-    `torch.compile(..., backend="onnxtrain")` finds this function by the entry point `torch_dynamo_backends`. Forward
-    and backward run as in an `ORTModule`. Unlike there, capture follows `torch.compile` and `torch._dynamo.config`, not
-    ORTModule's settings: what is captured, when it is captured again, and which arguments are constants.
+    `torch.compile(..., backend="onnxtrain")` finds this function through the entry point `torch_dynamo_backends`.
+    Forward and backward run as in an `ORTModule`. Capture, recompilation and the choice of constant arguments follow
+    `torch.compile` and `torch._dynamo.config`, and not the settings that ORTModule uses.
 
     Args:
         graph_module: the graph.
-        example_inputs: its arguments in the captured call.
+        example_inputs: arguments of the captured call.
         options: the `options` of `torch.compile`: arguments of :class:`~onnxtrain.ortmodule.DebugOptions` by name, and
-            `report`, a :class:`~onnxtrain.ortmodule.Report` that receives a record of each graph.
+            `report`, a :class:`~onnxtrain.ortmodule.Report` to which a record of each graph is added.
 
     Returns:
-        A callable with the inputs and outputs of the graph.
+        A callable that takes the graph's inputs and returns its outputs.
 
     Raises:
         TypeError: an option is unknown or has the wrong type.

@@ -28,11 +28,11 @@ class ORTModule(torch.nn.Module):
 
     An ORTModule has no state of its own. Reading, setting and deleting attributes, and the methods of
     `torch.nn.Module`, act on the wrapped module; names in `state_dict()` have no prefix. Methods that return `self`
-    return the ORTModule. In methods that the user's class adds, `self` is the ORTModule, so that `self(x)` runs in ONNX
-    Runtime, too. docs/ortmodule-api.md lists all methods. The differences are:
+    return the ORTModule. In methods of the user's class, `self` is the ORTModule, so `self(x)` also runs in ONNX
+    Runtime. docs/ortmodule-api.md lists all methods. Differences from the wrapped module:
 
     - `model.module` is the wrapped module. If that is a DistributedDataParallel, `model.module` is the module inside
-      it, as without ORTModule. `model.report()` tells which graphs run where, and
+      it, as without ORTModule. `model.report()` shows where each graph runs, and
       `model.export_training_graph(folder)` writes the graphs;
     - `add_module` raises, as in onnxruntime-training; `register_module` and assignment work;
     - `modules()`, `named_modules()`, `get_submodule("")`, `apply` and hooks see the wrapped module as root;
@@ -43,7 +43,7 @@ class ORTModule(torch.nn.Module):
 
     Args:
         module: the module to run. An ORTModule is unwrapped first.
-        debug_options: what to log and save, and whether graphs may fall back to PyTorch.
+        debug_options: logging, saved graphs, and the policy for falling back to PyTorch. Default: `DebugOptions()`.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -91,7 +91,7 @@ class ORTModule(torch.nn.Module):
         return module.module if isinstance(module, DistributedDataParallel) else module
 
     def report(self) -> Report:
-        """Returns the report of the captured graphs, which tells where each of them runs."""
+        """Returns the report of the captured graphs, with the engine that runs each graph."""
         return _wrapped_of(self).report
 
     def export_training_graph(self, path: str | os.PathLike[str]) -> list[Path]:
@@ -130,7 +130,7 @@ class ORTModule(torch.nn.Module):
         return BoundForward(_wrapped_of(self))
 
     def add_module(self, name: str, module: torch.nn.Module | None) -> NoReturn:
-        """Raises an exception, as in onnxruntime-training, because callers rely on it.
+        """Always raises, as in onnxruntime-training. Use `register_module` or `model.module.add_module` instead.
 
         Raises:
             ORTModuleTorchModelException: always.

@@ -323,6 +323,8 @@ def test_one_thread_compiles_at_a_time() -> None:
 
     by_size = BySize(
         lambda value: 5,
+        lambda value: None,
+        BreakEven(False),
         (5,),
         Batch((None,), ((0, None),), frozenset({0})),
         lambda args: compile_for(args[0]),

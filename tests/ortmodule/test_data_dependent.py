@@ -237,4 +237,4 @@ def test_a_size_that_depends_on_data_is_used_behind_a_custom_function() -> None:
         return [*(result.detach() for result in results), x.grad, module.weight.grad]
 
     torch.manual_seed(0)
-    compare(Net(), program)
+    compare(Net(), program, ignore=".*should not be instantiated")  # Dynamo makes an object of a Function

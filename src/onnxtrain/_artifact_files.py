@@ -35,7 +35,7 @@ _log = get_logger()
 
 @dataclass(frozen=True)
 class Files:
-    """Files of a training run: where, under which names, in which formats.
+    """Output settings of a training run: directory, file names and formats.
 
     Attributes:
         directory: directory of the files; made if missing.
@@ -125,7 +125,7 @@ def _suit_hosts(name: str, model: ir.Model, profile: str) -> ir.Model:
     """Rewrites a model for the hosts of a profile.
 
     Args:
-        name: role of the model, for messages, e.g. "eval_model".
+        name: role of the model, for error messages, e.g. "eval_model".
         model: the model.
         profile: name of the profile, e.g. "portable".
 
@@ -200,7 +200,7 @@ def _write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_lib
 
 
 def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) -> None:
-    """Converts the ONNX file `source` to ORT format, next to it; `path` names the model in messages."""
+    """Converts the ONNX file `source` to ORT format, next to it; `path` names the model in error messages."""
     # Importing the tool configures logging for the whole process, and running it prints its progress.
     root = logging.getLogger()
     handlers = list(root.handlers)

@@ -1,4 +1,7 @@
-"""Says what to install if onnx or onnx_ir is missing. Packages that build graphs import this module first."""
+"""Raises an error with installation advice if onnx or onnx_ir is missing.
+
+Packages that build graphs import this module first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Says what to install if PyTorch is missing. Packages that need PyTorch import this module first."""
+"""Raises an error with installation advice if PyTorch is missing.
+
+Packages that need PyTorch import this module first.
+"""
 
 from __future__ import annotations
 

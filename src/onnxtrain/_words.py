@@ -54,7 +54,7 @@ class Words:
         return ", or drop incomplete batches (drop_last=True)"
 
     def untransformed(self, argument: str) -> str:
-        """Returns a sentence naming the argument that transforms data to which the training transform doesn't apply."""
+        """Returns a sentence naming the argument that transforms data other than training data."""
         return f" The training transform is not applied to this data; to convert it, pass {argument}=..."
 
 

@@ -221,7 +221,7 @@ def returned_outputs(graph: ir.Graph, recipe: Recipe) -> list[str]:
 
 
 def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block | None:
-    """Returns the optimizer that `spec` describes.
+    """Creates the optimizer from its specification.
 
     Args:
         spec: an :class:`OptimType`, the name of an optimizer, or an optimizer, block or None, which are returned
@@ -265,7 +265,7 @@ def clipped_optimizer(recipe: Recipe) -> optimizers.Optimizer | onnxblock.Block 
 
 
 def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
-    """Returns the loss that `spec` describes.
+    """Creates the loss from its specification.
 
     Args:
         spec: a :class:`LossType`, the name of a loss, or a loss, block or None, which are returned unchanged.

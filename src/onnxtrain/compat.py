@@ -45,7 +45,7 @@ _INNER_MODULES = {
     "onnxblock.loss": {"loss": "onnxblock.loss"},
     "onnxblock.optim": {"optim": "onnxblock.optim"},
 }
-"""Submodules of the old package and their counterparts; some of its classes could only be imported from these."""
+"""Submodules of the old package, for classes that could only be imported from these, with their counterparts."""
 
 # Names of the distributions that contain the real package, normalized as in PEP 503.
 _REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")

@@ -56,7 +56,7 @@ __all__ = [
 # All are RuntimeErrors, like the errors of onnxruntime-training. Many are also the matching built-in exception, for
 # code that doesn't know this package.
 class OnnxTrainError(RuntimeError):
-    """Base class of all exceptions that this package raises deliberately.
+    """Base class for all exceptions that this package raises deliberately.
 
     Messages may quote names from external files: `str` returns them on a single line, with control characters escaped.
     `args` holds the original texts.
@@ -104,11 +104,11 @@ class RuleDefinitionError(OnnxTrainError, ValueError):
 
 
 class CheckpointError(OnnxTrainError):
-    """A checkpoint is missing, corrupt, or belongs to another model."""
+    """A checkpoint is missing, corrupt, or belongs to a different model."""
 
 
 class AdapterMismatchError(OnnxTrainError, ValueError):
-    """A LoRA adapter is missing, damaged or incomplete, or belongs to another model."""
+    """A LoRA adapter is missing, damaged or incomplete, or belongs to a different model."""
 
 
 class InputError(OnnxTrainError):

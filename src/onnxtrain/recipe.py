@@ -5,7 +5,7 @@ of layers, precision. It does not contain the data, the length of the training, 
 `Trainer` and `plan_training` take a recipe, or build one from their older keyword arguments. Command-line options are
 generated from its fields.
 
-A new training option is one new field here, the code that reads it, and a test.
+To add a training option, add a field here, the code that reads it, and a test.
 """
 
 from __future__ import annotations

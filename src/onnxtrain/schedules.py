@@ -37,7 +37,7 @@ Unit = Literal["epoch", "step"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Base class of schedules. To define a schedule with parameters, subclass it as a frozen dataclass.
+    """Base class for schedules. To define a schedule with parameters, subclass it as a frozen dataclass.
 
     Attributes:
         after_warmup: True if the curve begins after the warm-up. Otherwise, the curve begins at the first step and is

@@ -65,7 +65,7 @@ class Selection:
 
 
 def module_scope(node: ir.Node) -> str | None:
-    """Returns the path of the PyTorch module that a node comes from, e.g. "encoder.fc", or None if the path is unknown.
+    """Returns the path of a node's PyTorch module, e.g. "encoder.fc"; None if it is unknown.
 
     PyTorch's Dynamo exporter stores the modules around each node in its metadata.
     """
@@ -81,7 +81,7 @@ def module_scope(node: ir.Node) -> str | None:
 
 
 def set_module_scope(node: ir.Node, module: str) -> None:
-    """Stores the path of the PyTorch module that a node comes from, for :func:`module_scope`."""
+    """Stores the path of a node's PyTorch module in its metadata, for :func:`module_scope`."""
     node.metadata_props[_SCOPES] = repr(["", module, node.name or ""])
 
 
@@ -268,7 +268,7 @@ def _parameter_names(model: ir.Model) -> list[str]:
 
 
 def _hint(model: ir.Model) -> str:
-    """Returns advice for an error message if PyTorch's exporter has replaced parameters by computed values, else ""."""
+    """Returns advice for an error message if PyTorch's exporter replaced parameters with computed values, else ""."""
     for pattern, option in _COMPUTED_NAMES:
         computed = next((name for name, _ in float_initializers(model) if pattern.fullmatch(name)), None)
         if computed is not None:

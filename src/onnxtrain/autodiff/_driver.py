@@ -115,7 +115,7 @@ class _ReverseWalk:
         self._check_complete(node, rule, captured)
 
     def _apply(self, rule: Rule, view: NodeView, ct: Any) -> Cotangents:
-        """Calls the rule. If an unknown shape stems from a `not_yet` op, raises NoGradientRule for that op instead."""
+        """Calls the rule; if a shape is unknown because of a `not_yet` op, raises NoGradientRule for that op."""
         try:
             return rule.function(self.op, view, ct)
         except ShapeRequired as error:
@@ -232,7 +232,7 @@ class _ReverseWalk:
 
 
 def _vjp_options(node: ir.Node) -> str:
-    """Returns the `vjp` arguments that a rule for this node needs, for messages, e.g. ' with override=True'."""
+    """Returns the `vjp` arguments that a rule for this node needs, for error messages, e.g. ' with override=True'."""
     options = [f'domain="{node.domain}"'] if node.domain else []
     if rule_for(node) is not None:
         options.append("override=True")

@@ -1,4 +1,4 @@
-"""Holds the table of VJP rules: one per op, validated against the op's ONNX schema at registration.
+"""Defines the table of VJP rules: one per op, validated against the op's ONNX schema at registration.
 
 The table is open. A program can add rules for ops of any domain and for `not_yet` ops, replace a rule with
 `override=True`, or replace a rule temporarily inside a `with local_rules():` block.

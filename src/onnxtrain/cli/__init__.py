@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command line, or prints how to install the packages of the extra `build` if one is missing."""
+    """Runs the command line; if a package of the extra `build` is missing, prints how to install it."""
     try:
         try:
             from onnxtrain.cli._app import run

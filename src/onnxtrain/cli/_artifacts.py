@@ -52,7 +52,7 @@ def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
 
 
 def run_command(options: ArtifactsOptions) -> None:
-    """Writes the artifacts and prints what `onnxtrain inspect` shows of them."""
+    """Writes the artifacts, and prints the same summary as `onnxtrain inspect`."""
     recipe = chosen_recipe(options)
     model = prepared(options.source, options.model, seed=0)
     loaded = canonicalize(model)

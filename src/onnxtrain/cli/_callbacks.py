@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onnxtrain.trainer import Callback, CutMix, EarlyStopping, MixUp
 
 SAVES = "checkpoints"
-"""Name of the subdirectory of a run for the checkpoints of `--save-every`."""
+"""Name of a run's subdirectory for the checkpoints written with `--save-every`."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class CallbackOptions:
 def chosen_callbacks(
     options: CallbackOptions, directory: Path, epochs: int, validated: bool
 ) -> list[Callback]:
-    """Returns the callbacks that the options ask for, in the order in which `fit` calls them.
+    """Creates the callbacks for the given options, in the order in which `fit` calls them.
 
     Args:
         options: options of the command.
@@ -207,7 +207,7 @@ def _start(text: str) -> int | float:
 
 
 def chosen_transform(options: CallbackOptions) -> MixUp | CutMix | None:
-    """Returns the augmentation of `--mixup` or `--cutmix`, or None without either.
+    """Creates the augmentation for `--mixup` or `--cutmix`; returns None without either.
 
     Raises:
         InputError: both are given, or ALPHA is out of range.

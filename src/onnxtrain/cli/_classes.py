@@ -1,4 +1,4 @@
-"""Names the classes of a run, and reports how well each class is predicted."""
+"""Determines the class names of a run, and reports how well each class is predicted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MetricChoice(NamedTuple):
 def chosen_metrics(
     metrics: Sequence[str] | None, positive: str | None, classes: Sequence[str] | None
 ) -> MetricChoice:
-    """Returns the metrics that `--metric` and `--positive` ask for.
+    """Returns the metrics chosen with `--metric` and `--positive`.
 
     The alphabetical order of class names does not tell which class is the positive one. Without `positive`, f1,
     precision and recall of named classes are therefore means over the classes (f1_macro and so on). With `positive` but
@@ -138,7 +138,7 @@ def _of_one_class(trainer: Trainer, metric: str) -> bool:
 
 
 def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequence[str]) -> dict[str, str]:
-    """Returns a label for each recorded value, with the class that it is about, e.g. "val_f1 of 'fraud'"."""
+    """Returns a label for each recorded value, including the class that it measures, e.g. "val_f1 of 'fraud'"."""
     name = _positive(trainer, class_names(trainer, classes))
     return {
         key: f"{key} of '{name}'"
@@ -149,7 +149,7 @@ def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequenc
 
 
 def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | None:
-    """Returns a note on the class that the metrics are about; None if no metric is about one class or a mean of all."""
+    """Returns a note on the class that the metrics measure; None if no metric depends on classes."""
     names = [metric.name for metric in trainer.metrics]
     of_one = [name for name in names if _of_one_class(trainer, name)]
     of_all = [name for name in names if name.endswith("_macro")]

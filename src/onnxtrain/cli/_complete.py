@@ -1,4 +1,4 @@
-"""Completes option values in a shell: names of losses, optimizers, schedules and metrics."""
+"""Shell completion for option values: names of losses, optimizers, schedules and metrics."""
 
 from __future__ import annotations
 

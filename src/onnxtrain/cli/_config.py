@@ -19,14 +19,14 @@ from onnxtrain.cli._settings import number_or_text
 from onnxtrain.errors import InputError
 
 RUN_FILE = "run.toml"
-"""Name of the file in the directory of a run that holds the run's options."""
+"""Name of the file with a run's options, in the run's directory."""
 
 # Options that do not belong to the run itself: a repeated run writes to another directory, perhaps in another format.
 _NOT_WRITTEN = ("output", "overwrite", "json", "config")
 
 
 def use_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Makes the values of a file the defaults of the command that is being parsed; the callback of `--config`.
+    """Callback of `--config`: makes the values in the file the defaults of the command being parsed.
 
     Options on the command line override them, as they override all defaults.
 
@@ -76,7 +76,7 @@ def _parameters(context: typer.Context) -> dict[str, Any]:
 
 
 def _nearest(key: str, keys: list[str]) -> str:
-    """Returns the end of an error message: the valid key closest to an unknown key, or else all valid keys."""
+    """Returns the end of an error message: the valid key closest to an unknown one, or all valid keys."""
     near = get_close_matches(key.replace("_", "-"), keys, 1)
     return f" The nearest one is {near[0]}." if near else f" Its options are {', '.join(sorted(keys))}."
 

@@ -66,7 +66,7 @@ def to_arrays(
         targets: targets to encode, as `label_targets` returns them; empty for prediction.
 
     Raises:
-        InputError: the table does not fit the run, or the run was not trained on a table.
+        InputError: the table does not match the run, or the run was not trained on a table.
     """
     if not isinstance(data, Table):
         return data
@@ -81,7 +81,7 @@ def to_arrays(
 def assign(
     inputs: Sequence[InputSpec], targets: Sequence[InputSpec], arrays: Arrays, path: Path
 ) -> tuple[Any, Any]:
-    """Returns the arrays of the inputs and of the targets, found by name or, for a single one, as `x` and `y`.
+    """Finds the arrays of inputs and targets, by name or, for a single input or target, as `x` or `y`.
 
     The second is None if there are no targets.
     """

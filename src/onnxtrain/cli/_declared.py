@@ -3,8 +3,8 @@
 A field is declared with :func:`option`, :func:`switch` or :func:`argument`, which take its default and help text. The
 class variables `panel` (heading in `--help`) and `kept` (see :class:`Rule`) apply to all fields of a class.
 
-:func:`takes_options` gives a command one parameter per field. The record of a run (`_remember`) and the option names in
-messages (`_shell_words`) are derived from the fields, too, so a new option is one new field.
+:func:`takes_options` gives a command one parameter per field. The settings saved with a run (`_remember`) and the
+option names in messages (`_shell_words`) are also derived from the fields, so adding an option takes only a new field.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ Kept = Literal["run", "fit", "anew"]
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule of an option: whether a resumed run keeps its value, and which argument of the Python API it sets.
+    """Metadata of a command-line option: whether its value persists in a run, and the Python argument it sets.
 
     Attributes:
-        kept: "run": a resumed run keeps the value, and another value is an error. "fit": the same while an interrupted
-            fit is resumed; a new fit may use another value. "anew": the value is kept, but may be changed at any time.
-            None: the class variable `kept` of the dataclass applies; without one, the value is not kept.
+        kept: whether a resumed run reuses the value. "run": yes; passing a different value is an error. "fit": yes; a
+            different value is an error while an interrupted fit is resumed, but allowed for a new fit. "anew": yes,
+            unless a different value is passed. None: use the dataclass's class variable `kept`; if it has none, the
+            value is not saved.
         python: argument of `Trainer` or `fit` that the option sets, e.g. "clip_grad_norm" for `--clip-norm`. Empty
-            if it has the name of the field.
+            if it has the same name as the field.
     """
 
     # By default nothing is kept: options for a single command, such as --overwrite, need no rule.
@@ -58,11 +59,11 @@ def option(
     Args:
         metavar: name of the value in `--help`, e.g. "STEPS"; None for typer's default for the type.
         help: help text; it also documents the field.
-        names: spellings, e.g. "--output", "-o"; by default the result of :func:`flag`.
+        names: spellings, e.g. "--output", "-o". Default: the result of :func:`flag`.
         default: value if the option is not given.
         kept: see :class:`Rule`.
         python: see :class:`Rule`.
-        settings: further arguments of `typer.Option`, e.g. min=1.
+        settings: additional arguments for `typer.Option`, e.g. min=1.
     """
     settings |= {"metavar": metavar, "help": help}
     metadata = {"make": typer.Option, "names": names, "settings": settings, "rule": Rule(kept, python)}
@@ -72,14 +73,14 @@ def option(
 def switch(help: str, python: str = "", kept: Kept | None = None) -> Any:
     """Declares a field as a switch: an option without a value, which is False by default; see :func:`option`.
 
-    A second spelling turns the switch off: `--no-recompute` for `--recompute`, `--shuffle` for `--no-shuffle`. With it,
-    the command line can override an options file.
+    A second spelling turns the switch off, so that the command line can override an options file: `--no-recompute` for
+    `--recompute`, `--shuffle` for `--no-shuffle`.
     """
     return option(None, help, default=False, python=python, kept=kept)
 
 
 def argument(metavar: str, help: str, default: Any = REQUIRED) -> Any:
-    """Declares a field as an argument of a command, by default a required one."""
+    """Declares a field as a positional argument of a command; required unless it has a default."""
     settings = {"metavar": metavar, "help": help}
     return field(
         default=default, metadata={"make": typer.Argument, "names": (), "settings": settings, "rule": Rule()}
@@ -92,7 +93,7 @@ class Option(NamedTuple):
     Attributes:
         annotation: type and typer's declaration, e.g. `Annotated[int, typer.Option(min=1)]`.
         default: default value; `inspect.Parameter.empty` for a required option.
-        rule: whether a run keeps the value.
+        rule: whether the value is saved with a run, and the Python argument it sets.
         panel: heading of the option in `--help`; None for no heading.
         key: name of the option in an options file: its first long spelling without dashes, e.g. "learning-rate".
     """

@@ -1,4 +1,4 @@
-"""Formats the help of a command, and sets the wording of its messages to its options."""
+"""Formats a command's help, and makes its messages name options instead of Python arguments."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class CommandWithSwitches(TyperCommand):
         return {text: off[0] for on, off in pairs if off for text in on}
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help without the second spellings, which follow one rule and would fill a column of each table."""
+        """Writes the help without the opposite spellings, which follow a rule and would fill a column of each table."""
         shown = copy(self)
         shown.params = [copy(parameter) for parameter in self.params]
         parameter: Any

@@ -80,7 +80,7 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
 
 
 def _options(store: Store) -> dict[str, Any]:
-    """Returns the options that the run was started with; empty for a run started in Python."""
+    """Returns the options with which the run was started; empty for a run started in Python."""
     if OPTIONS not in store.properties:
         return {}
     try:
@@ -101,7 +101,7 @@ def _run_file(path: Path) -> dict[str, Any]:
 
 
 def best_key(monitor: object, epochs: Sequence[Mapping[str, float]]) -> str | None:
-    """Returns the key of the value that determines the best epoch: `monitor`, else "val_loss", else "loss".
+    """Returns the key by which epochs are compared: `monitor`, otherwise "val_loss", otherwise "loss".
 
     Returns None if not every epoch has recorded one of them.
 
@@ -136,7 +136,7 @@ def _progress(plan: Plan | None, position: Position, history: History) -> str:
 
 
 def _size(entry: Path) -> int:
-    """Returns the bytes of a file, or of all files in a directory; links count as 0."""
+    """Returns the size in bytes of a file, or of all files in a directory; symbolic links count as 0."""
     if entry.is_symlink():
         return 0
     # Not with `rglob`, which follows links to directories in some versions of Python.

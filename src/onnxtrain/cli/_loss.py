@@ -1,4 +1,4 @@
-"""Creates the loss of `--loss` and `--loss-option`, and one-hot encodes targets if it takes class probabilities."""
+"""Creates the loss for `--loss` and `--loss-option`, and one-hot encodes targets if it takes class probabilities."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from onnxtrain.planning._plan import RANKS
 
 
 def run_command(options: PlanOptions) -> None:
-    """Measures the ways to train a model, and prints them and the commands for the recommended one.
+    """Measures training configurations of a model; prints them, and the commands for the recommended one.
 
     Raises:
         InputError: no way to train fits in the memory budget.
@@ -98,7 +98,7 @@ def _print_recommendation(best: PlanChoice, commands: dict[str, str], memory: in
 
 
 def _least(plan: Sequence[PlanChoice]) -> str:
-    """Returns the end of an error message, which names the choice that takes the least memory."""
+    """Returns the end of an error message: the choice that needs the least memory."""
     complete = [choice for choice in plan if choice.complete]
     if not complete:
         return "each takes more than " + memory_text(min(choice.peak for choice in plan))
@@ -111,7 +111,7 @@ def _least(plan: Sequence[PlanChoice]) -> str:
 
 
 def _command(name: str, options: PlanOptions, choice: PlanChoice) -> str:
-    """Returns the command that trains a choice: `onnxtrain artifacts ...` or `onnxtrain train ...`."""
+    """Returns the command that trains with a choice: `onnxtrain artifacts ...` or `onnxtrain train ...`."""
     words: list[str] = ["onnxtrain", name, str(options.source)]
     if name == "train":
         words += ["--data", "FILE"]

@@ -29,15 +29,15 @@ def model_predictions(
 
     Args:
         path: the model.
-        data: samples to predict for.
-        source: path of the data, for messages.
+        data: samples.
+        source: path of the data, for error messages.
         batch_size: samples per batch; None for the fixed batch size of the model, or 32.
 
     Returns:
         Outputs by name, [samples, ...], and the encoder in the model; None for a model without one.
 
     Raises:
-        InputError: the data does not fit the model, or an output has no batch axis.
+        InputError: the data does not match the model, or an output has no batch axis.
     """
     # A plain session, because any tool may have written the file.
     session = open_session(path, "model", CPU, None)
@@ -71,7 +71,7 @@ def _plain_predictions(
     """Returns the outputs of a model that takes numbers.
 
     Raises:
-        InputError: the data does not fit the model, or an input is not a tensor of numbers.
+        InputError: the data does not match the model, or an input is not a tensor of numbers.
     """
     specs = []
     for value in session.get_inputs():
@@ -107,7 +107,7 @@ def _run(
 
     Args:
         session: session of the model.
-        path: path of the model, for messages.
+        path: path of the model, for error messages.
         outputs: names of the outputs to compute.
         specs: inputs of the model.
         feeds: arrays for the inputs, in the same order.
@@ -135,7 +135,7 @@ def _run(
 
 
 def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
-    """Returns floats in the dtype of a float input, integers in the dtype of an integer input, others unchanged."""
+    """Casts floats for a float input and integers for an integer input; returns other arrays unchanged."""
     wanted = spec.dtype.held
     if array.dtype.kind == wanted.kind == "f" or (array.dtype.kind in "iu" and wanted.kind in "iu"):
         return array.astype(wanted)

@@ -16,7 +16,7 @@ from onnxtrain.recipe import Recipe, ShellOption
 
 
 def chosen_recipe(options: TrainOptions | ArtifactsOptions | PlanOptions, *, mixed: bool = False) -> Recipe:
-    """Returns the recipe that the options describe.
+    """Creates the recipe from the options.
 
     Args:
         options: options of the command.

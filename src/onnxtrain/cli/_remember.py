@@ -29,7 +29,7 @@ from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._checks import check_types
 
 PROPERTY = "onnxtrain.cli"
-"""Name of the checkpoint property that holds the options, as JSON text."""
+"""Name of the checkpoint property that contains the options as JSON text."""
 
 # Options that a run stores, by name, and the types of their values.
 _OPTIONS = {name: option for name, option in options_of(TrainOptions).items() if option.rule.kept}
@@ -60,7 +60,7 @@ class _Saved(NamedTuple):
 
 
 def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Returns the SHA-256 of named arrays: of their names, dtypes, shapes and values."""
+    """Returns a SHA-256 digest of the names, dtypes, shapes and values of arrays."""
     content = hashlib.sha256()
     for name in sorted(arrays):
         # Contiguous, because the hash reads memory: slices have gaps, and transposed arrays another order.
@@ -153,7 +153,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
 
 
 def paths_outside(options: TrainOptions, directory: Path) -> str:
-    """Returns the options whose paths have to be given again to resume the run, e.g. " --log log.csv"."""
+    """Returns the options whose paths must be passed again to resume the run, e.g. " --log log.csv"."""
     values = flat(options)
     paths = {name: path for name in _PATHS if (path := _path(values[name])) is not None}
     return "".join(
@@ -171,7 +171,7 @@ def _path(value: object) -> Path | None:
 
 
 def _inside(directory: Path, path: Path) -> Path | None:
-    """Returns a path resolved against a directory, or None unless it is a file or directory inside it.
+    """Resolves a path against a directory; returns None unless it is a file or directory inside that directory.
 
     Links are followed. Pipes and devices count as outside.
 
@@ -203,7 +203,7 @@ def _validation_file(directory: Path, data: Path, path: Path) -> Path | None:
 
 
 def _same(value: object, before: object, *, named_again: bool) -> bool:
-    """True if an option has the value that the run was started with; a file that was `named_again` may have moved."""
+    """True if an option has the value with which the run was started; a file that was `named_again` may have moved."""
     path, path_before = _path(value), _path(before)
     if path is None or path_before is None:
         return value == before
@@ -268,13 +268,13 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
 
 
 def saved_encoder(trainer: Trainer, source: Path) -> TableEncoder | None:
-    """Returns the encoder of the table that a run was trained on; None for a run on arrays."""
+    """Returns the encoder of a run's training table; None for a run on arrays."""
     properties = trainer.state.properties
     return TableEncoder.from_json(str(properties[ENCODER]), str(source)) if ENCODER in properties else None
 
 
 def _contradiction(name: str, value: object, before: object) -> str:
-    """Returns an option with its old value, e.g. "--lr 0.1 (it was 0.01)" or "--no-scale (it was on)"."""
+    """Describes an option and its old value, e.g. "--lr 0.1 (it was 0.01)" or "--no-scale (it was on)"."""
     if isinstance(value, bool):
         return f"{flag(name)} (it was off)" if value else f"{off_flag(name)} (it was on)"
     return f"{flag(name)} {_show(value)} (it was {_show(before)})"

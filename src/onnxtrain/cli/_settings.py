@@ -119,7 +119,7 @@ def _is_number(value: Any) -> bool:
 
 
 def number_or_text(text: str) -> int | float | str:
-    """Returns the integer or float that a text spells, or the text itself."""
+    """Parses a text as an integer or float; returns other text unchanged."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -37,7 +37,7 @@ def _typed(value: object) -> list[str]:
 
 
 class ShellWords(Words):
-    """Names arguments of the Python API by the options of a command.
+    """Refers to arguments of the Python API by the corresponding options of a command.
 
     Args:
         command: name of the running command, e.g. "check"; "" for any command.
@@ -84,7 +84,7 @@ class ShellWords(Words):
         return f"Resume {where}with: onnxtrain train {directory} --data FILE"
 
     def open_run(self) -> str:
-        """Returns advice on which directory to give, as the end of a sentence."""
+        """Returns advice on which directory to pass, as the end of a sentence."""
         return "Pass the directory of a run, as written by `onnxtrain train`"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:

@@ -17,7 +17,7 @@ _ALL = "*"
 
 
 def chosen_encoder(options: TableOptions, table: Table, sample_weight: str | None = None) -> TableEncoder:
-    """Returns the unfitted encoder that the options describe.
+    """Creates the encoder from the options, without fitting it.
 
     Args:
         options: options of the command.
@@ -50,7 +50,7 @@ def fit_encoder(
     seed: int,
     stratify: bool,
 ) -> None:
-    """Fits an encoder to the rows of a table that the trainer will train on.
+    """Fits an encoder to the training rows of a table.
 
     Args:
         encoder: encoder to fit.
@@ -61,7 +61,7 @@ def fit_encoder(
         stratify: True if the trainer splits off the same fraction of each class.
 
     Raises:
-        InputError: the table does not fit the encoder or the model, or `--target` is missing or superfluous.
+        InputError: the table does not match the encoder or the model, or `--target` is missing or superfluous.
     """
     if bool(targets) != bool(encoder.target):
         raise InputError(
@@ -120,7 +120,7 @@ def _parse_rule(text: str, table: Table) -> tuple[str, str]:
 
 
 def _names(given: Sequence[str] | None, table: Table) -> list[str]:
-    """Returns the columns that an option names; each value is one name, or several separated by commas.
+    """Parses the column names of an option; each value is one name, or several separated by commas.
 
     Raises:
         InputError: a column does not exist.

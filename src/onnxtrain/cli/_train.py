@@ -42,7 +42,7 @@ from onnxtrain.trainer.data._layout import WEIGHT
 
 
 def train(options: TrainOptions, given: frozenset[str], *, finished: bool = False) -> None:
-    """Trains in this process, alone or as one of several workers; a `finished` run is only exported."""
+    """Trains in this process, by itself or as one of several workers; a `finished` run is only exported."""
     data = load_data(options.data)
     resuming = options.source.is_dir()
     directory = options.source if resuming else _new_directory(options)
@@ -178,7 +178,7 @@ def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
 
 
 def resume_options(options: TrainOptions) -> str:
-    """Returns the options to give again when the run is resumed, e.g. "--data train.npz"."""
+    """Returns the options to pass again when the run is resumed, e.g. "--data train.npz"."""
     return f"--data {shlex.quote(str(options.data))}{paths_outside(options, run_directory(options))}"
 
 
@@ -323,7 +323,7 @@ def _fitted_encoder(
         The encoder, or None for data that is not a table.
 
     Raises:
-        InputError: options for tables were given with other data, or the table does not fit.
+        InputError: options for tables were given with other data, or the table does not match the encoder or model.
     """
     if not isinstance(data, Table) or encoder is None:
         if given := options.table.given():

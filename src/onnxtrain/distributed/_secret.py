@@ -1,4 +1,4 @@
-"""Creates the secret that the workers of a group share, and keeps workers on a single machine off the network."""
+"""Creates the secret shared by a group's workers, and keeps workers on a single machine off the network."""
 
 from __future__ import annotations
 

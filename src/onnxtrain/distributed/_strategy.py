@@ -73,7 +73,7 @@ def make_strategy(strategy: Strategy | None) -> DataParallel | None:
     """Converts the argument `strategy` of `Trainer` to options; None for a single process.
 
     Raises:
-        InputError: the argument is neither "ddp" nor a `DataParallel` nor None.
+        InputError: the argument is not "ddp", a `DataParallel` or None.
     """
     if strategy is None or isinstance(strategy, DataParallel):
         return strategy

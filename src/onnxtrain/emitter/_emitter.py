@@ -86,7 +86,7 @@ class Emitter(NodeWriter):
         return self.Reshape(value, self.Add(shape, self._zeros[signal]), allowzero=1)
 
     def merge_from(self, value: ir.Value, axis: int) -> ir.Value:
-        """Returns `value` with all axes from `axis` on flattened into one; works for empty tensors too.
+        """Flattens `axis` and all later axes of `value` into one; also works for empty tensors.
 
         A Reshape to [0, 0, -1] can't infer the last size of an empty tensor, and ONNX Runtime rejects it.
         """

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no annotations
-    """Base class of the estimators; its constructor only stores the arguments, as scikit-learn requires."""
+    """Base class for the estimators; its constructor only stores the arguments, as scikit-learn requires."""
 
     # All arguments are named: scikit-learn reads an estimator's parameters from the constructor's signature.
     # `check_estimator` also requires that nothing is checked or converted here, because `set_params` bypasses the
@@ -101,7 +101,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return checked
 
     def _checked_weight(self, weight: Any, x: Array) -> Array | None:
-        """Checks sample weights as scikit-learn does; returns them as float64 [samples], or None if there are none."""
+        """Checks sample weights like scikit-learn; returns them as float64 [samples], or None if there are none."""
         if weight is None:
             return None
         require_unmasked("sample_weight", weight)

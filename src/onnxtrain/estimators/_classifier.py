@@ -184,7 +184,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
 
         Raises:
             NotFittedError: the estimator has not been fitted.
-            ValueError: X does not fit the model.
+            ValueError: X does not match the model.
         """
         scores = self._scores(X)
         result = probabilities(self._loss_name, scores)
@@ -202,7 +202,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
 
         Raises:
             NotFittedError: the estimator has not been fitted.
-            ValueError: X does not fit the model.
+            ValueError: X does not match the model.
         """
         scores = self._scores(X)
         labels: Array = self.classes_[scores.argmax(axis=1)]

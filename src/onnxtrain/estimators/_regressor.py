@@ -96,7 +96,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
 
         Raises:
             NotFittedError: the estimator has not been fitted.
-            ValueError: X does not fit the model.
+            ValueError: X does not match the model.
         """
         result = self._scores(X).astype(self._target_dtype)
         return result[:, 0] if self._single else result

@@ -86,7 +86,7 @@ def vjp(
         graph = prepared(model, of, wrt)
         seeds = dict(zip(of, _add_inputs(graph, of, "_cotangent"), strict=True))
         graph, products = _append_products(graph, seeds, wrt)
-    _keep_outputs(graph, of)
+    _append_outputs(graph, of)
     append_outputs(graph, wrt, products)
     return finished(graph, model)
 
@@ -141,7 +141,7 @@ def jvp(
         graph, names = _differentiable_again(graph, products)
         graph, derivatives = _append_products(graph, dict(zip(names, tangents, strict=True)), cotangents)
     _drop_cotangents(graph, of, cotangents)
-    _keep_outputs(graph, of)
+    _append_outputs(graph, of)
     append_outputs(graph, of, derivatives, "_tangent")
     # Removes the nodes of uᵀJ that J·t does not need: this makes the cost one forward pass, without a backward pass.
     CleanupPass()(graph)
@@ -198,7 +198,7 @@ def hessian_vector_product(
         graph, gradients = _append_products(graph, {of: None}, wrt)
         graph, names = _differentiable_again(graph, gradients)
         graph, products = _append_products(graph, dict(zip(names, vectors, strict=True)), wrt)
-    _keep_outputs(graph, [of])
+    _append_outputs(graph, [of])
     values = values_by_name(graph.graph)
     append_outputs(graph, wrt, [values[name] for name in names])
     append_outputs(graph, wrt, products, "_hvp")
@@ -318,8 +318,8 @@ def _drop_cotangents(model: ir.Model, of: Sequence[str], cotangents: Sequence[st
             values[cotangent].replace_all_uses_with(op.zeros_like(values[name]))
 
 
-def _keep_outputs(model: ir.Model, of: Sequence[str]) -> None:
-    """Appends the values in `of` to the outputs, except those that are outputs already."""
+def _append_outputs(model: ir.Model, of: Sequence[str]) -> None:
+    """Makes the values named in `of` outputs of the graph, in addition to the existing ones."""
     values = values_by_name(model.graph)
     for name in of:
         if values[name] not in model.graph.outputs:

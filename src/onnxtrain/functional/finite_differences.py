@@ -72,7 +72,7 @@ def _converged(differences: Sequence[float], margin: float) -> list[float]:
 def _kink(
     function: Callable[[float], float], derivative: float, step: float, margin: float
 ) -> tuple[float, float] | None:
-    """Returns the slopes to the left and right of 0 if 0 is a kink and the derivative lies between them, else None."""
+    """Returns the slopes left and right of 0 if 0 is a kink and the derivative lies between them; None otherwise."""
     # A derivative outside of the two slopes is wrong under any convention for kinks.
     middle = function(0.0)
 

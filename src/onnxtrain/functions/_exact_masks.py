@@ -1,4 +1,4 @@
-"""Replaces multiplications by masks in gradients, before the gradients are differentiated again."""
+"""Removes multiplications by masks from gradients before the gradients are differentiated again."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _SUMS = {"axes": ir.AttributeType.INTS, "rows": ir.AttributeType.INTS}
 def instance_standardization(
     op: Emitter, x: ir.Value, epsilon: ir.Value, axes: AttributeRef
 ) -> tuple[ir.Value, ...]:
-    """Computes y = (x - mean) / stdev, mean, and stdev = sqrt(variance + epsilon) over `axes`.
+    """Computes y = (x - mean) / stdev, mean and stdev, where stdev = sqrt(variance + epsilon), over `axes`.
 
     x: `[batch, ..., n]`; epsilon: scalar; mean and stdev have size 1 along `axes`.
     """
@@ -33,7 +33,7 @@ def reversible_instance_normalization(
 ) -> tuple[ir.Value, ...]:
     """Computes y = (x - mean) * (weight / stdev) + bias, mean, stdev, and x - mean for the backward pass.
 
-    weight and bias: `[n]`; the others as in InstanceStandardization.
+    weight and bias: `[n]`; for the other arguments, see InstanceStandardization.
     """
     centered, mean, stdev = _center(op, x, epsilon, axes)
     return op.Add(op.Mul(centered, op.Div(weight, stdev)), bias), mean, stdev, centered
@@ -51,7 +51,7 @@ def reversible_instance_normalization_gradient(
 ) -> tuple[ir.Value, ...]:
     """VJP of ReversibleInstanceNormalization: cotangents of x, weight and bias.
 
-    `rows`: all axes but the last; `axes`: those of the rows along which stdev has size 1.
+    `rows`: all axes except the last one; `axes`: those among them along which stdev has size 1.
     """
     # weight / stdev has one entry per series and feature, so Mul is the only op on a tensor of the size of x.
     return op.Mul(ct, op.Div(weight, stdev)), *_parameter_cotangents(op, ct, centered, stdev, axes, rows)
@@ -68,7 +68,7 @@ def reversible_instance_normalization_parameter_gradient(
 def _center(
     op: Emitter, x: ir.Value, epsilon: ir.Value, axes: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Returns x - mean, mean and stdev."""
+    """Emits x - mean, mean, and stdev = sqrt(variance + epsilon), all over `axes`; gradients stop at mean and stdev."""
     # The stops also keep second derivatives, taken of the inlined body, from flowing through the statistics.
     over = op.ints(axes)
     mean = op.stop_gradient(op.ReduceMean(x, over, keepdims=1))

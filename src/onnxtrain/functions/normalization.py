@@ -23,7 +23,7 @@ _EPSILON = {"epsilon": ir.AttributeType.FLOAT}
 def _standardize(
     op: Emitter, x: ir.Value, axes: Sequence[int], epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns x̂ and r."""
+    """Emits x̂ and r, as defined in the docstring of this module."""
     centered, inverse = _center(op, x, axes, epsilon)
     return op.Mul(centered, inverse), inverse
 
@@ -31,7 +31,7 @@ def _standardize(
 def _center(
     op: Emitter, x: ir.Value, axes: Sequence[int], epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns x - mean(x) and r."""
+    """Emits x - mean(x) and r = 1 / sqrt(var(x) + epsilon), with mean and variance over `axes`."""
     centered = op.Sub(x, op.ReduceMean(x, list(axes), keepdims=1))
     variance = op.ReduceMean(op.Mul(centered, centered), list(axes), keepdims=1)
     return centered, op.Reciprocal(op.Sqrt(op.Add(variance, op.number(epsilon, x))))
@@ -51,7 +51,7 @@ def batch_normalization_gradient(
 def batch_normalization_cotangents(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Returns the cotangents of x, scale and bias, for statistics of x over batch and spatial axes.
+    """Emits the cotangents of x, scale and bias, for statistics of x over the batch and spatial axes.
 
     ct, x: `[batch, channels, *spatial]`; scale: `[channels]`.
     """
@@ -141,7 +141,7 @@ def layer_normalization_training(
 ) -> tuple[ir.Value, ...]:
     """Computes LayerNormalization, with its mean and inverse standard deviation.
 
-    scale and bias have the shape of the axes of x from `axis` on.
+    scale and bias have the shape x.shape[axis:].
     """
     return op.LayerNormalization(x, scale, bias, **attributes, _outputs=3)
 

@@ -1,4 +1,4 @@
-"""Replaces the chains of nodes that patterns recognize by composite ops."""
+"""Finds chains of nodes that match a pattern, and replaces each with a composite op."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxtrain.passes import remove_unread_chains
 
 
 class KeepingPass(ir.passes.InPlacePass):
-    """Base of passes that leave some nodes to ONNX Runtime's own kernels."""
+    """Base class for passes that leave some nodes to ONNX Runtime's own kernels."""
 
     def __init__(self, kept: Collection[str] = ()) -> None:
         """Creates the pass.
@@ -61,7 +61,7 @@ class Fusion:
     saved: Callable[[ir.Shape], ir.Shape] | None = None
 
     def find(self, node: ir.Node) -> Match | None:
-        """Returns the match of the pattern if `node` is the last node of such a chain, else None."""
+        """Returns the match of the pattern if `node` is the last node of such a chain; None otherwise."""
         return next((match for match in self.pattern.found(node) if self.where(node, match)), None)
 
     def rewrite(self, op: Emitter, last: ir.Node, match: Match) -> None:

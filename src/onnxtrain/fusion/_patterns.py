@@ -34,7 +34,7 @@ class Match(dict[str, Any]):
 
 
 class Pattern(Protocol):
-    """A computation whose result a value may be."""
+    """A computation to search for, ending in a value."""
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
         """Yields every way to match the value, as an extension of `match`."""
@@ -190,7 +190,7 @@ def equal_to(wanted: float) -> Pattern:
 
 
 def either(*patterns: Pattern) -> Pattern:
-    """Returns a pattern that matches whatever any of the given patterns matches."""
+    """Returns a pattern that matches if any of the given patterns matches."""
     return _Either(patterns)
 
 

@@ -14,7 +14,7 @@ from onnxtrain.passes import remove_unread_chains
 
 _SWAP = [0, 1, 3, 2]
 _MASKED = -1e30
-"""A mask value up to this makes exp(score) zero in float32, relative to any other score."""
+"""Mask values up to this one make exp(score) zero in float32, relative to any other score."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _is(node: ir.Node | None, op_type: str) -> bool:
 
 
 def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Returns the node that computes a value if it is one of these ops and the value has no other reader, else None."""
+    """Returns the node that computes a value if it is one of these ops and the value has one reader; else None."""
     node = value.producer() if value is not None and read_once(value) else None
     return node if node is not None and any(_is(node, op_type) for op_type in op_types) else None
 
@@ -103,7 +103,7 @@ def _scores(value: ir.Value | None) -> _Scores | None:
 
 
 def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    """Returns the value that `value` is a multiple of, and the factor."""
+    """Strips multiplications and divisions by constants from a value; returns the rest and the combined factor."""
     scale = 1.0
     while (node := _producer(value, "Mul", "Div")) is not None:
         first, second = node.inputs
@@ -219,7 +219,7 @@ def _transposed_keys(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Val
 
 
 def _source_of_swap(keys: ir.Value) -> ir.Value | None:
-    """Returns the value of which `keys` is the transpose; None if there is none."""
+    """Returns the value whose transpose is `keys`; None if there is none."""
     node = keys.producer()
     if node is not None and _is(node, "Transpose"):
         return node.inputs[0] if list(node.attributes.get_ints("perm") or []) == _SWAP else None

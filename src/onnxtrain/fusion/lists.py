@@ -20,7 +20,7 @@ from onnxtrain.fusion.relu6 import Relu6Pass
 from onnxtrain.fusion.vocabulary import VocabularyLossPass
 
 FUSIONS = (*NORMS, *ACTIVATIONS)
-"""All patterns that forward graphs are searched for."""
+"""All patterns to search for in forward graphs."""
 
 
 def fuse_forward(model: ir.Model) -> None:

@@ -287,7 +287,7 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
 
 
 def _sole_producer(reader: ir.Node, value: ir.Value | None) -> ir.Node | None:
-    """Returns the node that computes a value if `reader` is its only reader, else None."""
+    """Returns the node that computes a value if `reader` is its only reader; None otherwise."""
     if value is None or value.is_graph_output() or {use.node for use in value.uses()} != {reader}:
         return None
     return value.producer()

@@ -70,7 +70,7 @@ class ProductPass(KeepingPass):
 
 
 def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:
-    """Returns the two factors if a node is a plain product of two float32 matrices, else None."""
+    """Returns the two factors if a node is a plain product of two float32 matrices; None otherwise."""
     if node.domain != "" or node.op_type not in PRODUCTS:
         return None
     a, b = node.inputs[:2]

@@ -64,7 +64,7 @@ def write_adapters(
 
 @dataclass(frozen=True)
 class _Form:
-    """The form of a layer's output, to which an adapter is added in floating point.
+    """The representation (float or quantized) of a layer's output; adapters are added in floating point.
 
     Attributes:
         scale: scale and zero point of the layer's output, e.g. values `y_scale` and `y_zero_point`; [] if it is not
@@ -135,7 +135,7 @@ def _feeds_gelu(value: ir.Value) -> bool:
 
 
 def _sole_reader(value: ir.Value, op_type: str, *, any_input: bool = False) -> ir.Node | None:
-    """Returns the only reader of a value if it has this op type, else None.
+    """Returns the only reader of a value if it has this op type; None otherwise.
 
     Args:
         value: the value.

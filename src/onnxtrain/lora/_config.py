@@ -1,4 +1,4 @@
-"""Defines `LoraConfig`: which linear layers get an adapter, of which rank and scale."""
+"""Defines `LoraConfig`: which linear layers get an adapter, and with which rank and scale."""
 
 from __future__ import annotations
 
@@ -213,5 +213,5 @@ def _all_values(holds: Any) -> Any:
 
 
 def is_named(name: str, module: str) -> bool:
-    """True if a name of a list applies to a module: if it is the path or its end."""
+    """True if a name in a list matches a module: it equals the module's path, or the path ends with it."""
     return module == name or module.endswith(f".{name}")

@@ -218,7 +218,7 @@ def _check_finite(array: np.ndarray[Any, Any], name: str, doing: str) -> None:
 
 
 def _short(fingerprint: str) -> int:
-    """Returns the first 28 bits of a fingerprint, which fit a signed 32-bit version number."""
+    """Returns the first 28 bits of a fingerprint, which fit in a signed 32-bit version number."""
     return int(fingerprint[:7], 16)
 
 

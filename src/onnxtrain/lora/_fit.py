@@ -96,8 +96,8 @@ def rank_of(target: Target, pair: Pair, doing: str) -> int:
 
 def check_named(layers: Layers, config: LoraConfig, weights: Mapping[str, Pair], doing: str) -> None:
     """Raises AdapterMismatchError if a layer named in PEFT's settings has no adapter in the file."""
-    # PEFT replaces "all-linear" by the names that it selected. If the file still has "all-linear", all layers with the
-    # same name must have adapters.
+    # PEFT replaces "all-linear" with the names that it selected. If the file still has "all-linear", all layers with
+    # the same name must have adapters.
     if config.target_modules == ALL_LINEAR:
         check_whole(layers, weights, doing)
     missing = [

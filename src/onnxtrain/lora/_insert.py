@@ -190,7 +190,7 @@ def train_adapters(
 
 
 def loaded_for_adapters(model: ModelSource) -> ir.Model:
-    """Loads a model and inlines its functions, in which layers would have no names of their own."""
+    """Loads a model and inlines its functions: layers in functions have no unique names."""
     loaded = load_model(model)
     if loaded.functions:
         inline_functions(loaded)
@@ -215,7 +215,7 @@ def _module(target: Target) -> Module:
 
 
 def adapter_shapes(target: Target, rank: int | str) -> tuple[tuple[int | str, ...], tuple[int | str, ...]]:
-    """Returns the shapes in which the graph reads A and B."""
+    """Returns the shapes of A and B as the graph's inputs."""
     if target.is_convolution:
         ones = (1,) * (len(_weight_dims(target)) - 2)
         return (rank, target.input_size, *ones), (target.output_size, rank, *ones)

@@ -1,4 +1,4 @@
-"""Reads weights behind Cast, Transpose, DequantizeLinear and integer products, and quantizes them again."""
+"""Reads weights through Cast, Transpose, DequantizeLinear and integer products, and quantizes them again."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def merge(
 
 
 def _deduplicate(graph: ir.Graph, new: Sequence[ir.Value], made: list[ir.Value]) -> None:
-    """Replaces new weights by equal ones of the same layer, so that a layer that runs twice keeps one weight.
+    """Replaces new weights with equal ones of the same layer, so that a layer that runs twice keeps one weight.
 
     Args:
         graph: the graph.

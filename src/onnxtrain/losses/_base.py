@@ -22,7 +22,7 @@ TARGET_KEY = "onnxtrain.target"
 `{"class_labels": {"count": 10, "ignore_index": -100}}`."""
 
 LABELS_KEY = "onnxtrain.class_labels"
-"""Metadata key of a graph input that is read by the model as well as, as labels, by a loss: JSON as above."""
+"""Metadata key of a graph input that both the model and a loss (as labels) read: JSON as above."""
 
 MEAN_KEY = "onnxtrain.loss_mean"
 """Metadata key of a loss: the result of :meth:`Loss.mean_over` as JSON."""

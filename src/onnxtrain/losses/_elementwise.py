@@ -17,7 +17,7 @@ from ._base import Activation, Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
 class _TermwiseLoss(Loss):
-    """Base class of losses whose target has the shape and dtype of the scores; subclasses define the terms."""
+    """Base class for losses whose target has the shape and dtype of the scores; subclasses define the terms."""
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
         dims = self._scores_dims(scores)

@@ -20,7 +20,7 @@ _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class _Norm(Block):
-    """Base class of the layers: checks the input, and creates parameters of ones or zeros."""
+    """Base class for the layers: checks the input, and creates parameters of ones or zeros."""
 
     def _checked(self, name: str, sizes: Sequence[int], params: int = 0) -> ir.Value:
         """Checks dtype and shape of the input of a layer, and returns the input.
@@ -199,7 +199,7 @@ class RINorm(_Norm):
 
 
 class _Reusing(_Norm):
-    """Base class of blocks that read the statistics and parameters of an RINorm."""
+    """Base class for blocks that read the statistics and parameters of an RINorm."""
 
     def __init__(self, norm: RINorm) -> None:
         super().__init__()

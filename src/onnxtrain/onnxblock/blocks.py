@@ -56,7 +56,7 @@ _ML_OPSET = 3
 
 
 class _BinaryOp(Block):
-    """Base class of ops with two inputs; the class is named after the op type."""
+    """Base class for ops with two inputs; the class is named after the op type."""
 
     def build(self, input_name1: str, input_name2: str) -> str:
         """Applies the op to two values, with broadcasting; returns the name of the output."""
@@ -80,7 +80,7 @@ class Div(_BinaryOp):
 
 
 class _UnaryOp(Block):
-    """Base class of ops with one input; the class is named after the op type."""
+    """Base class for ops with one input; the class is named after the op type."""
 
     def build(self, input_name: str) -> str:
         """Applies the op to a value; returns the name of the output."""
@@ -105,7 +105,7 @@ class Sigmoid(_UnaryOp):
 
 @dataclass(eq=False, repr=False)
 class _Reduction(Block):
-    """Base class of reductions over all axes; the class is named after the op type.
+    """Base class for reductions over all axes; the class is named after the op type.
 
     Args:
         keepdims: True for an output with the input's rank and sizes 1, False for a scalar.

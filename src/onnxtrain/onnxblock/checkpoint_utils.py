@@ -50,7 +50,7 @@ def save_checkpoint(
             f"{doing}: received {type(parameters).__name__}; pass (trainable, frozen), as "
             "TrainingBlock.parameters() returns them"
         ) from error
-    # Counting takes quadratic time, so it is only done for the message.
+    # Counting takes quadratic time, so it is only done for error messages.
     names = [tensor.name for tensor in (*trainable, *frozen)]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:

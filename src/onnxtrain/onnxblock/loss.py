@@ -75,7 +75,7 @@ class LossBlock(Block):
 
 @dataclass(eq=False, repr=False)
 class _NamedLoss(LossBlock):
-    """Base class of loss blocks that are dataclasses: their fields are the settings of the loss in `makes`.
+    """Base class for loss blocks that are dataclasses: their fields are the settings of the loss in `makes`.
 
     The fields are in the order of the arguments in onnxruntime-training.
     """
@@ -92,7 +92,7 @@ class _NamedLoss(LossBlock):
 
 # Argument names are part of the API: scripts for onnxruntime-training pass `target_name=` or `labels_name=`.
 class _FloatTargetLoss(_NamedLoss):
-    """Base class of losses whose target has the scores' dtype and shape."""
+    """Base class for losses whose target has the scores' dtype and shape."""
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Appends the loss.
@@ -176,7 +176,7 @@ class BCEWithLogitsLoss(_FloatTargetLoss):
 
 
 class _LabelLoss(_NamedLoss):
-    """Base class of losses whose target is class labels."""
+    """Base class for losses whose target is class labels."""
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Appends the loss.

@@ -209,7 +209,7 @@ def _manifest(
 
 @dataclass(eq=False, repr=False)
 class _NamedOptimizer(OptimizerBlock):
-    """Base class of optimizer blocks that are dataclasses: their fields are the settings of the optimizer in `makes`.
+    """Base class for optimizer blocks that are dataclasses: their fields are the settings of the optimizer in `makes`.
 
     The fields are in the order of the arguments in onnxruntime-training.
     """

@@ -14,7 +14,7 @@ from onnxtrain.emitter import Emitter
 
 
 class GradientClipping(ABC):
-    """Base class of gradient clipping, which limits gradients before an optimizer uses them."""
+    """Base class for gradient clipping, which limits gradients before an optimizer uses them."""
 
     @abstractmethod
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
@@ -27,7 +27,7 @@ class GradientClipping(ABC):
 
 @dataclass(frozen=True)
 class ClipGradNorm(GradientClipping):
-    """Scales all gradients by max_norm/norm if their total Euclidean norm is larger than max_norm.
+    """Scales all gradients by max_norm/norm if their total Euclidean norm exceeds max_norm.
 
     The formula is that of onnxruntime-training. `torch.nn.utils.clip_grad_norm_` divides by norm + 1e-6, a relative
     difference of 1e-6/norm. As in PyTorch, one NaN makes all gradients NaN; if an element is infinite, it becomes NaN

@@ -31,7 +31,7 @@ class Rows:
         self._rows = rows
 
     def add_up(self, gradient: ir.Value) -> ir.Value:
-        """Sums the gradients [reads, *rest] of equal rows: [rows, *rest]."""
+        """Sums the gradients [reads, *rest] per distinct row; returns [rows, *rest]."""
         op = self._op
         shape = op.Concat(self._count, op.Shape(gradient, start=1), axis=0)
         return op.call(embedding_gradient, gradient, self._places, shape)
@@ -41,6 +41,6 @@ class Rows:
         return self._op.Gather(table, self._rows)
 
     def write(self, table: ir.Value, values: ir.Value) -> ir.Value:
-        """Replaces the rows of a table by `values` [rows, *rest]; returns the table."""
+        """Replaces the rows of a table with `values` [rows, *rest]; returns the table."""
         # If a host binds the result to the table's memory, ONNX Runtime's ScatterND only writes these rows.
         return self._op.ScatterND(table, self._op.Unsqueeze(self._rows, [-1]), values)

@@ -1,6 +1,6 @@
 """Trains PyTorch modules with stock ONNX Runtime: `model = ORTModule(model)`, and nothing else changes.
 
-Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimizers stay PyTorch's.
+Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimizers remain those of PyTorch.
 `model.report()` tells which graphs run where. docs/ortmodule-api.md has every method of `torch.nn.Module`.
 """
 

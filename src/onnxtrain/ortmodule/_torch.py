@@ -179,11 +179,11 @@ isolates_recompiles = "isolate_recompiles" in inspect.signature(eval_frame._opti
 set_isolated_recompiles: Callable[[int], int] | None = getattr(
     c_eval_frame, "set_eval_frame_isolate_recompiles_id", None
 )
-"""Sets the id of the compiled function that the next calls belong to; returns the previous id. None before 2.13."""
+"""Sets the id of the compiled function for the following calls; returns the previous id. None before 2.13."""
 
 
 def _bounds_pass_gradients() -> bool:
-    """True if the gradient of `torch.clamp` on its bound is not zero in the installed PyTorch."""
+    """True if the gradient of `torch.clamp` is not zero at its bounds in the installed PyTorch."""
     # This module may be imported under `no_grad` or `inference_mode`.
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, requires_grad=True)

@@ -152,7 +152,7 @@ def _parameter_choices(
 
 
 def _from_matrix(order: Sequence[str], matrices: Sequence[str], number: int) -> list[str]:
-    """Returns the parameters from matrix `number` on, e.g. the last layer's weight and bias."""
+    """Returns matrix `number` and all parameters after it, e.g. the last layer's weight and bias."""
     return list(order[order.index(matrices[number]) :]) if matrices else []
 
 

@@ -1,4 +1,4 @@
-"""Runs `_dry_run` in a separate process, and creates the arrays that it trains on."""
+"""Runs `_dry_run` in a separate process, and creates its training arrays."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> M
         threads: number of threads per op; None for ONNX Runtime's default.
 
     Raises:
-        OnnxTrainError: the steps failed for another reason than memory.
+        OnnxTrainError: the steps failed for a reason other than memory.
     """
     # Run by path: `-m` would import `onnxtrain.planning`, and with it everything that builds graphs.
     command = [sys.executable, "-P", _dry_run.__file__, *map(str, (directory, steps, limit, threads or 0))]

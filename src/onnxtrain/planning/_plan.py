@@ -40,7 +40,7 @@ RANKS = (4, 8, 16, 32)
 _BATCH_SIZE = 32
 """Size of a symbolic first axis, as in `Trainer.fit`."""
 _STOP_AT = 4
-"""A dry run is stopped at this multiple of the given memory: far too much anyway."""
+"""A dry run is stopped at this multiple of the given memory: the choice does not fit anyway."""
 _SHARE_OF_FREE_MEMORY = 0.8
 """Fraction of this machine's free memory that a dry run may use; the rest is left to other processes."""
 
@@ -164,12 +164,12 @@ def plan_training(
             `requires_grad`, `lora` and `recompute`.
 
     Returns:
-        All choices, including those that do not fit.
+        All choices, including those that need more than `memory`.
 
     Raises:
         InputError: `memory` cannot be parsed; or the size of a dimension is missing, or its name unknown.
         NothingToTrain: the model has no parameters to train.
-        GraphBuildError: the loss or the optimizer does not fit the model, or no choice can be built; also
+        GraphBuildError: the loss or the optimizer does not suit the model, or no choice can be built; also
             DifferentiationError.
         ModelError: the model cannot be loaded.
         OnnxTrainError: the platform is Windows.
@@ -273,7 +273,7 @@ def _with_recommendation(
 
 
 def _graph(path: Path) -> bytes:
-    """Returns the nodes of a model as bytes, without the metadata, which describes how the model was made."""
+    """Returns a model's nodes as bytes, without metadata, which describes how the model was built."""
     model = onnx.load(path, load_external_data=False)
     return b"".join(node.SerializeToString(deterministic=True) for node in model.graph.node)
 

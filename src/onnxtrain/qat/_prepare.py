@@ -80,7 +80,7 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
     op = Emitter(prepared.graph, functions=prepared.functions)
     # Masters first, because the logarithms below also replace the scales that masters read.
     for weight in weights:
-        _replace_by_master(op, weight)
+        _replace_with_master(op, weight)
     biases = [bias for node in prepared.graph if (bias := integer_bias(node)) is not None]
     for bias in biases:
         if bias.value.is_initializer():
@@ -147,7 +147,7 @@ def _round_master_of_bias(op: Emitter, bias: IntegerBias) -> None:
 
 
 def _zero(op: Emitter, weight: IntegerWeight) -> ir.Value:
-    """Returns a zero point of 0 with the dtype of the integers, because without one QuantizeLinear returns uint8."""
+    """Returns a zero point of 0 in the weight's integer dtype; without one, QuantizeLinear would return uint8."""
     assert weight.value.dtype is not None
     zeros = np.zeros(constant(weight.scale).shape, weight.value.dtype.numpy())
     return op.const(zeros, weight.value.dtype)

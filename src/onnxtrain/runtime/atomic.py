@@ -84,7 +84,7 @@ def remove_special_file(path: str | os.PathLike[str]) -> None:
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """True if a path leads to a device, a pipe or a socket, or is a link to an open file.
+    """True if a path refers to a device, a pipe or a socket, or is a link to an open file.
 
     >>> is_stream(os.devnull), is_stream("model.onnx")
     (True, False)
@@ -316,7 +316,7 @@ def finish_interrupted(path: str | os.PathLike[str]) -> None:
 
 
 class FileSet:
-    """Writes several files of a directory that replace the old ones together or not at all.
+    """Replaces several files of a directory atomically: either all of them or none.
 
     Use it in a `with` statement. The new files replace the old ones when the statement ends without an exception; after
     an exception nothing has changed. A symbolic link is replaced by the file. Older external data of a written model

@@ -23,7 +23,7 @@ class Binding:
         results: names of the outputs that :meth:`run` returns, e.g. ["loss"].
         inputs: buffer of each other input, e.g. {"fc.weight": Buffer}.
         outputs: buffer of each other output, e.g. {"fc.weight_grad": Buffer}.
-        doing: name of a run in messages, e.g. "The training step".
+        doing: name of a run in error messages, e.g. "The training step".
     """
 
     def __init__(

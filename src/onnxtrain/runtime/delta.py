@@ -64,14 +64,14 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
     Args:
         uri: path of the delta.
         base: content of the base checkpoint, not modified.
-        base_uri: path of the base checkpoint, for messages.
+        base_uri: path of the base checkpoint, for error messages.
 
     Returns:
         The frozen parameters of `base` and the content of the delta: trained parameters, statistics, properties and
         optimizer state (None if the delta was saved without it).
 
     Raises:
-        CheckpointError: the delta is missing, truncated, corrupt, not a delta, or was trained with other parameters
+        CheckpointError: the delta is missing, truncated, corrupt, not a delta, or was trained with different parameters
             than those in `base`.
     """
     source = f"'{os.fspath(uri)}'"

@@ -15,7 +15,7 @@ _WORD = (1 << 64) - 1
 
 @contextmanager
 def seeded(seed: int, step: int, run: int) -> Iterator[None]:
-    """Context manager in which Dropout draws numbers that depend only on the arguments, so that resuming repeats them.
+    """Context manager that makes Dropout's random numbers a function of the arguments, for reproducible resumption.
 
     Args:
         seed: the user's seed, 64 bits.

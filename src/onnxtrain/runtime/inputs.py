@@ -25,7 +25,7 @@ def _dynamic_remedy() -> str:
 
 
 def _show(spec: InputSpec) -> str:
-    """Describes an input for a message, e.g. "x: float32 [batch, 4]"."""
+    """Describes an input for an error message, e.g. "x: float32 [batch, 4]"."""
     shape = "of any shape" if spec.shape is None else _show_shape(spec.shape)
     return f"{spec.name}: {spec.dtype.name} {shape}"
 
@@ -81,7 +81,7 @@ def _class_axis(spec: InputSpec) -> str:
 
 
 def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
-    """Raises InputError for invalid class labels: the graph would index out of range or compute a wrong loss."""
+    """Raises InputError for invalid class labels, which would be out of range or give a wrong loss."""
     # numpy has no minimum of an empty array.
     if labels.size == 0:
         return

@@ -66,7 +66,7 @@ def kernel_library() -> str | None:
 
 @functools.cache
 def _installed() -> tuple[str | None, str]:
-    """Returns the path of the library and "", or None and the reason why there is none."""
+    """Returns the library's path and ""; or None and the reason why there is none."""
     # By name: the package is optional, and type checkers need not have it.
     try:
         kernels = importlib.import_module("onnxtrain_kernels")

@@ -167,7 +167,7 @@ def _read(data: bytes) -> Store:
 
 
 def read_legacy_checkpoint(data: bytes, source: str) -> Store:
-    """Reads a checkpoint of onnxruntime-training from the content of the file; `source` names the file in messages.
+    """Reads a checkpoint of onnxruntime-training from the content of the file; `source` names the file in errors.
 
     Raises:
         CheckpointError: the file is corrupt, truncated, or of an unsupported kind.

@@ -23,7 +23,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ProcessLock:
-    """Locks a resource that each process has of its own, e.g. a registry. In a forked process, the lock is free.
+    """Locks a per-process resource, e.g. a registry. In a forked process, the lock is free.
 
     A plain `threading.Lock` that another thread held during the fork would remain locked in the new process.
     """
@@ -47,7 +47,7 @@ class ProcessLock:
 
 
 class StateLock:
-    """Lets one thread at a time use a checkpoint state and everything made from it.
+    """Lets one thread at a time use a checkpoint state and the modules and optimizers created from it.
 
     Use it in a `with` statement. The lock is reentrant. Unlike `threading.RLock`, it is fair: a thread that releases
     the lock and immediately acquires it again comes after the waiting threads.
@@ -70,7 +70,7 @@ class StateLock:
 
     @property
     def depth(self) -> int:
-        """Number of `with` statements by which this thread holds the lock; 0 if it does not hold the lock."""
+        """Number of nested `with` statements in which this thread holds the lock; 0 if it does not hold the lock."""
         return self._depth if self._is_mine() else 0
 
     def _is_mine(self) -> bool:

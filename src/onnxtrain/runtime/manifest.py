@@ -211,7 +211,7 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
 
     Args:
         text: the manifest as JSON, or its bytes in UTF-8.
-        source: name of the file in messages, e.g. "training model 'run/training_model.onnx'".
+        source: name of the file in error messages, e.g. "training model 'run/training_model.onnx'".
 
     Raises:
         ModelLoadError: the text is not a manifest, incomplete, or of a newer version.

@@ -18,7 +18,7 @@ def describe_mismatch(tensor: ParameterSpec | StatisticSpec | Buffer, place: str
 
     Args:
         tensor: the tensor to compare.
-        place: where `tensor` is, for the message, e.g. "the model".
+        place: where `tensor` is, for error messages, e.g. "the model".
         buffer: the checkpoint's tensor.
     """
     if (tensor.dtype, tensor.shape) == (buffer.dtype, buffer.shape):
@@ -30,7 +30,7 @@ def describe_mismatch(tensor: ParameterSpec | StatisticSpec | Buffer, place: str
 
 
 def join_differences(differences: Sequence[str]) -> str:
-    """Joins differences for a message: the first five, and the number of the others."""
+    """Joins differences for an error message: the first five, and the number of remaining ones."""
     more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
     return "; ".join(differences[:_SHOWN]) + more
 
@@ -60,12 +60,12 @@ def _arrange(group: dict[str, Buffer], expected: Sequence[ParameterSpec | Statis
 
 
 def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None:
-    """Raises an error if LoRA adapters of a checkpoint were trained on other base weights, or with another scaling.
+    """Raises an error if a checkpoint's LoRA adapters were trained with different base weights or scaling.
 
     Args:
         in_model: description of the adapters in the metadata of the training model, as JSON; None without adapters.
         in_checkpoint: description in the checkpoint.
-        source: the training model, for messages.
+        source: the training model, for error messages.
 
     Raises:
         CheckpointError: the descriptions differ. The shapes may match nonetheless, but results would be wrong.
@@ -100,7 +100,7 @@ def fit_store(store: Store, manifest: Manifest, source: str) -> None:
     Args:
         store: content of a checkpoint; modified in place.
         manifest: manifest of the training model.
-        source: the training model, for messages, e.g. "training model 'run/training_model.onnx'".
+        source: the training model, for error messages, e.g. "training model 'run/training_model.onnx'".
 
     Raises:
         CheckpointError: the checkpoint belongs to another model; the message lists the first differences. `store` is

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 
 class NotCopyable:
-    """Base class of objects that hold sessions and the tensors that training updates in place.
+    """Base class for objects that own sessions and tensors that training updates in place.
 
     A shallow copy would share them: training the copy would train the original. Sessions can be neither copied nor
     pickled.

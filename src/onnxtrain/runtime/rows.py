@@ -28,7 +28,7 @@ class RowGradient:
         self.clear()
 
     def replace(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:
-        """Replaces the gradient by that of a new step."""
+        """Sets the gradient of a new step."""
         self.rows, self.indices = rows, indices
 
     def add(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:
@@ -38,7 +38,7 @@ class RowGradient:
         self.indices = self._value(np.concatenate([self.indices.numpy(), indices.numpy()]))
 
     def clear(self) -> None:
-        """Makes the gradient empty, as after a step that read no row."""
+        """Makes the gradient empty (no rows)."""
         self.rows = self._value(np.zeros((0, *self.shape[1:]), self.dtype.storage))
         self.indices = self._value(np.zeros(0, np.int64))
 
@@ -73,6 +73,6 @@ class RowGradient:
             )
 
     def _value(self, array: Array) -> ort.OrtValue:
-        """Returns an OrtValue on the gradient's device with the content of an array that nobody else writes to."""
+        """Converts an array to an OrtValue on the gradient's device; on the CPU, they share memory."""
         # On the CPU, the value shares the memory of the array.
         return ort.OrtValue.ortvalue_from_numpy(array, self.device.type, self.device.index)

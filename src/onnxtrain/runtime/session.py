@@ -43,7 +43,7 @@ _FAILING_OPTIMIZERS = {
 
 
 def describe(model: ModelSource, role: str) -> str:
-    """Returns the role and path of a model for messages, e.g. "eval model 'run/eval_model.onnx'"."""
+    """Returns the role and path of a model for error messages, e.g. "eval model 'run/eval_model.onnx'"."""
     return f"{role} ({len(model)} bytes)" if isinstance(model, bytes) else f"{role} '{os.fspath(model)}'"
 
 
@@ -54,7 +54,7 @@ def open_session(
 
     Args:
         model: path of an ONNX file, or its bytes.
-        role: role of the model in messages, e.g. "eval model".
+        role: role of the model in error messages, e.g. "eval model".
         device: device that runs the session.
         options: session options. Default: those of :class:`SessionSettings`.
 
@@ -151,7 +151,7 @@ def rest_threads(session: ort.InferenceSession) -> None:
 
 
 def _reason(error: Exception, device: Device) -> str:
-    """Returns why onnxruntime rejects a model, and what to do."""
+    """Explains why onnxruntime rejects a model, and how to fix it."""
     # Otherwise a model that is too new would be reported as a corrupt file.
     for kind, pattern in _NEWER_MODEL:
         if match := pattern.search(str(error)):

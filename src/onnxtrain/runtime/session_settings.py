@@ -11,7 +11,7 @@ _SPINNING_STOP = "session.force_spinning_stop"
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Settings of a session that takes turns on the cores with other sessions or PyTorch.
+    """Settings for a session that shares the cores with other sessions or PyTorch, in alternation.
 
     Attributes:
         severity: minimum severity of messages that ONNX Runtime prints, from 0 (all) to 4 (fatal), e.g. 3 for errors.

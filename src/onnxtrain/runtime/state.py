@@ -108,7 +108,7 @@ class Parameters:
     ) -> None:
         """Creates a view of `group`; called by :class:`CheckpointState`, not by users.
 
-        Tensors in `found_by_name` can be looked up as well. `kind` is the name of an element in messages.
+        Tensors in `found_by_name` can be looked up as well. `kind` is the name of an element in error messages.
         """
         self._store = store
         self._group = group
@@ -323,7 +323,7 @@ class CheckpointState(NotCopyable):
 
     @property
     def lock(self) -> StateLock:
-        """The lock of the state and of all modules and optimizers made from it; see `Module.lock`.
+        """The lock of the state and of all modules and optimizers created from it; see `Module.lock`.
 
         Hold it to read or write several arrays, or a live view, while other threads train.
         """

@@ -1,4 +1,4 @@
-"""Stores every tensor of a training run exactly once, in memory to which sessions are bound."""
+"""Stores each tensor of a training run exactly once, in memory to which sessions are bound."""
 
 from __future__ import annotations
 
@@ -140,9 +140,9 @@ def to_array(value: ort.OrtValue) -> Array:
 
 
 def require_unmasked(what: str, value: object) -> None:
-    """Raises InputError for a masked numpy array with masked values, also in a list or tuple.
+    """Raises InputError for a numpy array with masked values, also in a list or tuple.
 
-    numpy's functions ignore the mask, so the masked values would be trained on.
+    numpy's functions ignore the mask, so training would use the masked values.
     """
     if isinstance(value, np.ma.MaskedArray):
         places = np.argwhere(np.ma.getmaskarray(value))

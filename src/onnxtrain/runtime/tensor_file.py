@@ -1,7 +1,7 @@
 """Reads and writes safetensors files.
 
-They are written by plain file operations, so that tensors are not copied, and verified by the safetensors package
-before they are read.
+They are written with plain file operations, which copies no tensors, and verified by the safetensors package before
+they are read.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer
 
 
 def require_file(path: str) -> None:
-    """Raises ValueError if a path leads to a pipe or device, whose end may never come."""
+    """Raises ValueError if a path refers to a pipe or device, which may never end."""
     if is_stream(path):
         raise ValueError("it is a pipe or a device, not a file")
 

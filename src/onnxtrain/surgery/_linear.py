@@ -1,4 +1,4 @@
-"""Finds the last linear layer of a model, the head, by walking from an output backwards."""
+"""Finds a model's head, i.e. its last linear layer, by walking backwards from an output."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Linear:
 
     @property
     def names(self) -> list[str]:
-        """Names by which a user may refer to the layer: those of the node, its output, its weight, and its module."""
+        """Names that select the layer: those of the node, its output, its weight, and its module."""
         # `fc.weight` is the weight of the module `fc`.
         weight = str(self.weight.name)
         names = (self.node.name, self.node.outputs[0].name, self.last.name, weight, weight.rpartition(".")[0])
@@ -87,7 +87,7 @@ class Linear:
 
 
 def op_name(node: ir.Node) -> str:
-    """Returns op and name of a node for messages, e.g. "Gemm 'fc'"."""
+    """Returns op and name of a node for error messages, e.g. "Gemm 'fc'"."""
     return f"{node.op_type} '{node.name or node.outputs[0].name}'"
 
 
@@ -133,7 +133,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
 
 
 def _trace(output: ir.Value, head: str | None) -> Linear | str:
-    """Follows an output back to the linear layer; returns it, or the reason why there is none."""
+    """Follows an output back to a linear layer; returns the layer, or the reason why there is none."""
     tail: list[ir.Node] = []
     value = output
     while True:
@@ -158,7 +158,7 @@ def _trace(output: ir.Value, head: str | None) -> Linear | str:
 
 
 def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
-    """Reads the linear layer that ends with a node; returns it, or the reason why there is none.
+    """Reads the linear layer whose last node is given; returns it, or the reason why there is none.
 
     Args:
         node: a Gemm, MatMul, Conv, or the Add of a bias.
@@ -264,12 +264,12 @@ def _last_nodes(value: ir.Value) -> list[ir.Node]:
 
 
 def _last_ops(value: ir.Value) -> str:
-    """Returns the last nodes before an output for messages, e.g. "Softmax 'p', Gemm 'fc'"."""
+    """Returns the last nodes before an output for error messages, e.g. "Softmax 'p', Gemm 'fc'"."""
     return ", ".join(map(op_name, _last_nodes(value))) or "no op"
 
 
 def _layers(model: ir.Model) -> str:
-    """Returns the names of the last linear layers of a model for messages, by their weights."""
+    """Returns the names of the last linear layers of a model for error messages, by their weights."""
     layers = [read_linear(node, any_kernel=True) for node in model.graph]
     names = [str(layer.weight.name) for layer in layers if isinstance(layer, Linear)]
     return ", ".join(list(dict.fromkeys(names))[-5:]) or "none"

@@ -118,7 +118,7 @@ def replace_head(
     if logits:
         _drop_probabilities(layer, name)
     # Last, because the steps above may replace the output value.
-    _keep_outputs(result, layer, name)
+    _remove_head_outputs(result, layer, name)
     remove_unread_nodes(result.graph)
     remove_unread_initializers(result.graph, [old, layer.bias])
     for node in (layer.node, *layer.through, *([layer.add] if layer.add else [])):
@@ -237,7 +237,7 @@ def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
 
 
 def _drop_bias(layer: Linear) -> None:
-    """Removes the bias of a layer, with its Add; a graph output keeps its name."""
+    """Removes the bias of a layer, including its Add node; a graph output keeps its name."""
     if layer.add is None:
         layer.node.resize_inputs(2)
         return
@@ -249,7 +249,7 @@ def _drop_bias(layer: Linear) -> None:
 
 
 def _drop_probabilities(layer: Linear, name: str) -> None:
-    """Removes Softmax and Sigmoid from the tail; the output keeps its name."""
+    """Removes Softmax and Sigmoid from the tail of a layer; the output keeps its name."""
     for node in [node for node in layer.tail if node.op_type in PROBABILITIES]:
         logits, probabilities = node.inputs[0], node.outputs[0]
         assert logits is not None
@@ -282,15 +282,15 @@ def drop_final_probabilities(model: ir.Model) -> None:
 
 
 def _replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Redirects all readers of a value to another one, which takes the name of a graph output."""
+    """Replaces all uses of a value with another one, which takes over its name if it is a graph output."""
     name, is_output = old.name, old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     if is_output:
         old.name, new.name = f"{name}.replaced", name
 
 
-def _keep_outputs(model: ir.Model, layer: Linear, name: str) -> None:
-    """Removes the other outputs computed from the head."""
+def _remove_head_outputs(model: ir.Model, layer: Linear, name: str) -> None:
+    """Removes outputs that are computed from the head, except the output of `layer`; logs a warning."""
     # E.g. the label computed by an ArgMax over the old classes, which would not match the new number.
     from_head: set[ir.Value] = {layer.node.outputs[0]}
     for node in model.graph:

@@ -1,4 +1,4 @@
-"""Encodes tables as arrays for a model, and writes the same encoding in front of the trained model.
+"""Encodes tables as arrays for a model, and prepends the same encoding to the trained model.
 
 `TableEncoder` fills missing values, encodes categories, scales numbers, and numbers the classes of a target. It is
 fitted to the table that is trained on and encodes other tables in the same way:

@@ -315,7 +315,7 @@ def holds_numbers(values: Values, *, categorical: bool) -> bool:
 
 
 def no_encoding(values: Values, *, categorical: bool) -> InputError:
-    """Returns the error for a string column if no encoding of categories was chosen."""
+    """Returns the error for a string column when `encode` is not set."""
     row = int((~values.missing & (~values.is_number | categorical)).argmax())
     value = str(values.raw[row]).strip()
     comma = re.fullmatch(r"[+-]?\d+,\d+", value) is not None

@@ -65,7 +65,7 @@ class TableEncoder:
 
     Attributes:
         columns_: encoding of each input column, once fitted.
-        classes_: names of the classes in the order of their numbers, for a string target; None for numbers.
+        classes_: class names of a string target, indexed by class number; None for a numeric target.
 
     Raises:
         InputError: the arguments are invalid or cannot be combined.
@@ -123,7 +123,7 @@ class TableEncoder:
             The encoder itself.
 
         Raises:
-            InputError: a column is missing, or holds values that the arguments do not encode.
+            InputError: a column is missing, or contains values that cannot be encoded with these arguments.
         """
         table = as_table(table)
         inputs = self._input_names(table)
@@ -158,8 +158,8 @@ class TableEncoder:
         """Encodes the target columns.
 
         Returns:
-            Class numbers for a string target, else numbers; int64 if all are whole, else float64. The shape is
-            [rows], or [rows, n] for several columns.
+            Class numbers for a string target, otherwise the values; int64 if all are integers, otherwise float64. The
+            shape is [rows], or [rows, n] for n target columns.
 
         Raises:
             InputError: a value is missing, or a class is not in :attr:`classes_`.
@@ -199,7 +199,7 @@ class TableEncoder:
             Arrays by name of the input or target.
 
         Raises:
-            InputError: the table does not fit the model, or a value cannot be encoded.
+            InputError: the columns do not match the model's inputs, or a value cannot be encoded.
         """
         table = as_table(table)
         blocks = {c.name: c.encode(self._values(table, c.name)) for c in self._fitted()}
@@ -231,18 +231,18 @@ class TableEncoder:
         return NumberColumn(name=self.sample_weight).encode(values)[:, 0]
 
     def missing_counts(self, table: TableLike) -> dict[str, int]:
-        """Returns the number of missing values of each input column."""
+        """Counts the missing values in each input column."""
         table = as_table(table)
         return {c.name: int(self._values(table, c.name).missing.sum()) for c in self._fitted()}
 
     def attach(
         self, model: ModelSource, *, logits: str | None = None, activation: Activation = None
     ) -> onnx.ModelProto | ir.Model:
-        """Prepends the encoding to a model, so that it takes the raw columns of a table.
+        """Prepends the encoding to a model, which then takes the raw columns of a table as inputs.
 
-        The new model has one input [rows] per column: double for numbers (NaN for a missing value) and string for
-        categories (empty for a missing value), as :meth:`raw_columns` returns them. Any ONNX Runtime runs it. Its
-        metadata holds the encoder, so that `onnxtrain predict` needs nothing else.
+        The new model has one input per column, of shape [rows]: double for numbers (NaN if missing) and string for
+        categories (empty if missing), as returned by :meth:`raw_columns`. It runs on stock ONNX Runtime. The encoder is
+        stored in the model's metadata, from which `onnxtrain predict` reads it.
 
         Args:
             model: trained network, e.g. the path of a file that `Trainer.export` wrote; it is not changed. A single
@@ -253,7 +253,7 @@ class TableEncoder:
                 a binary cross-entropy, "exp" after a negative log-likelihood. None: no `probability`.
 
         Returns:
-            The model: an `onnx_ir.Model` if `model` is one, else a `ModelProto`, which `onnx.save` takes.
+            The new model: an `onnx_ir.Model` if `model` is one, otherwise a `ModelProto`.
 
         Raises:
             InputError: the model's inputs do not match the columns.
@@ -279,11 +279,12 @@ class TableEncoder:
         """Returns the columns as inputs of a model returned by :meth:`attach`.
 
         Returns:
-            Arrays [rows] by column, in the order of the model's inputs: float64 with NaN for missing values, or
+            Arrays [rows] by column name, in the order of the model's inputs: float64 with NaN for missing values, or
             strings with "" for missing values.
 
         Raises:
-            InputError: a value cannot be encoded; the message names its row, which the model cannot.
+            InputError: a value cannot be encoded. The message names the row; an error raised by the model itself
+                would not.
         """
         table = as_table(table)
         columns = {}
@@ -294,11 +295,11 @@ class TableEncoder:
         return columns
 
     def output_name(self, name: str) -> str:
-        """Returns the name of an appended output: `name`, or "predicted_<name>" if a column has this name."""
+        """Returns the name that :meth:`attach` gives to an output: "predicted_<name>" if `name` is an input column."""
         return output_name(name, [column.name for column in self.columns_])
 
     def to_json(self) -> str:
-        """Returns the fitted encoder as JSON text; floats are kept exactly."""
+        """Serializes the fitted encoder as JSON text; floats round-trip exactly."""
         settings = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
         columns = [column.to_dict() for column in self._fitted()]
         content = {"version": _VERSION, "settings": settings, "columns": columns, "classes": self.classes_}
@@ -310,7 +311,7 @@ class TableEncoder:
 
         Args:
             text: JSON text.
-            source: name of the file or run that holds the text, for the message.
+            source: name of the file or run that contains the text, for error messages.
 
         Raises:
             CheckpointError: the text is damaged, or was written by a newer onnxtrain.
@@ -379,7 +380,7 @@ class TableEncoder:
         return CategoryColumn.fit(values, counted, rule, how=self.encode, unknown=self.unknown_category)
 
     def _target_column(self, table: Table, name: str, *, classes: bool) -> Array:
-        """Returns a target column, float64 [rows]; as class numbers if `classes` and the classes have names."""
+        """Returns a target column, float64 [rows]; class numbers if `classes` is set and the target has class names."""
         values = self._values(table, name)
         # A target is not filled: the model would learn the fill.
         if values.missing.any():
@@ -409,7 +410,7 @@ class TableEncoder:
 
 
 def _require_known_classes(values: Values, classes: Sequence[str]) -> None:
-    """Raises InputError for a class that the fitted table does not have."""
+    """Raises InputError for a class that is not in the fitted table."""
     texts, known = values.texts(), set(classes)
     rows = [row for row, text in enumerate(texts) if text not in known]
     if rows:
@@ -435,7 +436,7 @@ def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) 
 
 
 def _as_input(block: Array, spec: InputSpec) -> Array:
-    """Returns encoded columns in the rank and kind of number of an input."""
+    """Returns encoded columns with the rank of an input, as int64 if the input is integer and so are all values."""
     if spec.shape is not None and len(spec.shape) == 1 and block.shape[1] == 1:
         block = block[:, 0]
     # Fractions stay floats: the trainer has a better message for them.

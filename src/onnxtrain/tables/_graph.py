@@ -1,4 +1,4 @@
-"""Writes the encoding of a table in front of a network, and probabilities and classes behind it."""
+"""Prepends the encoding of a table to a network, and appends probabilities and classes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOST_NAMED = 10**6
 
 
 def attach_columns(graph: ir.Graph, columns: Sequence[Column], missing: Sequence[str]) -> None:
-    """Replaces the inputs of a network by the columns of a table, and encodes these.
+    """Replaces the inputs of a network with the raw columns of a table, followed by the nodes that encode them.
 
     Args:
-        graph: graph of the network, changed in place. A single input takes all encoded columns side by side; each of
-            several inputs takes the column of its name.
+        graph: graph of the network, changed in place. A single input gets all encoded columns, concatenated; several
+            inputs are matched to columns by name.
         columns: encoding of each column.
         missing: strings that stand for a missing value, besides the empty string.
     """
@@ -56,10 +56,11 @@ def attach_columns(graph: ir.Graph, columns: Sequence[Column], missing: Sequence
 
 
 def _free_name(op: Emitter, name: str) -> str:
-    """Frees the name of a column by renaming values inside the network.
+    """Makes a column's name available in the graph by renaming inner values and initializers that have it.
 
     Returns:
-        The name, or "<name>_column" if an output of the network has the name, which users know.
+        `name`, or "<name>_column" if an output of the network has the name: outputs are not renamed, because users
+        refer to them.
     """
     graph = op.graph
     if any(output.name == name for output in graph.outputs):
@@ -85,15 +86,16 @@ def attach_classes(
 ) -> None:
     """Appends the outputs `probability` and `class`.
 
-    For logits [rows, classes] `probability` has the same shape, and `class` [rows] holds names, or numbers if the
-    classes have no names. For one logit per row and "sigmoid", `probability` is that of class 1, and `class` is 0 or 1.
+    For logits [rows, classes], `probability` has the same shape, and `class` [rows] contains class names, or class
+    numbers if there are no names. For one logit per row and "sigmoid", `probability` is the probability of class 1, and
+    `class` is 0 or 1.
 
     Args:
-        graph: graph of the network, changed in place. An output that it has already is kept, not replaced.
+        graph: graph of the network, changed in place. Existing outputs with these names are kept.
         logits: name of the output with the logits.
         activation: function that turns logits into probabilities.
-        classes: names of the classes in the order of their numbers; None for numbers.
-        columns: names of the columns, which the new outputs must not have.
+        classes: class names, indexed by class number; None for numbers.
+        columns: names of the columns; a new output with such a name gets the prefix "predicted_".
     """
     scores = next((value for value in graph.outputs if value.name == logits), None)
     if scores is None or scores.shape is None:
@@ -129,7 +131,7 @@ def attach_classes(
 
 
 def output_name(name: str, columns: Collection[str]) -> str:
-    """Returns the name of an output; it is "predicted_<name>" if a column has the name.
+    """Returns a name for a new output: `name`, or "predicted_<name>" if it is the name of a column.
 
     >>> output_name("class", ["class", "age"])
     'predicted_class'
@@ -138,15 +140,15 @@ def output_name(name: str, columns: Collection[str]) -> str:
 
 
 def class_names(classes: Sequence[str] | None, count: object) -> list[str] | None:
-    """Returns the name of each class of a network.
+    """Returns one name per class of a network; classes without a name are named after their number.
 
     Args:
-        classes: names of the first classes in the order of their numbers; None for no names. A network may have more
-            outputs than the table has classes; these are named by their numbers.
-        count: number of classes of the network; anything but an int if it is symbolic.
+        classes: known class names, indexed by class number, e.g. those of the training table; None for none. A network
+            may have more classes than the table.
+        count: number of classes of the network. A value that is not an int means that the number is symbolic.
 
     Returns:
-        The names; None if the number of classes is symbolic, too large, or less than the number of names.
+        The names; None if the number of classes is symbolic, over a million, or less than the number of known names.
 
     >>> class_names(["cat", "dog"], 3)
     ['cat', 'dog', '2']

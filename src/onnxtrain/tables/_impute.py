@@ -13,7 +13,7 @@ from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 
 OTHERS = "*"
-"""Key of the rule for all columns without a rule of their own."""
+"""Key of the rule for all columns that have no rule themselves."""
 
 _STATISTICS = ("mean", "median", "most_frequent")
 _VALUE = "value="
@@ -27,7 +27,7 @@ class FillRule(NamedTuple):
 
     Attributes:
         text: "mean", "median", "most_frequent" or "value=VALUE".
-        column: name of the column if the rule is for this column alone; None for a rule for all columns.
+        column: name of the column if the rule was given for it alone; None for a rule for all columns.
     """
 
     text: str
@@ -39,11 +39,11 @@ class FillRule(NamedTuple):
         return self.text.removeprefix(_VALUE) if self.text.startswith(_VALUE) else None
 
     def number(self, name: str, numbers: np.ndarray[Any, Any]) -> float:
-        """Returns the number that replaces missing values, the same one as in scikit-learn's `SimpleImputer`.
+        """Returns the number that replaces missing values, the same as in scikit-learn's `SimpleImputer`.
 
         Args:
-            name: name of the column, for the message.
-            numbers: float64 [n]; values of the training rows without the missing ones.
+            name: name of the column, for error messages.
+            numbers: float64 [n]; non-missing values of the training rows.
 
         Raises:
             InputError: the value of the rule is not a finite number.
@@ -69,7 +69,7 @@ class FillRule(NamedTuple):
         """Returns the category that fills missing values.
 
         Args:
-            name: name of the column, for the message.
+            name: name of the column, for error messages.
             texts: categories of the training rows, one per row.
 
         Raises:
@@ -110,7 +110,7 @@ def fill_rule(impute: Impute, column: str) -> FillRule | None:
 
 
 def check_impute(impute: Impute) -> None:
-    """Raises InputError for a text that is not a rule."""
+    """Raises InputError for an invalid rule."""
     for text in [impute] if isinstance(impute, str) else (impute or {}).values():
         if not is_fill_rule(text):
             raise InputError(

@@ -36,7 +36,7 @@ class Values:
 
     Attributes:
         name: name of the column.
-        source: name of the table, for messages.
+        source: name of the table, for error messages.
         missing: bool [rows]; True for a missing value.
         numbers: float64 [rows]; NaN where `is_number` is False.
         is_number: bool [rows]; True for numbers and Booleans (0 and 1), False for a missing value.
@@ -53,7 +53,7 @@ class Values:
     text_type: bool
 
     def at(self, row: int) -> str:
-        """Returns the beginning of a message about a row, which is counted from 0."""
+        """Returns the prefix of error messages about a value: table, column and row. `row` is counted from 0."""
         return f"The table '{self.source}', column '{self.name}', row {row + 1} (without the header)"
 
     def texts(self) -> list[str | None]:
@@ -73,19 +73,19 @@ class Values:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: a pandas `DataFrame` and a name for messages.
+    """A table: a pandas `DataFrame` and its name in error messages.
 
-    Pass a frame of your own if pandas has to read the file with other settings than :func:`read_table`, e.g.
+    To read a file with different settings from those of :func:`read_table`, read it with pandas yourself, e.g.
     `Table(pandas.read_csv("eu.csv", sep=";", decimal=","))`.
 
     Attributes:
         frame: pandas `DataFrame`.
-        source: name of the table in messages, e.g. the path of its file.
+        source: name of the table in error messages, e.g. the path of its file.
         typed: True if the dtypes of the frame distinguish numbers from strings. False if all values are strings that
             may spell numbers, as in a .csv file.
 
     Raises:
-        InputError: the frame has no rows, or two columns of one name.
+        InputError: the frame has no rows, or two columns with the same name.
 
     >>> import pandas
     >>> Table(pandas.DataFrame({"age": [30, 41], "sex": ["female", "male"]})).columns
@@ -117,7 +117,7 @@ class Table:
         return len(self.frame)
 
     def column(self, name: str) -> Any:
-        """Returns a column as a pandas `Series`. Raises InputError: the table has no column of this name."""
+        """Returns a column as a pandas `Series`. Raises InputError: the table has no such column."""
         if name not in self.columns:
             raise InputError(
                 f"The table '{self.source}' has no column '{name}'; its columns are {some_names(self.columns)}."
@@ -133,7 +133,7 @@ class Table:
             missing: strings that stand for a missing value, besides the empty string, e.g. ["NA", "-999"].
 
         Raises:
-            InputError: the column does not exist, or holds dates or other objects.
+            InputError: the column does not exist, or contains dates or other objects.
         """
         key = (name, frozenset(missing))
         if key not in self._cache:
@@ -186,7 +186,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
         path: path of the file; the suffix determines the format.
 
     Raises:
-        InputError: the file cannot be read, has no rows, or has two columns of one name.
+        InputError: the file cannot be read, has no rows, or has two columns with the same name.
         MissingPackageError: pandas is not installed.
     """
     path = Path(path)
@@ -203,7 +203,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 
 def _read_csv(pandas: Any, path: Path) -> Any:
-    """Returns the frame of a .csv file, all of whose fields are strings."""
+    """Reads a .csv file into a frame of strings."""
     # Excel begins files with a byte order mark.
     encoding = "utf-8-sig"
     with path.open(encoding=encoding, newline="") as file:
@@ -235,7 +235,7 @@ def _read_csv(pandas: Any, path: Path) -> Any:
 
 
 def _other_separator(header: Sequence[str], first: str, second: str) -> str | None:
-    """Returns the separator of a table whose header has no comma; None for a table of one column."""
+    """Guesses the separator of a file whose header has no comma; None if it really has a single column."""
     if len(header) != 1:
         return None
     # The name of a single column may contain a separator; the next line then has a different number of them.
@@ -266,7 +266,7 @@ TABLE_SUFFIXES = tuple(READERS)
 
 
 def _spelled_as(texts: Collection[str], raw: Array, missing: Array) -> Array:
-    """Returns a mask of the values that are one of the numbers in `texts`: "-999" matches -999 and "-999.0"."""
+    """Returns a mask of the values equal to one of the numbers in `texts`: "-999" matches -999 and "-999.0"."""
     numbers = {canonical_spelling(text) for text in texts if spells_number(text)}
     found = np.zeros(len(raw), bool)
     if numbers:
@@ -277,11 +277,12 @@ def _spelled_as(texts: Collection[str], raw: Array, missing: Array) -> Array:
 def _parse_numbers(raw: Array, missing: Array) -> tuple[Array, Array]:
     """Parses numbers in an array of objects.
 
-    "inf" is a number, which the encoding refuses with its place. "nan" is a text unless it is declared as missing.
-    Booleans are numbers only if the column holds nothing else: "true" may be one of several categories.
+    "inf" is a number; the encoding rejects it later, with an error that names its row. "nan" is a string unless it is
+    declared as missing. Booleans are numbers only if the column contains nothing else: "true" may be one of several
+    categories.
 
     Returns:
-        The numbers, float64 [rows] with NaN for other values, and a mask of the rows that hold a number.
+        The numbers, float64 [rows] with NaN for other values, and a mask of the rows that contain a number.
     """
     present = ~missing
     numbers = np.full(len(raw), np.nan)

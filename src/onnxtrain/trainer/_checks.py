@@ -15,7 +15,7 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
     """Returns `value` as an int.
 
     Args:
-        name: name for the message.
+        name: name for error messages.
         value: value to check.
         least: smallest allowed value.
 
@@ -42,7 +42,7 @@ def check_types(value: Any, kind: Any, name: str) -> None:
         value: value to check.
         kind: expected type: a dataclass, `int`, `float`, `str`, `bool`, None, a literal, or a list, dict or union of
             these.
-        name: name for the message.
+        name: name for error messages.
 
     >>> check_types({"a": [1, 2.0]}, dict[str, list[float]], "sums")
     >>> check_types({"a": [1, "x"]}, dict[str, list[float]], "sums")

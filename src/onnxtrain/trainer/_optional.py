@@ -1,4 +1,4 @@
-"""Imports optional packages, or raises an error that says how to install them."""
+"""Imports optional packages; the error for a missing package says how to install it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def optional(module: str, what: str, install: str) -> Any:
 
     Args:
         module: name of the module, e.g. "sklearn.metrics".
-        what: feature that needs the package, for the message.
+        what: feature that needs the package, for error messages.
         install: arguments of `pip install`, e.g. "'onnxtrain[plots]'".
 
     Raises:

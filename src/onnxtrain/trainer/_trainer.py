@@ -1,7 +1,7 @@
 """Defines `Trainer`, which trains, evaluates and exports an ONNX model, and `Callback`, the base class of callbacks.
 
-`Trainer` checks arguments and hands them on: `_run` builds, opens and saves the models, `_fit` trains them, and `data`
-reads what users pass.
+`Trainer` checks arguments and delegates: `_run` builds, opens and saves the models, `_fit` trains them, and `data`
+reads the users' data.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 class Trainer(NotCopyable):
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.
 
-    Arguments that are fields of :class:`onnxtrain.Recipe` are described there.
+    Arguments that are fields of :class:`onnxtrain.Recipe` are documented there.
 
     Args:
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not modified.
@@ -92,17 +92,17 @@ class Trainer(NotCopyable):
         requires_grad: see :class:`onnxtrain.Recipe`.
         frozen_params: see :class:`onnxtrain.Recipe`.
         metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
-            `(prediction, target) -> float` of the arrays of a whole dataset; None chooses metrics that suit the loss,
-            `[]` chooses none.
+            `(prediction, target) -> float`, called with the arrays of a whole dataset; None chooses metrics that suit
+            the loss, `[]` chooses none.
         positive: index of the class that "f1", "precision", "recall" and "auroc" measure, e.g. 0. Default: class 1 of
             two classes, or the mean over more classes.
         scheduler: a schedule of `onnxtrain.schedules` or its name ("linear" and "cosine" decay to zero at the end of a
-            fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor` of the learning
-            rate.
+            fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor`, where the
+            factor multiplies the learning rate.
         warmup_steps: warm up the learning rate linearly over this many optimizer steps, e.g. 100.
         warmup_ratio: warm up the learning rate over this fraction of all steps, e.g. 0.1, instead of `warmup_steps`.
-        total_steps: optimizer steps of one schedule over all calls of :meth:`fit`. Default: each call runs the schedule
-            from start to end; see also `schedule_epochs` of :meth:`fit`.
+        total_steps: length of the schedule in optimizer steps, over all calls of :meth:`fit`. Default: each call runs
+            the schedule from start to end; see also `schedule_epochs` of :meth:`fit`.
         ema_decay: keep exponential moving averages of parameters and BatchNorm statistics with this decay, e.g. 0.999,
             and use them to evaluate, predict and export; see :meth:`averaged`. Training itself is not affected.
         clip_grad_norm: see :class:`onnxtrain.Recipe`.
@@ -117,20 +117,21 @@ class Trainer(NotCopyable):
         sparse_gradients: see :class:`onnxtrain.Recipe`.
         loss_input_names: see :class:`onnxtrain.Recipe`.
         lora: see :class:`onnxtrain.Recipe`.
-        directory: directory of the run's files; the state is saved there after every epoch. Other files in it are not
+        directory: directory for the run's files; the state is saved there after every epoch. Other files in it are not
             changed. Default: a temporary directory, which is removed when the process ends, unless an interrupted run
             was saved there.
-        overwrite: replace a run that the directory already contains, once the new models are built. In a directory
-            without a run, files that have the name of a run's file ("checkpoint", "best", ...) are replaced when this
-            run writes its own, but none is removed. Without `overwrite`, both are errors.
+        overwrite: allow the run to replace existing files in `directory`. An earlier run is replaced once the new
+            models are built. If the directory contains no run, files with the same names as the new run's files
+            ("checkpoint", "best", ...) are overwritten, and no file is deleted. Without `overwrite`, an existing run or
+            such a file is an error.
         seed: seed for shuffling, the validation split and Dropout.
         device: execution device: "cpu", "cuda" or "cuda:<index>".
-        threads: number of threads per operation; None is ONNX Runtime's default, all cores. The last digits of results
-            depend on the number, so it is saved with the run.
+        threads: number of threads per operation; None for ONNX Runtime's default, all cores. It is saved with the run,
+            because the last digits of results depend on it.
         strategy: "ddp" or options, to train together with other processes started by `torchrun`, :func:`launch
             <onnxtrain.distributed.launch>` or Ray; see :class:`onnxtrain.distributed.DataParallel`.
-        recipe: how to train, instead of the arguments that are its fields. Whether models take sample weights is
-            decided by :meth:`fit`.
+        recipe: the training settings as one object, instead of the arguments that are its fields. Its `sample_weight`
+            is ignored: :meth:`fit` adds sample weights to the models if it gets any.
 
     Raises:
         TypeError: a field of `recipe` is also passed as an argument.
@@ -264,14 +265,14 @@ class Trainer(NotCopyable):
         threads: int | None = None,
         strategy: Strategy | None = None,
     ) -> Trainer:
-        """Opens a run that :meth:`save` or an interrupted fit wrote, in the state in which it was.
+        """Restores a trainer from a run that was saved by :meth:`save` or by an interrupted fit.
 
-        The same call of :meth:`fit` then finishes an interrupted fit, with results bit-equal to those of an
-        uninterrupted one. Random numbers of other ops than Dropout, drawn in evaluation or in subgraphs, restart; a
-        warning says so.
+        To finish an interrupted fit, call :meth:`fit` again with the same arguments; the results are bit-equal to those
+        of an uninterrupted fit. Exception: ops other than Dropout that draw random numbers in evaluation or in
+        subgraphs restart their sequences; this logs a warning.
 
         Args:
-            path: directory of the run, to which the trainer continues to save. May also contain artifacts of
+            path: directory of the run; the trainer continues to save to it. May also contain artifacts written by
                 `generate_artifacts`, with or without a prefix.
             metrics: replaces the saved metrics; required if they include functions, which are not saved.
             scheduler: replaces the saved schedule; required if it is a function.
@@ -281,7 +282,8 @@ class Trainer(NotCopyable):
 
         Raises:
             CheckpointError: the directory does not contain a training run, or the run is damaged.
-            InputError: functions that the run needs are missing, or other metrics are passed in the middle of an epoch.
+            InputError: `metrics` or `scheduler` is required but missing, or the run was interrupted in the middle of an
+                epoch and `metrics` differs from the saved metrics.
         """
         # `__init__` would build new models; a resumed run opens those in its directory.
         trainer = cls.__new__(cls)
@@ -313,10 +315,11 @@ class Trainer(NotCopyable):
         stratify: bool = False,
         evaluate_every: int | None = None,
     ) -> History:
-        """Trains the model; returns the record of all epochs so far.
+        """Trains the model; returns the history of all epochs so far.
 
-        Ctrl-C finishes the step, saves the state and returns with `history.stopped == "interrupted"`; the same call,
-        also after :meth:`resume`, then trains the rest. A second Ctrl-C raises KeyboardInterrupt immediately.
+        Ctrl-C finishes the current step, saves the state and returns with `history.stopped == "interrupted"`. To train
+        the rest, repeat the call, in the same process or after :meth:`resume`. A second Ctrl-C raises KeyboardInterrupt
+        immediately.
 
         Args:
             inputs: samples along axis 0; for several inputs, a list in the model's order or a dict by name.
@@ -327,21 +330,22 @@ class Trainer(NotCopyable):
                 includes them. For a frame, also names of columns.
             epochs: number of passes over the data, in addition to the epochs of earlier fits.
             batch_size: samples per batch, 32 by default; the last batch may be smaller. A model exported with a fixed
-                batch size takes that size; the samples after the last complete batch are left out of an epoch, with a
-                warning (with shuffling, other samples in each epoch).
+                batch size uses that size and skips the incomplete last batch of each epoch, with a warning (shuffling
+                varies which samples are skipped).
             validation: `(inputs, targets)` or `(inputs, targets, sample_weight)` to evaluate after each epoch, other
                 data that includes its targets, or the fraction of the samples to split off at random, e.g. 0.1.
             callbacks: callbacks, e.g. `[EarlyStopping()]`; see :class:`Callback`.
             shuffle: shuffle the samples in each epoch.
-            accumulate: batches per optimizer step; the gradient is that of the mean loss over all of their samples.
-            schedule_epochs: total number of epochs of several calls of `fit` that share one schedule, counted from the
+            accumulate: number of batches per optimizer step (gradient accumulation); the gradient is that of the mean
+                loss over all samples of these batches.
+            schedule_epochs: length of the schedule in epochs if several calls of `fit` share it, counted from the
                 trainer's first epoch, e.g. 10 for two fits of 5 epochs. Default: each call runs the schedule from start
                 to end.
             verbose: show a progress bar, or one line per epoch if standard error is not a terminal.
             sample_weight: a weight w for each sample: the loss is sum(w·l) / sum(w), over all batches of a step.
                 Metrics count each sample once.
             transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of a batch's arrays, called
-                only in training; a third argument, or one named `rng`, is a numpy Generator.
+                only in training. If it has a third parameter, or one named `rng`, it is passed a numpy Generator.
             validation_transform: like `transform`, for the batches of `validation`, e.g. to convert `uint8` images
                 without augmenting them.
             steps_per_epoch: optimizer steps per epoch; required for an endless stream.
@@ -355,9 +359,10 @@ class Trainer(NotCopyable):
                 record the result in `history.evaluations`; see :meth:`Callback.on_evaluation`.
 
         Raises:
-            InputError: data or arguments do not fit; nothing was trained.
+            InputError: an argument is invalid, or the data does not match the model; nothing was trained.
             DivergenceError: the loss became NaN or infinite; the last good state was restored and saved.
-            TrainingStateError: a fit of this trainer is running, in another thread or around this call.
+            TrainingStateError: a fit of this trainer is already running, in another thread or as the caller of this
+                one, e.g. via a callback.
         """
         epochs = check_integer(argument("epochs"), epochs)
         accumulate = check_integer(argument("accumulate"), accumulate)
@@ -470,10 +475,11 @@ class Trainer(NotCopyable):
         batch_size: int | None = None,
         transform: TransformFunction | None = None,
     ) -> LearningRateRange:
-        """Measures the loss over increasing learning rates, and suggests a learning rate (Smith's range test).
+        """Runs a learning rate range test (Smith): measures the loss at increasing rates, and suggests a rate.
 
-        Takes one step with each rate, from `start` to `stop` in geometric progression, until the loss is four times its
-        lowest value. Then restores the trainer's state: set `trainer.learning_rate` to the rate of your choice.
+        Takes one step with each rate, from `start` to `stop` in geometric progression, and stops early when the loss
+        exceeds four times its lowest value. Afterwards, the trainer's state is restored; set `trainer.learning_rate` to
+        use the suggestion.
 
         Args:
             inputs: see :meth:`fit`.
@@ -485,7 +491,7 @@ class Trainer(NotCopyable):
             transform: augmentation; see :meth:`fit`.
 
         Raises:
-            InputError: the data or the learning rates do not fit.
+            InputError: the data does not match the model, or the learning rates are not increasing positive numbers.
         """
         self._state.workers.require_one("Finding a learning rate")
         options = Options(batch_size, training=True)
@@ -497,7 +503,7 @@ class Trainer(NotCopyable):
         self._state.workers.stop(self._state.position.history)
 
     def abandon_fit(self) -> None:
-        """Forgets an interrupted fit: the next fit is a new one, and may have other arguments.
+        """Discards an interrupted fit: the next call of :meth:`fit` starts a new fit, and may have different arguments.
 
         Raises:
             TrainingStateError: a fit is running in another thread.
@@ -515,13 +521,13 @@ class Trainer(NotCopyable):
     ) -> dict[str, float]:
         """Computes the loss and the metrics over a dataset, in inference mode.
 
-        The result does not depend on the batch size, even for a model with a fixed batch size. Only a loss that is an
-        onnxblock block or the model's own is averaged over batches, weighted by their sizes. Arguments and errors are
-        those of :meth:`fit`; `transform` converts the batches, like `validation_transform`.
+        The result does not depend on the batch size, even for a model with a fixed batch size. Exception: a loss that
+        is an onnxblock block or computed by the model itself is averaged over batches, weighted by batch size.
+        Arguments are those of :meth:`fit`; `transform` corresponds to its `validation_transform`.
 
         Raises:
-            InputError: the data does not fit; or it ends with an incomplete batch, whose loss a model with a fixed
-                batch size cannot compute.
+            InputError: the data does not match the model; or the last batch is incomplete, the model has a fixed batch
+                size, and its loss cannot be computed separately from the model.
         """
         return self._state.evaluate(
             weighted_dataset(self._state, inputs, targets, sample_weight, Options(batch_size), transform)
@@ -530,19 +536,19 @@ class Trainer(NotCopyable):
     def predict(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array | dict[str, Array]:
-        """Returns the model's output for each sample, computed in inference mode; several outputs as a dict by name.
+        """Runs the model in inference mode; returns its output for each sample, several outputs as a dict by name.
 
-        The last batch is padded if the model has a fixed batch size; results of the padding are dropped. Targets in the
-        data are ignored.
+        If the model has a fixed batch size, the last batch is padded, and the outputs for the padding are dropped.
+        Targets in the data are ignored.
 
         Args:
             inputs: see :meth:`fit`; targets are not needed.
             batch_size: samples per batch, 32 by default.
-            transform: converts the batches, a function `(inputs, targets) -> (inputs, targets)` as in :meth:`fit`;
-                targets are None.
+            transform: function `(inputs, targets) -> (inputs, targets)` that converts each batch, as in :meth:`fit`;
+                called with None for the targets.
 
         Raises:
-            InputError: the inputs do not fit, or an output has no axis for the samples.
+            InputError: the inputs do not match the model, or an output has no sample axis.
         """
         layout = Layout.of(self.manifest, predicting=True)
         with advising_transform(self._state, transform):
@@ -554,7 +560,7 @@ class Trainer(NotCopyable):
     def predict_proba(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array:
-        """Returns the predicted probabilities: the model's logits after the activation that the loss implies.
+        """Predicts probabilities: applies the activation that belongs to the loss to the model's logits.
 
         The activation is softmax over the classes for cross-entropy, the exponential for `nll`, and the sigmoid for
         losses of binary logits (`bce_with_logits`, `focal`, `tversky`). The model runs in inference mode.
@@ -568,7 +574,7 @@ class Trainer(NotCopyable):
             Probabilities in the shape and dtype of the logits, e.g. float32 [samples, classes].
 
         Raises:
-            InputError: the inputs do not fit, or the loss defines no probabilities, e.g. a regression loss.
+            InputError: the inputs do not match the model, or the loss has no such activation, e.g. a regression loss.
 
         Example:
             >>> import numpy as np, onnx
@@ -603,14 +609,14 @@ class Trainer(NotCopyable):
         batch_size: int | None = None,
         transform: TransformFunction | None = None,
     ) -> Array:
-        """Returns how often each class (rows) is predicted as each class (columns): integers [classes, classes].
+        """Computes the confusion matrix: int64 [classes, classes]; rows are true classes, columns predicted ones.
 
-        Arguments are those of :meth:`evaluate`.
-
-        To plot it, call `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()`.
+        Arguments are those of :meth:`evaluate`. To plot the matrix, call
+        `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()`.
 
         Raises:
-            InputError: the data does not fit, or it is not a classification with one right class per sample.
+            InputError: the data does not match the model, or the task is not a classification with one true class per
+                sample.
         """
         state = self._state
         data = weighted_dataset(state, inputs, targets, None, Options(batch_size), transform)
@@ -622,24 +628,24 @@ class Trainer(NotCopyable):
         return confusion_matrix(state.task, prediction, target)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything that :meth:`resume` needs to a directory, which is created if missing.
+        """Saves the run to a directory from which :meth:`resume` restores it; creates the directory if missing.
 
-        Models are copied there once, with their external data. All files are replaced together: if the process is
-        killed, the directory contains either the files it had before, or all files of this run. To write only the
-        trained model, as an `.onnx` file, use :meth:`export`.
+        The first save to a directory copies the models, including external data. Saving is atomic: if the process is
+        killed, the directory contains either all the old files or all the new ones. To write only the trained model, as
+        an `.onnx` file, use :meth:`export`.
 
         Raises:
-            InputError: `path` ends with `.onnx`, like the file of a model.
-            CheckpointError: a file cannot be written, or the directory contains users' files with the names of a run's
-                files, and no manifest of a run.
+            InputError: `path` ends in `.onnx`, but a run is a directory.
+            CheckpointError: a file cannot be written; or the directory contains no run, but files with the names that
+                would be written, which may be the user's.
         """
         self._state.save(path)
 
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Writes only parameters and statistics to a checkpoint file; with `ema_decay`, their averages.
+        """Saves only parameters and statistics to a checkpoint file; with `ema_decay`, their averages.
 
         Raises:
-            InputError: `path` ends with `.onnx`, like the file of a model.
+            InputError: `path` ends in `.onnx`, but the file is a checkpoint.
             CheckpointError: the file cannot be written.
         """
         refuse_model_name(path, "Trainer.save_parameters", "a checkpoint")
@@ -649,12 +655,12 @@ class Trainer(NotCopyable):
                 CheckpointState.save_checkpoint(self.state, path)
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Loads parameters and statistics from a checkpoint file of the same model; nothing else changes.
+        """Loads parameters and statistics from a checkpoint file of the same model.
 
-        Moving averages restart from the new parameters.
+        With `ema_decay`, the moving averages restart from the new parameters. Nothing else changes.
 
         Raises:
-            CheckpointError: the file is missing, damaged, or of another model.
+            CheckpointError: the file is missing or damaged, or belongs to a different model.
         """
         with self._state.lock:
             self._state.run.load_parameters(path)
@@ -662,11 +668,11 @@ class Trainer(NotCopyable):
             self._state.position.averaged = 0
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Replaces :attr:`parameters` with the averages of `ema_decay` within a `with` block.
+        """Context manager that temporarily replaces :attr:`parameters` with their moving averages (`ema_decay`).
 
-        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` do
-        this themselves. Without `ema_decay`, or before the first step, nothing changes. Other threads wait for the end
-        of the block before they use the trainer.
+        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` use
+        the averages without it. Without `ema_decay`, or before the first step, it is a no-op. Other threads that use
+        the trainer wait until the block ends.
         """
         return self._state.averaged()
 
@@ -678,7 +684,7 @@ class Trainer(NotCopyable):
 
         Args:
             path: file to write.
-            outputs: names of values to return instead of the original model's outputs.
+            outputs: names of values to export as outputs instead of those of the original model.
         """
         names = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
         with self.averaged(), self._state.workers.writing() as writes:
@@ -731,15 +737,15 @@ class Trainer(NotCopyable):
 
     @property
     def state(self) -> CheckpointState:
-        """Parameters, statistics and properties, for `onnxtrain.api`."""
+        """Parameters, statistics and properties, as used by the functions and classes of `onnxtrain.api`."""
         return self._state.run.state
 
     @property
     def lock(self) -> StateLock:
-        """Lock that excludes other threads, and pauses a fit, while a thread holds it.
+        """Lock on the trainer's state; while a thread holds it, other threads wait, and a running fit pauses.
 
-        Hold it (`with trainer.lock:`) to read several of :attr:`parameters`, which are live views, while another thread
-        fits.
+        Hold it (`with trainer.lock:`) to read several :attr:`parameters`, which are live views, consistently while
+        another thread runs :meth:`fit`.
         """
         return self._state.lock
 
@@ -775,7 +781,7 @@ class Trainer(NotCopyable):
 
     @property
     def resume_hint(self) -> str:
-        """Sentence about resuming, shown after Ctrl-C; `{}` is replaced with the directory."""
+        """Instruction on how to resume, shown after Ctrl-C; `{}` is replaced with the directory."""
         return self._state.resume_hint
 
     @resume_hint.setter
@@ -789,7 +795,7 @@ class Trainer(NotCopyable):
 
     @property
     def positive(self) -> int | None:
-        """Class measured by f1, precision, recall and auroc; None for the default of :class:`Trainer`."""
+        """Class measured by f1, precision, recall and auroc; None if `positive` was not passed to :class:`Trainer`."""
         return self._state.settings.positive
 
     @property
@@ -814,7 +820,7 @@ class Trainer(NotCopyable):
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate before the schedule's factor; a new value is used from the next step."""
+        """Base learning rate, without the schedule's factor. Setting it takes effect in the next step."""
         return self._state.position.learning_rate
 
     @learning_rate.setter
@@ -833,23 +839,23 @@ class Trainer(NotCopyable):
 
 
 class Callback:
-    """Base class of callbacks: override the methods that you need.
+    """Base class for callbacks: override the methods that you need.
 
-    A callback that decides from `trainer.history` rather than from its own attributes decides the same after the run
-    has been resumed.
+    A callback's attributes are not saved with the run. To make the same decisions in a resumed run, compute them from
+    `trainer.history`.
     """
 
     def on_fit_begin(self, trainer: Trainer) -> None:
         """Called once, before the first step of a fit or of a resumed fit."""
 
     def on_gradients(self, trainer: Trainer, gradients: StepGradients) -> None:
-        """Called when the gradients of a step are computed, before the optimizer clips and uses them.
+        """Called once a step's gradients are computed, before they are clipped and the optimizer uses them.
 
         The trainer's lock is held during the call: do not wait for another thread that uses the trainer.
         """
 
     def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        """Called after each optimizer step, with the mean loss of its samples."""
+        """Called after each optimizer step; `loss` is the mean loss of its samples."""
 
     def on_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
         """Called after each evaluation in the middle of an epoch (`evaluate_every` of :meth:`Trainer.fit`).
@@ -861,7 +867,7 @@ class Callback:
         """Called after each epoch. `history.last` is its entry; `trainer.stop_training()` ends the fit."""
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:
-        """Called once at the end of a fit, also if the fit was stopped or interrupted."""
+        """Called once at the end of a fit, even if the fit was stopped or interrupted."""
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
         """Called instead of `on_fit_end` if the fit raises an exception, which is then re-raised."""
@@ -871,12 +877,12 @@ class Callback:
         return False
 
     def _sets_parameters_at_end(self) -> str | None:
-        """Returns the callback's name for messages if it replaces the parameters at the end of the fit, else None."""
+        """Returns the callback's name in error messages if it sets the parameters at the end of a fit; None if not."""
         return None
 
 
 class _CallbackEvents(Events):
-    """Passes the events of a fit to callbacks, in their order."""
+    """Dispatches the events of a fit to callbacks, in order."""
 
     def __init__(self, callbacks: Sequence[Callback], trainer: Trainer) -> None:
         self._callbacks = callbacks

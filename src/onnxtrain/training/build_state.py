@@ -1,4 +1,4 @@
-"""Holds the state that the stages of `build_training_graphs` share."""
+"""Defines the state shared by the stages of `build_training_graphs`."""
 
 from __future__ import annotations
 

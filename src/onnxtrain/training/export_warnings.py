@@ -1,4 +1,4 @@
-"""Warns of changes that an exporter made to a model and that make it train differently."""
+"""Warns of changes by an exporter that make a model train differently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def warn_of_export(
     active: Collection[ir.Value],
     unchosen: Unchosen,
 ) -> None:
-    """Logs a warning for each way in which the model trains differently from the network that was exported.
+    """Logs a warning for each difference between training the model and training the original network.
 
     Args:
         model: canonical model with its loss.
@@ -89,7 +89,7 @@ def _warn_of_removed_dropout(modules: Sequence[str]) -> None:
 def _warn_of_lost_parameters(model: ir.Model) -> None:
     """Warns of parameters of the PyTorch module that the file lacks."""
     names = TorchSignature(model).missing_parameters()
-    # A quantizer has replaced weights by integers, which nobody expects to train.
+    # A quantizer has replaced weights with integers, which nobody expects to train.
     if names and not has_quantized_ops(model.graph):
         _log.warning(
             "The exporter's optimizer removed %d parameters of the PyTorch model, so they are not "

@@ -34,18 +34,21 @@ def find_cache(graph: ir.Graph) -> dict[str, str]:
     input has "past" in its name, and a Concat appends the new keys or values to it and returns them.
 
     Returns:
-        The output that returns each cache input, e.g. {"past_key_values.0.key": "present.0.key"}.
+        The name of the output for each cache input, e.g. {"past_key_values.0.key": "present.0.key"}.
     """
     cache = {}
     for node in graph:
-        for past, present in _pairs(node):
+        for past, present in _cache_pairs(node):
             if past.is_graph_input() and present.is_graph_output():
                 cache[str(past.name)] = str(present.name)
     return cache
 
 
-def _pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
-    """Returns pairs of an input that may hold past keys or values, and the output that holds them with the new ones."""
+def _cache_pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
+    """Finds the (past, present) pairs of a node.
+
+    `past` is an input that may contain past keys or values; `present` is the output with the new ones appended.
+    """
     indices = _CACHES.get((node.domain, node.op_type), ())
     pairs = [
         (node.inputs[index], node.outputs[output])
@@ -61,19 +64,19 @@ def _pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
 
 
 class DropCachePass(ir.passes.InPlacePass):
-    """Removes the cache inputs of a graph that does not return the cache; attention reads the new tokens alone.
+    """Removes the cache inputs of a graph that does not return the cache; attention then reads only the new tokens.
 
-    A mask over past and new tokens gets the length of the new tokens: its symbolic size becomes that of the queries.
+    The symbolic length of an attention mask over past and new tokens is replaced with the length of the queries.
     """
 
     def __init__(self, cache: Mapping[str, str], *, as_deployed: bool = False) -> None:
         """Sets the cache to remove.
 
         Args:
-            cache: the output that returns each cache input, from :func:`find_cache`.
-            as_deployed: True to keep the outputs of attention ops for the keys and values of all tokens, although
-                nothing reads them. Without these outputs GroupQueryAttention of onnxruntime (1.32) sums in another
-                order, and its results differ from the file's in the last bit.
+            cache: the name of the output for each cache input, from :func:`find_cache`.
+            as_deployed: True to keep the attention ops' outputs with the keys and values of all tokens, although
+                nothing reads them. Without these outputs, onnxruntime's GroupQueryAttention (1.32) sums in a different
+                order, and its results differ from those of the deployed model in the last bit.
         """
         super().__init__()
         self._cache = cache
@@ -94,7 +97,7 @@ class DropCachePass(ir.passes.InPlacePass):
         infer_shapes(model)
         names: dict[str, ir.SymbolicDim | int] = {}
         for node in tuple(graph):
-            dropped = [(past, present) for past, present in _pairs(node) if past in pasts]
+            dropped = [(past, present) for past, present in _cache_pairs(node) if past in pasts]
             # Names of earlier nodes win, because shape inference knows the first layer best.
             names = (
                 _total_length_substitution(node, dropped) | _past_size_substitutions(node, dropped) | names
@@ -128,7 +131,7 @@ def _drop(node: ir.Node, past: ir.Value, present: ir.Value, *, keeps_output: boo
 
 
 def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
-    """Returns keys or values of zero tokens, for ops that read the length of the cache from its shape.
+    """Emits an empty cache (0 tokens), for ops that read the length of the cache from its shape.
 
     Raises:
         GraphBuildError: a size of the cache is unknown, or no other input has the batch size.
@@ -154,9 +157,9 @@ def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
 def _total_length_substitution(
     node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]
 ) -> dict[str, ir.SymbolicDim | int]:
-    """Maps the symbol for the length of cached and new tokens to the length of the new tokens.
+    """Maps the symbol for the total number of tokens (cached and new) to the number of new tokens.
 
-    Without a cache, both lengths are equal. Returns an empty dict if the node has no such symbol.
+    Without a cache, the two are equal. Returns an empty dict if the node has no such symbol.
     """
     queries = node.inputs[0]
     if not dropped or node.op_type == "Concat" or queries is None or queries.shape is None:
@@ -170,7 +173,7 @@ def _total_length_substitution(
 def _past_size_substitutions(
     node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]
 ) -> dict[str, ir.SymbolicDim | int]:
-    """Maps symbolic sizes of past keys to the sizes of the new keys that a Concat appends to them."""
+    """Maps symbolic sizes of past keys or values to those of the new ones that a Concat appends."""
     # The model builder of onnxruntime-genai (0.18) declares the head size as `kv_cache_dim`.
     if not dropped or node.op_type != "Concat" or len(node.inputs) != 2:
         return {}
@@ -190,7 +193,7 @@ def _past_size_substitutions(
 
 
 def _rename(value: ir.Value, names: Mapping[str, ir.SymbolicDim | int]) -> None:
-    """Replaces the symbolic sizes of a value that `names` maps to other sizes."""
+    """Replaces symbolic sizes in a value's shape; `names` maps symbols to the new sizes."""
     if value.shape is None:
         return
     sizes = [

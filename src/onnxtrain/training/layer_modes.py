@@ -212,7 +212,7 @@ def _removed_dropouts(nodes: Iterable[ir.Node], batch_norm: BatchNormMode) -> li
 
 
 def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Sequence[str]) -> None:
-    """Raises GraphBuildError if BatchNormalization and Dropout cannot run in the training mode that was asked for.
+    """Raises GraphBuildError if BatchNormalization and Dropout cannot run in the requested training mode.
 
     Args:
         model: canonical model, with its layers in the modes in which they are trained.
@@ -256,14 +256,14 @@ def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Se
 
 
 def _put_back(removed: Sequence[str]) -> str:
-    """Returns advice on how to put Dropout back, a sentence without its full stop."""
+    """Returns advice on how to restore Dropout, as a sentence without its full stop."""
     if removed:
         return f"Pass {argument('dropout', 0.1)} for the removed Dropout of {some_names(removed, 5)}"
     return "To insert Dropout, use onnxtrain.restore_dropout(model, p, before=[...])"
 
 
 def place_name(node: ir.Node) -> str:
-    """Returns the name of a place of Dropout for messages: its module's, else its node's, else its output's."""
+    """Returns the name of a Dropout for error messages: that of its module, its node, or its output."""
     return next(iter(_names(node)), str(node.outputs[0].name))
 
 

@@ -63,7 +63,7 @@ class RecomputePass(ir.passes.InPlacePass):
 
 
 class _Plan:
-    """Decides for each value of the forward pass whether it is kept for the gradients or recomputed.
+    """Decides which values of the forward pass are kept for the gradients, and which are recomputed.
 
     Attributes:
         forward: nodes of the forward pass, and the views of its results that gradient rules have added.
@@ -108,7 +108,7 @@ class _Plan:
         return value.producer() is not None and value.dtype is not None and value.dtype.is_floating_point()
 
     def signal(self, node: ir.Node) -> ir.Value | None:
-        """Returns the cotangent that a gradient node waits for: its first input computed by another gradient node.
+        """Returns the cotangent for which a gradient node waits: its first input computed by another gradient node.
 
         Returns None if no input is computed by a gradient node.
         """

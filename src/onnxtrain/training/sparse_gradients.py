@@ -1,6 +1,6 @@
 """Replaces dense gradients of embedding tables with sparse ones, which hold only the rows that a batch reads.
 
-The dense gradient of a table of a million rows has a million rows, of which a batch of 100 words fills at most 100.
+The dense gradient of a table of a million rows has a million rows, and a batch of 100 words fills at most 100 of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def keep_rows(
         The output with the row indices per parameter, int64 `[reads]`, e.g. {"table": "table_grad_indices"}.
 
     Raises:
-        GraphBuildError: a parameter is read by another op than Gather on axis 0, or has an unsupported dtype.
+        GraphBuildError: a parameter is read by an op other than Gather on axis 0, or has an unsupported dtype.
     """
     op = Emitter(model.graph, functions=model.functions)
     outputs = model.graph.outputs

@@ -84,7 +84,7 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
 
 
 def _drop_unreached(build: Build, active: Collection[ir.Value]) -> None:
-    """Removes parameters that the loss does not depend on from the trained ones, and logs a warning that names them.
+    """Removes parameters on which the loss does not depend from the trained ones, and logs a warning.
 
     PyTorch's optimizers skip parameters without a gradient (grad is None). With zero gradients instead, weight decay
     and momentum would change the parameters.

@@ -73,7 +73,7 @@ def _user_entry(value: ir.Value, key: str, gradients: Mapping[str, str]) -> dict
 
 
 def _optional(key: str, name: str | None) -> dict[str, str]:
-    """Returns {key: name}, or an empty dict if `name` is None: the manifest leaves out keys without a value."""
+    """Returns {key: name}, or an empty dict if `name` is None: the manifest omits keys without a value."""
     return {} if name is None else {key: name}
 
 

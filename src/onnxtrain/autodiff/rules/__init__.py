@@ -1,4 +1,4 @@
-"""Holds the VJP rules, one module per family of ops. Importing this package registers all of them.
+"""Defines the VJP rules, one module per family of ops. Importing this package registers all of them.
 
 Modules with a leading underscore are shared by several families. Rules for ops of com.microsoft are in `contrib/`,
 those of ai.onnx.ml in `ml.py`.

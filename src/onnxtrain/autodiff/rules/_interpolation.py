@@ -32,7 +32,7 @@ Keys, "Cubic convolution interpolation for digital image processing", 1981.
 
 @dataclass(frozen=True)
 class Tap:
-    """One of the pixels that a sample is interpolated from, along one axis.
+    """One of the pixels from which a sample is interpolated, along one axis.
 
     Attributes:
         index: index of the pixel, possibly outside of the image.
@@ -122,8 +122,8 @@ def pixel(
         op: emitter.
         places: the places of the samples, one per axis.
         corner: offsets from `low`, an entry of :func:`corners`.
-        zeros: True if the image is padded with zeros. False replaces a pixel outside of the image by the nearest one
-            inside, and returns None instead of a mask.
+        zeros: True if the image is padded with zeros. False clamps indices to the image (nearest pixel inside), and
+            returns None instead of a mask.
     """
     flat, inside = None, []
     for place, step in zip(places, corner, strict=True):

@@ -17,7 +17,7 @@ from onnxtrain.autodiff.rules._scatter import add_rows, scatter_nd
 from onnxtrain.emitter import Emitter, known_array, static_dims
 
 _MOST_OF_UNKNOWN = 8
-"""Up to this many rows per iteration are stacked if it is unknown how many rows there are."""
+"""Maximum number of rows per iteration to stack if the total number of rows is unknown."""
 
 _WRAPPERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
@@ -96,7 +96,7 @@ class RowRead:
         return len(_dims(self.source))
 
     def _to_front(self, op: Emitter, ct: ir.Value, width: int) -> ir.Value:
-        """Returns a cotangent whose axes from `axis` on are `width` axes of indices, as [count, *other axes]."""
+        """Flattens the `width` index axes of a cotangent, which begin at `axis`, into a leading axis of size count."""
         kept = [axis for axis in range(self._rank) if axis != self.axis]
         dims = [_dims(self.source)[axis] for axis in kept]
         if not width:
@@ -111,7 +111,7 @@ class RowRead:
         return _rows(op, ct, self.count, op.shape_of(self.source), kept, dims)
 
     def _stack_of_slice(self, op: Emitter, ct: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Returns the stacks of a Slice: rows that it would read behind the end get the index of the end."""
+        """Returns the stacks of a Slice; rows past the end of the axis get the end as their index."""
         start, end = op.Reshape(self.node.inputs[1], [1]), op.dim(self.source, self.axis)
         start = op.Cast(start, to=ir.DataType.INT64)
         start = op.Where(op.Less(start, 0), op.Add(start, end), start)
@@ -130,10 +130,10 @@ class RowRead:
 
 
 def row_reads(op: Emitter, nodes: Iterable[ir.Node], sources: Collection[ir.Value]) -> list[RowRead]:
-    """Returns the nodes of an iteration that read rows of outer tensors at places that the iteration computes.
+    """Returns the nodes of an iteration that read rows of outer tensors at computed positions.
 
-    Tensors of which an iteration reads more than a quarter are left out: the stacks would need more memory than the
-    sum of the cotangents needs time.
+    Skips tensors of which an iteration reads more than a quarter: stacking the rows would cost more memory than it
+    would save time.
 
     Args:
         op: emitter of the loop's body.

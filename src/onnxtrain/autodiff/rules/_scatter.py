@@ -29,7 +29,7 @@ def scatter_to(op: Emitter, ct: ir.Value, where: ir.Value, like: ir.Value) -> ir
 
 
 def scatter_nd(op: Emitter, shape: ir.Value, indices: ir.Value, updates: ir.Value) -> ir.Value:
-    """Returns zeros of shape `shape` with `updates` added by ScatterND."""
+    """Adds `updates` to zeros of shape `shape` with ScatterND."""
     return _summed(
         op, shape, updates, lambda zeros, wide: op.ScatterND(zeros, indices, wide, reduction="add")
     )
@@ -38,7 +38,7 @@ def scatter_nd(op: Emitter, shape: ir.Value, indices: ir.Value, updates: ir.Valu
 def scatter_elements(
     op: Emitter, shape: ir.Value, indices: ir.Value, updates: ir.Value, axis: int
 ) -> ir.Value:
-    """Returns zeros of shape `shape` with `updates` added by ScatterElements."""
+    """Adds `updates` to zeros of shape `shape` with ScatterElements."""
 
     def scatter(zeros: ir.Value, wide: ir.Value) -> ir.Value:
         return op.ScatterElements(zeros, indices, wide, axis=axis, reduction="add")

@@ -72,7 +72,7 @@ def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], 
     Args:
         op: emitter, for padding that is computed at run time.
         n: the node.
-        over: the value that the windows slide over.
+        over: the value over which the windows slide.
         kernel: number of taps per spatial axis.
         result: output of the node, with one position per window.
     """
@@ -113,12 +113,12 @@ def _same_pads(op: Emitter, w: Windows, over: ir.Value, result: ir.Value) -> tup
 
 
 def spatial_sizes(value: ir.Value) -> tuple[int | None, ...]:
-    """Returns the spatial sizes: those of the axes from 2 on, None for symbolic ones."""
+    """Returns the sizes of the spatial axes, i.e. all except the first two; None for symbolic ones."""
     return (static_dims(value) or ())[2:]
 
 
 def sizes_without_batch(value: ir.Value) -> ir.Shape | None:
-    """Returns the static sizes of a value as a shape; the batch size and symbolic sizes are unknown in it."""
+    """Returns a copy of a value's shape in which the batch size and symbolic sizes are unknown."""
     dims = static_dims(value)
     return None if dims is None else ir.Shape([None, *dims[1:]])
 

@@ -127,7 +127,7 @@ def group_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     saves=("Mean", "InvStdDev"),
 )
 def layer_normalization(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
-    """VJP of Y = x̂ * Scale + B, where x̂ is standardized over the axes from `axis` on."""
+    """VJP of Y = x̂ * Scale + B, where x̂ is standardized over `axis` and all later axes."""
     axis = _first_axis(n)
     x, mean, inverse = n.X, n.out.Mean, n.out.InvStdDev
     # In ONNX, Mean and InvStdDev of a float64 LayerNormalization are float32.
@@ -171,7 +171,7 @@ def _through_statistics(
 
 @vjp("RMSNormalization", wrt=("X", "scale"))
 def rms_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Y = X / sqrt(mean(X²) + epsilon) * scale, with the mean over the axes from `axis` on."""
+    """VJP of Y = X / sqrt(mean(X²) + epsilon) * scale, with the mean over `axis` and all later axes."""
     axis = _first_axis(n)
     ct, x, scale = _to_float32(op, ct, n.X, _expanded_scale(op, n, n.scale, axis))
     grads = op.call(rms_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=2)
@@ -354,7 +354,7 @@ def _sum_expanded(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis
 
 
 def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value]:
-    """Returns mean and 1 / sqrt(variance + epsilon) over the axes from `axis` on."""
+    """Returns mean and 1 / sqrt(variance + epsilon) over `axis` and all later axes."""
     axes: Any = list(range(axis, 0 if n.X.shape is None else n.rank(n.X)))
     # A non-negative axis and an unknown rank: the axes are computed from the shape at run time.
     if n.X.shape is None and axis >= 0:

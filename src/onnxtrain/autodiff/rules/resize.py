@@ -202,7 +202,7 @@ def _keeps_aspect_ratio(n: NodeView) -> bool:
 
 
 def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: ir.Value) -> ir.Value:
-    """Returns the matrix `[size of X, size of Y]` by which the node resizes one axis.
+    """Returns the matrix `[size of X, size of Y]` that resizes one axis when X is multiplied by it.
 
     Args:
         op: emitter.

@@ -1,4 +1,4 @@
-"""Converts the trained part of a state to a Flower record, and back: the content of messages."""
+"""Converts the trained part of a state to a Flower record (the content of messages), and back."""
 
 from __future__ import annotations
 

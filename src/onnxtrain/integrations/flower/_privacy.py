@@ -83,7 +83,7 @@ def private_step(
         state: the module's state.
         data: one array per argument of the module, with all samples.
         rows: indices of the batch's samples, e.g. [3, 17]; may be empty.
-        expected_size: expected number of samples per batch, by which the sum of the gradients is divided.
+        expected_size: expected number of samples per batch; the sum of the gradients is divided by it.
         privacy: clipping norm and noise.
         random: random number generator for the noise.
 

@@ -150,7 +150,7 @@ def server_app(
 
 
 def _save(state: CheckpointState, folder: Path) -> None:
-    """Writes the checkpoint and the delta of a state."""
+    """Writes a state as a checkpoint and as a delta."""
     folder.mkdir(parents=True, exist_ok=True)
     # Devices load the delta on top of the checkpoint that they already have.
     CheckpointState.save_checkpoint(state, folder / "checkpoint")

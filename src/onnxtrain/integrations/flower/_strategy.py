@@ -49,7 +49,7 @@ class CheckedStrategy(Strategy):
     does not protect against malicious updates that look valid: for that, use one of Flower's robust strategies, e.g.
     `Krum()`.
 
-    A client itself states its number of samples, by which Flower weights its update. Two limits apply: a weight above
+    Flower weights each update by the number of samples that the client reports. Two limits apply: a weight above
     `max_examples` is rejected; a weight above `max_ratio` times the round's median, or above the total weight of all
     other clients, is lowered to that limit, with a warning.
 
@@ -232,7 +232,7 @@ class CheckedStrategy(Strategy):
             )
 
     def _layout(self, message: Message) -> Hashable:
-        """Returns what must be equal in all replies: names of records and of metrics, lengths of lists."""
+        """Returns the structure that all replies must share: names of records and metrics, lengths of lists."""
         metrics = self._metrics(message)
         return (
             tuple(message.content.array_records),

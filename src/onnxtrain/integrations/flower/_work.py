@@ -104,7 +104,7 @@ def _require_number(doing: str, name: str, value: object) -> None:
 
 
 def asked_settings(own: Settings, config: Mapping[str, Any], limits: Limits | None = None) -> Settings:
-    """Returns the settings of a round: those that the server sent, and the client's own for the rest.
+    """Returns the settings for a round: the client's own, overridden by those that the server sent.
 
     Args:
         own: the client's own settings.
@@ -198,7 +198,7 @@ class Work:
             The mean loss of the last epoch; NaN if all its labels are ignored.
 
         Raises:
-            InputError: the arrays do not fit the model.
+            InputError: the arrays do not match the model.
             DivergenceError: the loss is NaN or infinite.
         """
         count = self.count(data)
@@ -277,7 +277,7 @@ class Work:
         return 1.0 if manifest.loss_mean is None else manifest.loss_mean.count(manifest.arguments, batch)
 
     def _over_all(self, total: float, weight: float) -> float:
-        """Returns the loss over all batches, a mean or a sum like a batch's loss; NaN if all labels are ignored."""
+        """Combines the losses of all batches, as a mean or a sum like a batch's loss; NaN if all labels are ignored."""
         if self.module.manifest.loss_mean is None:
             return total
         return total / weight if weight else float("nan")

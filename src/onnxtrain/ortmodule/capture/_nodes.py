@@ -123,7 +123,7 @@ def node_memory(node: fx.Node) -> int | None:
 
 
 def backward_functions(value: Any) -> set[Any]:
-    """Returns all backward functions of a tensor's autograd graph: its `grad_fn` and all that it leads to."""
+    """Returns all nodes of a tensor's autograd graph: its `grad_fn` and everything reachable from it."""
     if not isinstance(value, torch.Tensor) or not value.requires_grad or is_transformed(value):
         return set()
     stack, seen = [value.grad_fn], set()

@@ -81,7 +81,7 @@ def calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 def mutations(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Returns a dict from each placeholder that the graph writes to, at its end, to the node of the new value."""
+    """Maps each mutated placeholder to the node of its new value, which the graph copies back at its end."""
     return {node.args[0]: node.args[1] for node in graph.nodes if _writes_back(node)}
 
 

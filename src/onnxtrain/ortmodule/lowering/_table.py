@@ -216,7 +216,7 @@ class Lowering:
         """Returns the error to raise for unsupported arguments. PyTorch then runs the node.
 
         Args:
-            case: a noun phrase for the message, e.g. "a norm of order 0.5".
+            case: a noun phrase for error messages, e.g. "a norm of order 0.5".
         """
         return UnsupportedATenOp(f"{self.node.target} has no lowering to ONNX for {case}")
 

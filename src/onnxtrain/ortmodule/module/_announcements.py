@@ -62,7 +62,7 @@ def _warn_of_pytorch(record: GraphRecord) -> None:
 
 
 _MANY_CAPTURES = 64
-"""Number of captures of one function after which a warning is given. Dynamo gives up after 256."""
+"""Number of captures of one function after which a warning is logged. Dynamo gives up after 256."""
 
 
 def warn_of_many_captures(captures: Counter[Any]) -> None:

@@ -59,7 +59,7 @@ class _Forwarding(type):
 
 
 def user_class(cls: type) -> type:
-    """Returns the class that :func:`class_for` made `cls` from, or `cls` itself."""
+    """Returns the class from which :func:`class_for` derived `cls`, or `cls` itself."""
     origin: type = vars(cls).get(_USER_CLASS, cls)
     return origin
 

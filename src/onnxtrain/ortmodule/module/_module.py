@@ -24,7 +24,7 @@ from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 
 
 class ORTModule(torch.nn.Module):
-    """Runs forward and backward of a module in ONNX Runtime; otherwise behaves like the module.
+    """Runs the forward and backward pass of a module in ONNX Runtime; otherwise behaves like the module.
 
     An ORTModule has no state of its own. Reading, setting and deleting attributes, and the methods of
     `torch.nn.Module`, act on the wrapped module; names in `state_dict()` have no prefix. Methods that return `self`

@@ -1,4 +1,4 @@
-"""Detects operators that PyTorch runs during a call of the model, outside all captured graphs.
+"""Detects operators that run in PyTorch, outside all captured graphs, during a call of the model.
 
 There are many reasons for which Dynamo runs a function in PyTorch without telling its backend: a graph break inside a
 loop, a function disabled for Dynamo, a `torch.func` transform, a limit. So a dispatch mode observes all operators. It
@@ -283,7 +283,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _reason() -> str:
-    """Returns the reason why Dynamo hasn't captured operators of this call, as the end of a message."""
+    """Returns the reason why Dynamo did not capture operators of this call, as the end of a message."""
     if _torch.peek_interpreter_stack() is not None:
         return "under a transform of torch.func, which Dynamo does not capture"
     if _torch.dynamo_config.disable or _torch.eval_frame._stance.stance != "default":

@@ -22,7 +22,7 @@ _SEPARATE_SIZES = 2
 """Number of batch sizes that are compiled separately: the size of most batches, and that of the smaller last batch."""
 
 _MAX_GRAPHS = 16
-"""Maximum number of graphs for one size that are kept, if the guards of the graph for all sizes reject many sizes."""
+"""Maximum number of single-size graphs to keep if the guards of the graph for all sizes reject many sizes."""
 
 
 Size = tuple[int, ...]

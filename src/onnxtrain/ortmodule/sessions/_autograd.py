@@ -259,7 +259,7 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
 
 
 def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """Returns the gradients unchanged; makes hooks of tensors whose gradient is None ignore None.
+    """Returns the gradients unchanged; suppresses tensor hooks for gradients that are None.
 
     Args:
         ctx: the context of the backward call.
@@ -319,7 +319,7 @@ def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
 def _check_versions(
     checked: Sequence[tuple[torch.Tensor, int, frozenset[int]]], received: Sequence[int]
 ) -> None:
-    """Raises if an input that eager PyTorch saves for the gradient of a used output has been modified in place.
+    """Raises if an input that eager PyTorch would save for backward of a used output was modified in place.
 
     Args:
         checked: see `_CallState.checked`.

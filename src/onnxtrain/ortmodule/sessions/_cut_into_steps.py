@@ -37,7 +37,7 @@ def compile_in_steps(
     announce: Announce,
     severity: int,
 ) -> Steps:
-    """Compiles a graph as steps. ONNX Runtime runs all operators that it can, PyTorch runs the others.
+    """Compiles a graph as steps: ONNX Runtime runs all operators that it supports, PyTorch the others.
 
     Args:
         graph_module: a functional ATen graph.
@@ -75,7 +75,7 @@ def compile_in_steps(
 
 
 def _with_views(in_pytorch: dict[fx.Node, str]) -> dict[fx.Node, str]:
-    """Returns `in_pytorch`, and the views that an `as_strided` in it is based on, with the same reason."""
+    """Adds to `in_pytorch` the views on which an `as_strided` in it is based, with the same reason."""
     # A view computed by ONNX Runtime has separate memory, without the other elements that `as_strided` addresses.
     with_views = dict(in_pytorch)
     for node, reason in in_pytorch.items():
@@ -248,8 +248,7 @@ def _with_gradients(
 ) -> set[fx.Node]:
     """Returns the nodes that a gradient reaches.
 
-    These are the nodes that require a gradient and that an output, or a value written to an input, with a gradient
-    depends on.
+    These are the nodes that require a gradient and on which an output or a mutated input with a gradient depends.
 
     Args:
         graph_module: the whole graph.

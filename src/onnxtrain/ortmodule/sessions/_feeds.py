@@ -14,8 +14,8 @@ from onnxruntime.capi import _pybind_state as binding
 from onnxtrain.ortmodule import _torch
 
 _BOOL_AS_BYTES = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 32)
-"""True if Boolean tensors are passed as bytes, with a flag. ONNX Runtime 1.32 reads the dtype from DLPack, and its
-`push_back` has no such flag."""
+"""True if Boolean tensors must be passed as bytes, with a flag. Since 1.32, ONNX Runtime reads the dtype from DLPack,
+and `push_back` has no such flag."""
 # Names of this module, because each call of a model uses them once per tensor.
 _to_dlpack = _torch.to_dlpack
 _Value = binding.OrtValue
@@ -37,11 +37,11 @@ class Feeds:
         self._earlier: dict[tuple[int, ...], binding.OrtValueVector] = {}
 
     def of(self, values: Sequence[torch.Tensor | binding.OrtValue], trusted: bool) -> binding.OrtValueVector:
-        """Returns the inputs of a run as OrtValues.
+        """Converts the inputs of a run to OrtValues, or looks up the cached OrtValues of tensors at the same addresses.
 
         Args:
-            values: tensors, and OrtValues that another session has returned.
-            trusted: True if an input at the address of an earlier input has the earlier one's shape and dtype.
+            values: tensors, or OrtValues returned by another session.
+            trusted: True if a tensor at the address of an earlier one is known to have the same shape and dtype.
         """
         # Cached runs had tensors only.
         if trusted and self._earlier:

@@ -85,7 +85,7 @@ def slots_of(needs: Sequence[bool], gradients: Sequence[ir.Value | None]) -> tup
 
 
 def ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
-    """Returns all nodes that the values depend on."""
+    """Returns all nodes on which the values depend."""
     nodes: set[ir.Node] = set()
     stack = [value.producer() for value in values]
     while stack:

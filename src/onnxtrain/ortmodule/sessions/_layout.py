@@ -1,4 +1,4 @@
-"""Gives outputs the memory layout of eager PyTorch. E.g. `y.view(-1)` and the masks of dropout depend on the layout.
+"""Converts outputs to eager PyTorch's memory layout. E.g. `y.view(-1)` and the masks of dropout depend on the layout.
 
 ONNX Runtime's results are contiguous. If an output is not contiguous in eager PyTorch, it is transposed into its memory
 order at the end of the ONNX graph, and its strides are set, without a copy, when PyTorch receives it.

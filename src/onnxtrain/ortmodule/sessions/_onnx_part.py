@@ -26,11 +26,11 @@ from onnxtrain.passes import save_model
 
 
 def output_of(kind: str, value: Any, args: Sequence[Any], results: Sequence[Any]) -> Any:
-    """Returns an output of a captured graph, which is described by an entry of `Lowered.outputs`.
+    """Returns the output of a captured graph that an entry (kind, value) of `Lowered.outputs` describes.
 
     Args:
         kind: first item of the entry, e.g. "constant".
-        value: second item of the entry: the constant, or an index of `args` or `results`.
+        value: second item of the entry: the constant, or an index into `args` or `results`.
         args: the arguments of the captured graph.
         results: the results of the ONNX graph.
     """
@@ -42,23 +42,23 @@ def output_of(kind: str, value: Any, args: Sequence[Any], results: Sequence[Any]
 
 
 class OnnxPart:
-    """A captured graph, or a part of one, in ONNX Runtime. The constructor creates its sessions.
+    """Runs a captured graph, or a part of one, in ONNX Runtime. The constructor creates the sessions.
 
     Args:
         lowered: the ONNX graph.
         signature: describes inputs and outputs of the captured graph.
         plain: the captured graph in PyTorch, for derivatives that ONNX Runtime cannot compute.
-        announce: warns of computations that PyTorch is about to run.
+        announce: warns that PyTorch, not ONNX Runtime, is about to run a computation.
         severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
         run: runs `plain`; `plain.forward` by default.
-        args: example values of the arguments of the captured graph. An `int` among them is the same in each call.
+        args: example arguments of the captured graph. An `int` among them must have the same value in every call.
 
     Attributes:
         inputs: indices of the arguments that are inputs of the ONNX graph, e.g. [0, 2].
         outputs: see `Lowered`.
         mutated: see `Lowered`.
         program: the ONNX graph with its sessions.
-        reads: indices in `inputs` of the inputs that gradients depend on, e.g. (0, 1).
+        reads: indices into `inputs` of the inputs that the gradients depend on, e.g. (0, 1).
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class OnnxPart:
         return None if self._needs is None else self.program.training_step(self._needs)
 
     def results(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Runs the ONNX graph; returns its outputs.
+        """Runs the ONNX graph; returns its outputs, from which :func:`output_of` gets those of the captured graph.
 
         Args:
             args: the arguments of the captured graph.
-            tensors: the arguments with indices `inputs`. The list is changed: complex tensors are replaced with real
-                ones, and random numbers are appended.
+            tensors: the arguments that are inputs of the ONNX graph, in the order of :attr:`inputs`. The list is
+                modified: complex tensors are replaced with real views, and random numbers are appended.
 
         Raises:
             RuntimeError: an assertion of the graph failed.
@@ -153,7 +153,7 @@ class OnnxPart:
         return results
 
     def _run(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Draws random numbers and runs the ONNX graph, or the replay in PyTorch if ONNX Runtime fails."""
+        """Draws random numbers and runs the ONNX graph; if ONNX Runtime fails, reruns the graph in PyTorch."""
         lowered, device = self._lowered, self.program.device
         for random in lowered.random:
             drawn = random.draw(random.sizes(args))
@@ -177,7 +177,7 @@ class OnnxPart:
             return outputs
 
     def run(self, *args: Any) -> tuple[Any, ...]:
-        """Runs a part of a captured graph; returns its outputs. Such a part writes to no argument."""
+        """Runs a part of a captured graph; returns its outputs. Parts never write to their arguments."""
         tensors = [a if isinstance(a := args[i], torch.Tensor) else _scalar(a) for i in self.inputs]
         results = self.results(args, tensors)
         return tuple(output_of(kind, value, args, results) for kind, value in self.outputs)
@@ -203,7 +203,7 @@ class OnnxPart:
                 yield kind, renamed(model, names)
 
     def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the lowered model, e.g. "net_graph_0_training.onnx", and in training also the model with gradients."""
+        """Writes the lowered model, e.g. to "net_graph_0_training.onnx", and in training the model with gradients."""
         mode = "inference" if self._needs is None else "training"
         stem = f"{options.onnx_prefix}_{name.replace(' ', '_')}"
         save_model(self._lowered.model, options.save_path / f"{stem}_{mode}.onnx")
@@ -214,7 +214,7 @@ class OnnxPart:
 
 
 def _onnx_outputs(lowered: Lowered, signature: GraphSignature) -> list[GraphOutput]:
-    """Describes the outputs of the ONNX graph: the results of the captured graph, and the new values of mutated inputs.
+    """Describes the outputs of the ONNX graph: results of the captured graph, and new values of mutated inputs.
 
     Args:
         lowered: the ONNX graph.
@@ -251,11 +251,11 @@ def _onnx_outputs(lowered: Lowered, signature: GraphSignature) -> list[GraphOutp
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Converts errors in lowering, differentiation and session creation to a reason for a fallback to PyTorch.
+    """Context manager that turns errors in lowering, differentiation or session creation into fallbacks to PyTorch.
 
     Raises:
-        ORTModuleONNXModelException: an exception was raised in the context. An ORTModuleFallbackException is passed on
-            unchanged.
+        ORTModuleONNXModelException: another exception was raised in the block; the message is the reason for the
+            fallback. An ORTModuleFallbackException is re-raised unchanged.
     """
     try:
         yield

@@ -128,7 +128,7 @@ class CoreSharing:
 
 
 def share_cores() -> None:
-    """Makes optimizer steps end PyTorch's threads, so that the cores are free for ONNX Runtime's threads."""
+    """Makes optimizer steps end PyTorch's threads, which frees the cores for ONNX Runtime's threads."""
     # Threads of GNU OpenMP spin for some milliseconds after an op. Only environment variables, read at program start,
     # change this duration. PyTorch's next op starts new threads in 0.1 ms.
     threads = choose_step_threads()
@@ -141,7 +141,7 @@ def choose_step_threads() -> _StepThreads | None:
     """Registers global optimizer hooks that run short optimizer steps on one thread.
 
     Returns:
-        The hooks. None, without effect, if PyTorch uses one thread or another OpenMP than GNU's, or if a variable in
+        The hooks. None, without effect, if PyTorch uses one thread or an OpenMP other than GNU's, or if a variable in
         `_SET_BY_USER` is set.
     """
     if torch.get_num_threads() == 1 or any(name in os.environ for name in _SET_BY_USER):

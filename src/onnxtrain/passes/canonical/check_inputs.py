@@ -1,4 +1,4 @@
-"""Checks that quantized ops of ONNX Runtime have their required inputs, which onnx's checker does not know."""
+"""Checks the required inputs of ONNX Runtime's quantized ops, which onnx's checker does not know."""
 
 from __future__ import annotations
 

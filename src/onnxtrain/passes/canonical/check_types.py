@@ -1,4 +1,4 @@
-"""Checks that inputs of a node that must share a dtype do."""
+"""Checks that a node's inputs have the same dtype where the op's schema requires it."""
 
 from __future__ import annotations
 

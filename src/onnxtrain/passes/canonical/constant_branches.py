@@ -1,4 +1,4 @@
-"""Replaces If nodes that have a constant condition by the taken branch."""
+"""Replaces If nodes that have a constant condition with the taken branch."""
 
 from __future__ import annotations
 

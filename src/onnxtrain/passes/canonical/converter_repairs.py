@@ -42,7 +42,7 @@ def drop_saved_statistics(model: ir.Model, opset: int) -> None:
 
 
 def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
-    """Repairs, in place, ops of a converted model that compute something else than they did at `opset`.
+    """Repairs, in place, ops of a converted model whose results differ from those at the old `opset`.
 
     Args:
         model: a model that the version converter has converted from `opset` to the canonical opset.

@@ -12,10 +12,10 @@ import onnx_ir as ir
 from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 _UNKNOWN = 64
-"""Assumed size of axes whose size is not known, when orders are compared."""
+"""Size assumed for axes of unknown size when contraction orders are compared."""
 
 _EXHAUSTIVE = 8
-"""Up to this many operands, all orders are compared: 3^n steps."""
+"""Maximum number of operands for which all orders are compared, in 3^n steps."""
 
 Write = Callable[..., ir.Value]
 
@@ -44,7 +44,7 @@ class EinsumPairsPass(ir.passes.InPlacePass):
 
 
 def _rewrite(node: ir.Node) -> bool:
-    """Rewrites one Einsum; returns False if it is left alone."""
+    """Rewrites one Einsum; returns False if it is not modified."""
     equation = node.attributes["equation"].as_string().replace(" ", "")
     operands = [value for value in node.inputs if value is not None]
     terms, output = split_equation(equation)
@@ -99,7 +99,7 @@ def _ellipsis_letters(terms: Sequence[str], operands: Sequence[ir.Value], equati
 
 
 def _with_ellipsis(write: WriterBefore, letter: str) -> Write:
-    """Returns a writer that replaces `letter` in equations by an ellipsis."""
+    """Returns a writer that replaces `letter` in equations with an ellipsis."""
 
     def write_node(op_type: str, *inputs: ir.Value, equation: str) -> ir.Value:
         return write(op_type, *inputs, equation=equation.replace(letter, "..."))
@@ -188,7 +188,7 @@ def contract(
 
 
 def _result_order(a: str, b: str, later: set[str]) -> str:
-    """Returns the labels that two operands leave: of both, of the first, of the second."""
+    """Returns the labels of a pair's result: those of both operands, of the first, then of the second."""
     # The order in which ONNX Runtime's batched matrix product leaves the axes, so that they need no transpose.
     both = [label for label in a if label in b]
     only = [label for label in a if label not in b], [label for label in b if label not in a]
@@ -280,7 +280,7 @@ def _as_pairs(best: Mapping[int, tuple[_Cost, int]], everything: int, count: int
     """Converts a contraction tree to pairs of positions in the current list of operands.
 
     Args:
-        best: for each subset of the operands, a bit mask, its cost and one of the two parts that it is contracted from.
+        best: for each subset of the operands (a bit mask), its cost and one of its two parts in the contraction.
         everything: the subset of all operands.
         count: number of operands.
     """

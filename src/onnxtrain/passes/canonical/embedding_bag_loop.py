@@ -124,7 +124,7 @@ def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 
 def _through(value: ir.Value | None) -> ir.Value:
-    """Returns the value of which a value is a copy, perhaps of another integer dtype or with an axis of size one."""
+    """Follows a value back through ops that only copy it, cast it between integer dtypes, or add or remove an axis."""
     assert value is not None
     while True:
         node = value.producer()

@@ -1,4 +1,4 @@
-"""Writes attributes explicitly whose defaults onnx's shape inference gets wrong."""
+"""Makes attributes explicit if onnx's shape inference gets their defaults wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaces ops by function bodies: those of their ONNX schemas, or those registered in `op_bodies`."""
+"""Replaces ops with function bodies: those of their ONNX schemas, or those registered in `op_bodies`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DOMAIN = "onnxtrain.schema"
 
 
 def has_schema_function(op_type: str, opset: int) -> bool:
-    """True if ONNX defines the standard op `op_type` at `opset` by a function body, e.g. Gelu but not Conv."""
+    """True if ONNX defines the standard op `op_type` at `opset` with a function body, e.g. Gelu but not Conv."""
     try:
         schema = _schema(op_type, opset)
     except onnx.defs.SchemaError:
@@ -60,7 +60,7 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
 
 
 def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
-    """Yields the nodes that have a function body and are not kept."""
+    """Yields the nodes to replace: those that have a function body and are not kept."""
     opset, bodies = model.graph.opset_imports[""], op_bodies()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if (node.domain, node.op_type) not in bodies and (

@@ -1,4 +1,4 @@
-"""Gives op settings such as axes and sizes the rank of the op's schema; ONNX Runtime also accepts other ranks."""
+"""Reshapes op settings such as axes and sizes to the schema's rank; ONNX Runtime also accepts other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaces sequences and optionals by their elements where these are known statically."""
+"""Replaces sequences and optionals with their elements where these are known statically."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _without_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
 
 
 def _is_wanted(sequence: ir.Value) -> bool:
-    """True if a reader of a sequence, or of a sequence made from it, could read the elements instead.
+    """True if a reader of a sequence, or of a sequence derived from it, could read the elements instead.
 
     Without such a reader, each round of shape inference would insert another unused Split.
     """

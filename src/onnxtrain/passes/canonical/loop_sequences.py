@@ -1,4 +1,4 @@
-"""Replaces sequences to which a Loop appends tensors by scan outputs of the Loop."""
+"""Replaces sequences that a Loop builds by appending tensors with scan outputs of the Loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
 
 
 class AppendedSequencesPass(ir.passes.InPlacePass):
-    """Replaces a sequence to which a Loop appends one tensor per iteration with a scan output of the Loop.
+    """Replaces a sequence that grows by one tensor per iteration of a Loop with a scan output of the Loop.
 
     PyTorch's exporters write such sequences for `outputs.append(y)` in a scripted loop that is followed by
     `torch.stack(outputs)`; the Dynamo exporter writes them for `EmbeddingBag`, too. The sequence must be empty before
@@ -73,7 +73,7 @@ def _is_rewritten(reader: ir.Node, element: ir.Value | None) -> bool:
 
 
 def _rewrite(node: ir.Node, state: int) -> None:
-    """Replaces the sequence at index `state` of a Loop's states by a scan output, and rewrites its readers."""
+    """Replaces the sequence at index `state` of a Loop's states with a scan output, and rewrites its readers."""
     body, sequence = node.attributes["body"].as_graph(), node.outputs[state]
     insert = body.outputs[1 + state].producer()
     assert insert is not None

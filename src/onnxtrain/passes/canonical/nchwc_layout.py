@@ -1,4 +1,4 @@
-"""Rewrites convolutional models that onnxruntime has optimized for one kind of CPU in standard ops."""
+"""Rewrites convolutional models that onnxruntime has optimized for a CPU type, back to standard ops."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
 
 
 def _add_unpacked(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
-    """Adds an initializer under a new name: readers of the file expect packed weights under the old one."""
+    """Adds an initializer under a new name, because other nodes expect packed weights under the old one."""
     name = fresh_name(model, f"{packed.name}.{role}")
     value = add_initializer(model.graph, ir.Tensor(np.ascontiguousarray(array), name=name))
     value.metadata_props.update(packed.metadata_props)
@@ -245,7 +245,7 @@ def _add_unpacked(model: ir.Model, packed: ir.Value, array: Array, role: str) ->
 
 
 def _rewrite_reorder(node: ir.Node) -> None:
-    """Removes a ReorderInput or ReorderOutput, or replaces it by a Transpose if it also transposes."""
+    """Removes a ReorderInput or ReorderOutput, or replaces it with a Transpose if it also transposes."""
     (x,), last = node.inputs, node.attributes.get_int("channels_last", 0)
     assert x is not None
     if last:

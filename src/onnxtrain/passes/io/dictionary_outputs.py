@@ -1,4 +1,4 @@
-"""Replaces outputs that are dictionaries by tensors, because onnx_ir and gradients do not support dictionaries."""
+"""Replaces outputs that are dictionaries with tensors, because onnx_ir and gradients do not support dictionaries."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 """A model as users provide it: path of a file, proto, or onnx_ir model."""
 
 CANONICAL_OPSET = 21
-"""Older models are converted to this opset; gradient rules support its schemas and newer ones."""
+"""Opset to which older models are converted; gradient rules support its schemas and newer ones."""
 
 MAX_OPSET = 26
-"""Newest opset of the standard domain that all stock ONNX Runtime builds accept, and that is written."""
+"""Newest opset of the standard domain that is written: the newest that all stock ONNX Runtime builds accept."""
 
 NEWEST_OPSET = 28
 """Newest opset that is read: onnxruntime 1.32 for Python runs it. `newer_opsets.py` lowers it to `MAX_OPSET`."""
@@ -197,7 +197,7 @@ def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _check_versions(model: ir.Model, origin: str) -> None:
-    """Normalizes the import of the standard domain, in place; raises an error for an unsupported opset."""
+    """Normalizes the standard domain's opset import, in place; raises an error for an unsupported opset."""
     imports = model.graph.opset_imports
     # The standard domain has two names; onnx_ir normalizes them in nodes but not in imports.
     if "ai.onnx" in imports:
@@ -296,7 +296,7 @@ def _check_graph(model: ir.Model, origin: str) -> None:
 
     Args:
         model: the model, with its functions.
-        origin: describes the model's source in messages, e.g. "'net.onnx'".
+        origin: describes the model's source in error messages, e.g. "'net.onnx'".
 
     Raises:
         ModelLoadError: the main graph has no nodes or no outputs, a node or graph output reads a value that nothing

@@ -46,7 +46,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def as_given(result: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Returns a result as an IR model if the caller passed one, else as a `ModelProto`.
+    """Returns a result as an IR model if the caller passed one, otherwise as a `ModelProto`.
 
     Args:
         result: the model to return.
@@ -83,7 +83,7 @@ class _SameKind(Protocol[_P]):
 def same_kind(
     function: Callable[Concatenate[ModelSource, _P], onnx.ModelProto | ir.Model],
 ) -> _SameKind[_P]:
-    """Types a function that ends in :func:`as_given`: its result is the same kind of model as its argument."""
+    """Type annotation for functions that end in :func:`as_given`: they return the kind of model that they take."""
     return cast("_SameKind[_P]", function)
 
 

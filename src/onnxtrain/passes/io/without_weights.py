@@ -31,7 +31,7 @@ _CONVERTIBLE = frozenset(
 
 
 def _is_big(tensor: ir.TensorProtocol | None) -> bool:
-    """True if an initializer must become an input: it is large, has no data, or a dtype unknown to onnx's C++."""
+    """True if an initializer must become an input: it is large, has no data, or has a dtype unknown to onnx's C++."""
     return tensor is None or tensor.size > BIG_ELEMENTS or tensor.dtype not in _CONVERTIBLE
 
 
@@ -92,7 +92,7 @@ def _is_registered(op_type: str, opset: int) -> bool:
 
 
 def restore(lean: ir.Model, original: ir.Model) -> None:
-    """Reverts :func:`lean_proto` in `lean`, the model that was made from a lean proto of `original`, in place.
+    """Undoes :func:`lean_proto`, in place, in a model `lean` that was converted from a lean proto of `original`.
 
     Inputs that are initializers of `original` become initializers again, in the original order. Initializers that only
     `lean` has, such as those added by a converter, follow.

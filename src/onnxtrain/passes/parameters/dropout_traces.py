@@ -1,4 +1,4 @@
-"""Finds what PyTorch's exporter leaves of Dropout modules, and inserts Dropout there."""
+"""Finds traces of Dropout modules that PyTorch's exporter has removed, and inserts Dropout nodes there."""
 
 from __future__ import annotations
 

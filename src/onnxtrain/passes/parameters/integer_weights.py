@@ -132,7 +132,7 @@ def integer_weights(model: ir.Model) -> list[IntegerWeight]:
 
 
 def integer_weight(node: ir.Node) -> IntegerWeight | None:
-    """Returns the integer weight or bias that a node reads; None if it reads none, or one that other nodes compute."""
+    """Returns the integer weight or bias that a node reads; None if there is none, or other nodes compute it."""
     place = _WEIGHTS.get((node.domain, node.op_type))
     # Ops that only read activations (QLinearAdd, ...) have no weights.
     if place is None:

@@ -14,16 +14,16 @@ from onnxtrain.passes.tidy.constants import sort_initializers, unmark_constant
 
 
 def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.TensorProtocol]:
-    """Turns initializers into graph inputs, in place; they are appended in the order of `names`.
+    """Turns initializers into graph inputs, in place; appends the inputs in the order of `names`.
 
-    Shapes that were inferred from the elements of these initializers are removed, e.g. that of a Reshape to a promoted
-    shape. Infer shapes again afterwards.
+    Removes shapes that were inferred from the elements of these initializers, e.g. the output shape of a Reshape whose
+    target shape is promoted. Infer shapes again afterwards.
 
     Returns:
         The former values by name, in the same order; external data is not read.
 
     Raises:
-        ModelError: a name is not an initializer of the main graph, or occurs twice. The model is then not modified.
+        ModelError: a name is not an initializer of the main graph, or occurs twice. The model is not modified.
     """
     names = list(names)
     initializers = model.graph.initializers
@@ -31,7 +31,7 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
     if missing:
         raise ModelError(
             f"Cannot turn {', '.join(map(repr, missing))} into inputs of the training graph: not among the "
-            f"model's initializers ({_some(initializers)})."
+            f"model's initializers ({_list_names(initializers)})."
         )
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -66,11 +66,10 @@ class Withheld:
 
 
 def withhold(model: ir.Model, names: Iterable[str]) -> Withheld:
-    """Hides the values of initializers from passes by turning them into graph inputs until :func:`give_back`.
+    """Hides initializers' values from passes by turning them into graph inputs; :func:`give_back` restores them.
 
-    Values of initializers that will become inputs of the training model, or be differentiated, may change, so nothing
-    may be folded or inferred from them. Constant nodes among them become parameters. Names without an initializer are
-    ignored.
+    Used for initializers whose values may change, e.g. parameters: passes must not fold or infer anything from them. A
+    Constant node among `names` becomes a parameter. Names without an initializer are ignored.
     """
     order = [str(name) for name in model.graph.initializers]
     present = [name for name in dict.fromkeys(names) if name in model.graph.initializers]
@@ -80,7 +79,7 @@ def withhold(model: ir.Model, names: Iterable[str]) -> Withheld:
 
 
 def give_back(model: ir.Model, withheld: Withheld) -> None:
-    """Turns withheld inputs into initializers again, in place and in their original order.
+    """Turns withheld inputs back into initializers, in place and in their original order.
 
     Args:
         model: the model that :func:`withhold` has modified, or a rewritten copy.
@@ -97,14 +96,14 @@ def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.Tenso
     The inverse of :func:`promote_initializers`. Arrays are not copied.
 
     Raises:
-        ModelError: a name is not a graph input, or dtype or shape differ from the input's. The model is then not
+        ModelError: a name is not a graph input, or a value's dtype or shape does not match the input. The model is not
             modified.
     """
     inputs = {value.name: value for value in model.graph.inputs}
     missing = [name for name in values if name not in inputs]
     if missing:
         raise ModelError(
-            f"Cannot embed {', '.join(map(repr, missing))}: not among the graph's inputs ({_some(inputs)})."
+            f"Cannot embed {', '.join(map(repr, missing))}: not among the graph's inputs ({_list_names(inputs)})."
         )
     # All checks come before the first change.
     tensors = {name: _tensor_for(inputs[name], value) for name, value in values.items()}
@@ -141,8 +140,8 @@ def _tensor_for(target: ir.Value, value: np.ndarray | ir.TensorProtocol) -> ir.T
     return tensor
 
 
-def _some(names: Iterable[str | None], limit: int = 8) -> str:
-    """Returns the first names for a message, e.g. "a, b, ... (12 in all)"."""
+def _list_names(names: Iterable[str | None], limit: int = 8) -> str:
+    """Formats names for an error message, e.g. "a, b, ... (12 in all)"; lists at most `limit` of them."""
     shown = [str(name) for name in names]
     if not shown:
         return "there are none"

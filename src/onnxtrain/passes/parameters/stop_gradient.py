@@ -1,4 +1,4 @@
-"""Finds where a PyTorch model stops gradients by `detach()` or `stop_gradient`."""
+"""Finds where a PyTorch model stops gradients with `detach()` or `stop_gradient`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_stop_gradient(node: ir.Node) -> bool:
 
 
 def mark_stop_gradient(identity: ir.Node) -> None:
-    """Marks an Identity to stop gradients, see :func:`is_stop_gradient`; the mark is kept by cloning and saving."""
+    """Marks an Identity to stop gradients, see :func:`is_stop_gradient`; cloning and saving preserve the mark."""
     identity.metadata_props[_KEY] = f"{_ORIGIN}.default"
 
 
@@ -59,7 +59,7 @@ def _is_identity_where(node: ir.Node) -> bool:
 
 
 def lost_detaches(graph: ir.Graph, active: Collection[ir.Value]) -> Iterator[ir.Node]:
-    """Yields the nodes through which gradients flow although the PyTorch model stops them by `detach()`.
+    """Yields the nodes through which gradients flow although the PyTorch model stops them with `detach()`.
 
     The optimizer of PyTorch's exporter removes the Identity of a `detach()`, but the metadata of its readers still
     contains it as an operand. If the readers have been merged with other nodes, only their line of source code remains.

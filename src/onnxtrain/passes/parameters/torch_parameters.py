@@ -54,7 +54,7 @@ class TorchSignature:
         return bool(self._kinds)
 
     def is_parameter(self, value: ir.Value) -> bool | None:
-        """True if an initializer is, or was folded from, a parameter, as opposed to a buffer or constant.
+        """True if an initializer is or was folded from a parameter; False for a buffer or constant.
 
         Returns None if the file does not list the initializer because other tools have added it.
         """
@@ -110,7 +110,7 @@ class TorchSignature:
 
 
 def mark_gradients(model: ir.Model) -> None:
-    """Marks `model` as one with gradients, for `RestoreParametersPass`; the mark is kept by cloning and saving."""
+    """Marks `model` as one with gradients, for `RestoreParametersPass`; cloning and saving preserve the mark."""
     model.metadata_props[_GRADIENTS] = "true"
 
 
@@ -190,7 +190,7 @@ def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
 def _paired(
     foreign: Sequence[tuple[ir.Node, int, str]], missing: Sequence[str]
 ) -> Iterator[tuple[ir.Node, int, str]]:
-    """Yields the missing parameter for each operand: in order if the numbers match, else by the name's last part."""
+    """Yields the missing parameter for each operand: in order if the counts match, else by the name's last part."""
     if len(foreign) == len(missing):
         yield from ((node, index, name) for (node, index, _), name in zip(foreign, missing, strict=True))
         return
@@ -235,7 +235,7 @@ def _restore_linear_weights(model: ir.Model) -> None:
 
 
 def _restore_statistics(model: ir.Model) -> None:
-    """Gives running statistics that share an initializer with other inputs initializers of their own."""
+    """Gives running statistics separate initializers where they share one with other inputs."""
     for node in tuple(model.graph):
         if node.op_type != "BatchNormalization" or node.domain != "":
             continue

@@ -11,7 +11,7 @@ _END = 2**63 - 1
 
 
 class CumSumPass(ir.passes.InPlacePass):
-    """Replaces a reversed exclusive CumSum by the reversed one without its first element, followed by a zero.
+    """Replaces an exclusive reversed CumSum with an inclusive one, without its first element and with a 0 appended.
 
     The default bundle of onnxruntime-web (JSEP, 1.30) silently computes something else on WebGPU. The values are
     bit-equal: element i of one is element i + 1 of the other. Nodes with a computed axis are not modified, because
@@ -34,7 +34,7 @@ def _is_both(node: ir.Node) -> bool:
 
 
 def _shift(node: ir.Node, axis: int) -> None:
-    """Replaces a reversed exclusive CumSum."""
+    """Rewrites an exclusive reversed CumSum."""
     write, x = WriterBefore(node), node.inputs[0]
     sums = write("CumSum", x, node.inputs[1], reverse=1)
     rest = write("Slice", sums, [1], [_END], [axis])

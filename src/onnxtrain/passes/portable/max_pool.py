@@ -1,4 +1,4 @@
-"""Computes the indices of MaxPool by ArgMax."""
+"""Computes the Indices output of MaxPool with ArgMax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class MaxPoolIndicesPass(ir.passes.InPlacePass):
-    """Removes the output Indices of MaxPool, and computes it from strided slices of the input.
+    """Removes the Indices output of MaxPool, and computes the indices from strided slices of the input instead.
 
     ONNX Runtime's WebGPU provider (1.30) fails when it runs a MaxPool that returns indices, which gradients need. The k
     slices of an input, one per position in the window, are stacked. ArgMax over the stack finds the first maximum, as
@@ -40,7 +40,7 @@ def _fits(node: ir.Node) -> bool:
 
 
 def _after(node: ir.Node) -> ir.Node:
-    """Returns the node before which the outputs of `node` can be used."""
+    """Returns the node that follows `node`, before which readers of its outputs can be inserted."""
     graph = node.graph
     assert graph is not None
     nodes = list(graph)
@@ -53,7 +53,7 @@ def _after(node: ir.Node) -> ir.Node:
 
 
 def _indices(node: ir.Node) -> ir.Value:
-    """Emits the indices of a node, int64 with the shape of its output."""
+    """Emits nodes that compute the Indices output of a MaxPool, int64 with the shape of its first output."""
     write = WriterBefore(_after(node))
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
@@ -89,7 +89,7 @@ def _indices(node: ir.Node) -> ir.Value:
 
 
 def _padded(write: WriterBefore, x: ir.Value, kernel: list[int], pads: list[int]) -> ir.Value:
-    """Pads with minus infinity, at the end by an additional window, which ceil_mode may read."""
+    """Pads with minus infinity; at the end, by one window more, because `ceil_mode` may read beyond the padding."""
     rank = len(kernel)
     ends = [pad + size for pad, size in zip(pads[rank:], kernel, strict=True)]
     lowest = write("CastLike", write.number(-math.inf, ir.DataType.FLOAT), x)

@@ -1,4 +1,4 @@
-"""Reduces tensors of rank 4 and more as tensors of lower rank, and all tensors in float32."""
+"""Lowers the rank of reductions of rank 4 and more, and computes long sums in float32."""
 
 from __future__ import annotations
 

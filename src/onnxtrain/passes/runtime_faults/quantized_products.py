@@ -86,7 +86,7 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
 
 
 def _copied(model: ir.Model, value: ir.Value | None) -> ir.Value | None:
-    """Returns a copy of an initializer, and any other value unchanged."""
+    """Returns a copy of an initializer; returns other values unchanged."""
     if value is None or value.const_value is None or value.is_graph_input():
         return value
     tensor = value.const_value

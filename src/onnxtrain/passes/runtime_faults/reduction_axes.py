@@ -1,4 +1,4 @@
-"""Rewrites the axes of reductions in the form that all versions of ONNX Runtime read correctly."""
+"""Rewrites the axes of reductions in a form that all versions of ONNX Runtime handle correctly."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class PositiveAxesPass(ir.passes.InPlacePass):
 
 
 def _negative_axes(node: ir.Node) -> list[int] | None:
-    """Returns the axes of a reduction as non-negative numbers if at least one of them is negative, else None."""
+    """Returns the axes of a reduction as non-negative numbers if at least one of them is negative; None otherwise."""
     if node.op_type not in REDUCTIONS or node.domain != "" or len(node.inputs) < 2:
         return None
     data, axes = node.inputs

@@ -1,4 +1,4 @@
-"""Corrects rounded scales of Resize from which onnx and ONNX Runtime compute different sizes."""
+"""Corrects rounded scales of Resize for which onnx and ONNX Runtime compute different output sizes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ROUNDING = 1e-5
 
 
 class ResizeSizesPass(ir.passes.InPlacePass):
-    """Replaces scales of a Resize if onnx's shape inference and ONNX Runtime compute different sizes from them.
+    """Replaces the scales of a Resize if onnx's shape inference and ONNX Runtime compute different sizes from them.
 
     TensorFlow's converters write the scale 0.7 to resize 10 pixels to 7. In float32, it is slightly less than 0.7. onnx
     (1.23) multiplies exactly and rounds down to 6; ONNX Runtime multiplies in float32 and gets 7. With the next larger
     float32, both get 7. In mode `nearest`, a larger scale could select another pixel, so sizes replace the scales
     there. These include all axes, because ONNX Runtime (1.32) cannot move a Resize with `axes` past a Transpose.
 
-    Expects static sizes of the resized axes.
+    Expects the resized axes to have static sizes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -73,7 +73,7 @@ def _intended_sizes(node: ir.Node) -> tuple[list[int], list[int]]:
 
 
 def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
-    """Replaces the scales of a Resize by larger ones, or in mode `nearest` by sizes."""
+    """Replaces the scales of a Resize with the next larger ones or, in mode `nearest`, with sizes."""
     scales = node.inputs[2]
     assert scales is not None
     assert scales.const_value is not None
@@ -92,7 +92,7 @@ def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
 
 
 def _all_sizes(node: ir.Node, resized: dict[int, int]) -> ir.Value:
-    """Emits an int64 vector of the sizes of all axes: `resized` by axis, and the input's sizes of other axes."""
+    """Emits the sizes input of a Resize, int64 [rank]: `resized` maps axes to new sizes, other axes keep theirs."""
     source = node.inputs[0]
     assert source is not None
     assert source.shape is not None
@@ -108,7 +108,7 @@ def _all_sizes(node: ir.Node, resized: dict[int, int]) -> ir.Value:
 
 
 def _enlarged(node: ir.Node, scales: np.ndarray, axes: list[int]) -> np.ndarray:
-    """Returns `scales` with the next larger float32 for the axes in `axes`."""
+    """Returns a copy of `scales` in which those of `axes` are rounded up to the next float32."""
     scaled_axes = list(node.attributes.get_ints("axes", range(len(scales))))
     larger = np.nextafter(scales.astype(np.float32), np.float32(np.inf))
     return np.where([axis in axes for axis in scaled_axes], larger, scales)

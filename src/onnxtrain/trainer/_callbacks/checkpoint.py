@@ -22,18 +22,18 @@ _UNFINISHED = ".onnxtrain-unfinished-"
 
 
 class ModelCheckpoint(Monitor):
-    """Saves the trainer after each epoch that is the best so far, for :meth:`Trainer.resume`.
+    """Saves the trainer whenever an epoch is the best so far; :meth:`Trainer.resume` opens a save.
 
     Args:
         path: directory to save to; with `keep`, it contains one directory per save.
         monitor: recorded value to compare, e.g. "val_loss"; None saves after every epoch. Default: "val_loss", or None
             with `every_n_steps`.
         mode: see :class:`EarlyStopping`.
-        every_n_steps: save every this many optimizer steps, in the middle of epochs, instead of after epochs.
+        every_n_steps: save every this many optimizer steps instead of after epochs.
         keep: number of saves to keep, each in its own directory, `epoch-00000003` or `step-00001200`: the best epochs,
             or the newest saves if nothing is monitored. None keeps one save, in `path` itself.
 
-    A save becomes visible when it is complete; the save that it replaces is removed afterwards.
+    Saving is atomic: a save becomes visible only once it is complete, and the old save is removed afterwards.
     """
 
     def __init__(
@@ -69,7 +69,13 @@ class ModelCheckpoint(Monitor):
         return self.every_n_steps is not None and step % self.every_n_steps == 0
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the monitored value will be recorded, and that no link leads out of the trainer's directory."""
+        """Checks that the value will be recorded, and that no symlink in the run's directory redirects saves outside.
+
+        Raises:
+            CheckpointError: `path` is in the trainer's directory, but is or is reached through a symlink that points
+                outside it.
+            InputError: the monitored value is not recorded, or `mode` must be passed.
+        """
         require_inside(self.path, trainer.directory)
         if self.monitored:
             super().on_fit_begin(trainer)
@@ -80,7 +86,7 @@ class ModelCheckpoint(Monitor):
             self._save(trainer, "step", trainer.global_step, self._newest)
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Saves if this epoch is the best, or one of the best `keep`."""
+        """Saves if this epoch is the best so far or, with `keep`, among the `keep` best."""
         if self.every_n_steps is not None:
             return
         number = len(history)
@@ -95,11 +101,11 @@ class ModelCheckpoint(Monitor):
                 self._save(trainer, "epoch", number, lambda numbers: best)
 
     def saved(self) -> list[Path]:
-        """Returns the directories of the kept saves, oldest first."""
+        """Returns the directories of the saves that were kept, oldest first."""
         return [self.path / name for _, _, name in sorted(self._directories())]
 
     def _best_epochs(self, trainer: Trainer) -> set[int]:
-        """Returns the numbers of the best `keep` epochs; of equal ones, the earlier are better."""
+        """Returns the numbers of the `keep` best epochs; ties are won by the earlier epoch."""
         sign = -1 if self._rises(trainer) else 1
         recorded = [
             (
@@ -120,8 +126,8 @@ class ModelCheckpoint(Monitor):
     ) -> None:
         """Saves, then removes the saves that are no longer kept.
 
-        Saves with later numbers are kept: they belong to a run that was resumed from an earlier save. The directory in
-        which the trainer works is kept as well.
+        Saves with later numbers are kept: the run was resumed from an earlier save, and they are from before. The
+        trainer's own directory is kept as well.
         """
         if self.keep is None:
             trainer.save(self.path)
@@ -152,7 +158,7 @@ class ModelCheckpoint(Monitor):
 
 
 def _save_whole(trainer: Trainer, target: Path) -> None:
-    """Saves to a directory atomically: it becomes visible, or changes, as a whole."""
+    """Saves to a directory atomically: readers see the old state or the complete new one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     # Left by a process that was killed.
     for leftover in target.parent.glob(f"{_UNFINISHED}*"):
@@ -176,7 +182,7 @@ def _save_whole(trainer: Trainer, target: Path) -> None:
 
 
 def _remove_whole(directory: Path) -> None:
-    """Removes a directory: renames it first, so that an incomplete save is never visible."""
+    """Removes a directory after renaming it, so that a partly removed save is never visible."""
     gone = directory.with_name(_UNFINISHED + directory.name)
     rename_directory(directory, gone)
     shutil.rmtree(gone)

@@ -24,8 +24,8 @@ class CSVLogger(Logger):
 
     The first file contains the trainer's whole history, including earlier fits, and is rewritten after each epoch.
     Steps are appended to a second file, `log.steps.csv` for `log.csv`. Evaluations in the middle of epochs go to a
-    third file, `log.evaluations.csv`. Numbers are written with all digits, so that reading them returns the same
-    values. A device or a pipe, such as /dev/stdout, gets only the epochs, each row when its epoch ends.
+    third file, `log.evaluations.csv`. Floats round-trip exactly. If `path` is a device or a pipe, such as /dev/stdout,
+    only epochs are written, one row at the end of each epoch.
 
     Args:
         path: file for the epochs, e.g. "log.csv".
@@ -42,11 +42,11 @@ class CSVLogger(Logger):
 
     @property
     def steps_path(self) -> Path:
-        """File for the steps."""
+        """Path of the file with one row per step, e.g. `log.steps.csv` for `log.csv`."""
         return self.path.with_name(f"{self.path.stem}.steps{self.path.suffix}")
 
     def open(self, trainer: Trainer) -> None:
-        """Writes the history so far, and removes rows of steps after the run's last save."""
+        """Writes the history so far; drops rows of steps after the run's last save, because they will be repeated."""
         self.close()
         keep_inside(self.path, trainer.directory)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,11 +67,11 @@ class CSVLogger(Logger):
         csv.writer(self._file).writerow([row[column] for column in _STEP_COLUMNS])
 
     def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Rewrites the epochs file."""
+        """Rewrites the file with one row per epoch."""
         self._write_epochs(trainer)
 
     def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Rewrites the evaluations file."""
+        """Rewrites the file with one row per evaluation in the middle of an epoch."""
         if is_stream(self.path):
             return
         evaluations = trainer.history.evaluations
@@ -84,7 +84,7 @@ class CSVLogger(Logger):
         )
 
     def close(self) -> None:
-        """Closes the steps file."""
+        """Closes the file with one row per step."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -107,7 +107,7 @@ class CSVLogger(Logger):
             file.write(_csv(rows))
 
     def _steps_until(self, step: int) -> list[list[str]]:
-        """Returns the rows of an existing file for steps up to `step`."""
+        """Reads the existing steps file; returns its rows up to `step`, inclusive."""
         if step == 0 or self.steps_path.is_symlink() or not self.steps_path.is_file():
             return []
         try:

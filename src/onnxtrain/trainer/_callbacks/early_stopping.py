@@ -10,16 +10,16 @@ from onnxtrain.trainer._trainer import Trainer
 
 
 class EarlyStopping(Monitor):
-    """Ends a fit when the monitored value has not improved for `patience` epochs.
+    """Stops training when a monitored value has not improved for `patience` epochs.
 
     Args:
         monitor: recorded value to compare, e.g. "val_loss".
         patience: number of epochs without improvement after which the fit ends.
         min_delta: smallest change that counts as an improvement.
-        mode: "min" if lower values are better, "max" if higher values are better; "auto" knows this for the loss and
-            for named metrics, but not for functions.
-        restore_best: restore the parameters of the best epoch at the end of the fit, also in the saved run. Until then,
-            they are in the file `best` in the trainer's directory.
+        mode: "min" if lower values are better, "max" if higher values are better. "auto" works for the loss and for
+            metrics given by name; for metrics given as functions, pass "min" or "max".
+        restore_best: at the end of the fit, restore the parameters of the best epoch, in the trainer and in its saved
+            run. During the fit, they are in the file `best` in the trainer's directory.
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class EarlyStopping(Monitor):
         return "EarlyStopping(restore_best=True)" if self.restore_best else None
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Removes the best parameters of an earlier fit."""
+        """Deletes the best parameters that an earlier fit has saved."""
         super().on_fit_begin(trainer)
         # A resumed fit needs the file: its best epoch may be over.
         if len(trainer.history) == trainer.fit_start:
             (trainer.directory / BEST).unlink(missing_ok=True)
 
     def best_epoch(self, trainer: Trainer) -> int:
-        """Returns the number of the best epoch of the last fit, counted from the trainer's first epoch as 1.
+        """Returns the best epoch of the last fit, as a number that starts at 1 in the trainer's first epoch.
 
-        With `restore_best`, the trainer has its parameters once the fit has ended.
+        With `restore_best`, the trainer has the parameters of this epoch after the fit.
         """
         return len(trainer.history) - self._epochs_since_best(trainer)
 

@@ -11,9 +11,10 @@ from onnxtrain.trainer._trainer import Callback, Trainer
 
 
 def saved_id(trainer: Trainer, name: str) -> str | None:
-    """Returns the id of a tracking server's run, which a resumed trainer continues.
+    """Returns the tracking server's run id saved with a trainer, so that a resumed trainer continues the same run.
 
-    The run may come from a stranger, and servers use ids in paths and URLs, so an id with other characters is ignored.
+    Ids with characters other than letters, digits, "-" and "_" are ignored: the checkpoint may be untrusted, and
+    servers use ids in paths and URLs.
 
     Args:
         trainer: the resumed trainer.
@@ -27,10 +28,10 @@ def saved_id(trainer: Trainer, name: str) -> str | None:
 
 
 class Logger(Callback):
-    """Base class of loggers: subclasses override `open`, `log_step`, `log_epoch` and `close`.
+    """Base class for loggers: subclasses override `open`, `log_step`, `log_epoch` and `close`.
 
-    A resumed run repeats the steps after its last save. Subclasses must log these steps only once: remove the old
-    entries, or skip the repeated ones.
+    A resumed run repeats the steps after its last save. Subclasses must log these steps only once, by removing the old
+    entries or skipping the repeated steps.
 
     Args:
         every_n_steps: log the loss and the learning rate every this many steps; None logs only epochs.
@@ -42,7 +43,10 @@ class Logger(Callback):
         self.every_n_steps = every_n_steps
 
     def open(self, trainer: Trainer) -> None:
-        """Starts logging; entries of steps after `trainer.global_step` are obsolete."""
+        """Starts logging; called at the beginning of a fit.
+
+        Existing entries for steps after `trainer.global_step` are obsolete, because a resumed run repeats these steps.
+        """
         raise NotImplementedError
 
     def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:

@@ -22,15 +22,15 @@ class MLflowLogger(Logger):
     """Logs to MLflow: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
 
     The x axis is the number of optimizer steps; settings of the trainer and of the fit become parameters of the MLflow
-    run. The MLflow run's id is saved with the trainer: a resumed trainer continues the same MLflow run, without logging
-    a step twice. If an MLflow run is active (`mlflow.start_run`), it is used, and left open.
+    run. The MLflow run's id is saved with the trainer: a resumed trainer continues the same MLflow run and logs no step
+    twice. If an MLflow run is active (`mlflow.start_run`), the logger uses it and does not end it.
 
     Args:
         experiment: name of the experiment, created if missing; None for the current one.
         name: name of the run.
         every_n_steps: log every this many steps; None logs only epochs.
         tracking_uri: server or database, e.g. "sqlite:///mlflow.db"; None for the current one.
-        parameters: further parameters of the run.
+        parameters: additional parameters of the run.
         tags: tags of the run.
 
     Raises:
@@ -99,7 +99,7 @@ class MLflowLogger(Logger):
         return max((metric.step for metric in self._client.get_metric_history(self._run, key)), default=-1)
 
     def _log_parameters(self, trainer: Trainer) -> None:
-        """Logs the settings that the MLflow run does not have yet."""
+        """Logs the settings that are not yet parameters of the MLflow run."""
         # MLflow refuses to change a parameter, and a second fit may have other arguments.
         known = self._client.get_run(self._run).data.params
         settings = {**trainer._state.run_settings, **self._parameters}

@@ -12,7 +12,7 @@ Mode = Literal["auto", "min", "max"]
 
 
 class Monitor(Callback):
-    """Base class of callbacks that compare the epochs of a fit by one recorded value."""
+    """Base class for callbacks that compare the epochs of a fit by one recorded value."""
 
     def __init__(self, monitor: str, mode: Mode, min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
@@ -24,7 +24,7 @@ class Monitor(Callback):
         self.min_delta = min_delta
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the value will be recorded, and that it is known whether higher or lower values are better."""
+        """Checks that the value will be recorded, and that `mode` or the metric tells which values are better."""
         # Checked before the first step, not after the first epoch.
         if self.monitor not in trainer.recorded_keys:
             raise InputError(
@@ -37,7 +37,7 @@ class Monitor(Callback):
         """True if higher values are better.
 
         Raises:
-            InputError: it is not known which values are better.
+            InputError: `mode` is "auto" and the metric does not define which values are better.
         """
         if self.mode != "auto":
             return self.mode == "max"
@@ -54,7 +54,7 @@ class Monitor(Callback):
         return rises
 
     def _epochs_since_best(self, trainer: Trainer) -> int:
-        """Returns the number of epochs after the best epoch of the fit; 0 if the last epoch is the best."""
+        """Returns the number of epochs since the best epoch of the fit; 0 if the last epoch is the best."""
         values = [epoch[self.monitor] for epoch in trainer.history.epochs[trainer.fit_start :]]
         best = best_index(values, rises=self._rises(trainer), min_delta=self.min_delta)
         return len(values) - 1 - best

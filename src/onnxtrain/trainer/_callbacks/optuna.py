@@ -14,21 +14,22 @@ from onnxtrain.trainer._trainer import Trainer
 class OptunaPruning(Monitor):
     """Reports a value to an Optuna trial after each epoch, and ends the fit if the pruner prunes the trial.
 
-    The fit then raises `optuna.TrialPruned`, which `study.optimize` records as a pruned trial. Steps of the trial are
+    A pruned fit raises `optuna.TrialPruned`, which `study.optimize` records as a pruned trial. The trial's steps are
     epochs of the fit, counted from 0, as Optuna's `n_warmup_steps` assumes.
 
     Args:
         trial: `optuna.Trial` passed to the objective function.
         monitor: recorded value to report, e.g. "val_loss" or "val_f1".
-        mode: "min" if lower values are better, "max" if higher values are better; "auto" knows this for the loss and
-            for named metrics, but not for functions. Must match the direction of the study.
+        mode: "min" if lower values are better, "max" if higher values are better. "auto" works for the loss and for
+            metrics given by name; for metrics given as functions, pass "min" or "max". Must match the direction of the
+            study.
 
     Raises:
         MissingPackageError: optuna is not installed.
         InputError: raised when a fit begins: the value is not recorded, or the study has the opposite direction.
 
     Example:
-        A study of the learning rate::
+        Tune the learning rate::
 
             def objective(trial):
                 rate = trial.suggest_float("learning_rate", 1e-5, 1e-1, log=True)
@@ -47,7 +48,7 @@ class OptunaPruning(Monitor):
         self.trial = trial
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the value will be recorded, and that the study has the same direction."""
+        """Checks that the value will be recorded, and that its direction matches that of the study."""
         super().on_fit_begin(trainer)
         # A FixedTrial has no study.
         study = getattr(self.trial, "study", None)

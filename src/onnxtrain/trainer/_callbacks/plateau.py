@@ -15,7 +15,7 @@ class ReduceLROnPlateau(Monitor):
         monitor: recorded value to compare, e.g. "val_loss".
         factor: factor in (0, 1) that multiplies the learning rate, e.g. 0.5.
         patience: number of epochs without improvement after which the learning rate is lowered.
-        min_lr: lower bound of the learning rate.
+        min_lr: lower bound on the learning rate.
         min_delta: smallest change that counts as an improvement.
         mode: see :class:`EarlyStopping`.
     """

@@ -18,14 +18,14 @@ _EPSILON = 1e-12
 class SAM(Callback):
     """Sharpness-aware minimization (Foret et al. 2021): finds flat minima by using gradients at the worst nearby point.
 
-    With the gradient g of a step at the parameters w, the optimizer gets the gradient of the same batches at w + rho *
+    If g is the gradient of a step at the parameters w, the optimizer gets the gradient of the same batches at w + rho *
     g / |g|, where |g| is the global L2 norm. A step costs two forward and two backward passes. SAM works with any
-    optimizer; gradient clipping applies to the second gradient. Recorded losses are those at w.
+    optimizer; gradient clipping applies to the second gradient. Recorded losses are computed at w.
 
     Args:
         rho: radius of the neighborhood, in units of the parameters, e.g. 0.05.
         adaptive: scale the neighborhood by the magnitude of each weight (ASAM, Kwon et al. 2021): the gradient is taken
-            at w + rho * w**2 * g / | |w| * g |. Use a larger radius then, e.g. 0.5.
+            at w + rho * w**2 * g / | |w| * g |. This needs a larger radius, e.g. 0.5.
 
     Example:
         >>> from onnxtrain.trainer import SAM
@@ -40,7 +40,7 @@ class SAM(Callback):
         self.adaptive = adaptive
 
     def on_gradients(self, trainer: Trainer, gradients: StepGradients) -> None:
-        """Replaces the gradients with those at the worst parameters nearby."""
+        """Replaces the gradients with those at the worst nearby point."""
         # Through the store: `trainer.parameters` returns bfloat16 as raw bits.
         store = trainer.state._store
         values = {

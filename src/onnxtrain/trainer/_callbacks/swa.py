@@ -17,18 +17,20 @@ from onnxtrain.trainer._trainer import Callback, Trainer
 
 
 class SWA(Callback):
-    """Averages the parameters of the last epochs of a fit, which finds wide minima (Izmailov et al. 2018).
+    """Stochastic weight averaging: averages the parameters of a fit's last epochs (Izmailov et al. 2018).
 
-    All of these epochs have the same weight, as in `torch.optim.swa_utils.AveragedModel`. At the end of the fit, the
-    averages become the trainer's parameters, and the running statistics of BatchNormalization are recomputed in a pass
-    over the training data, as by `swa_utils.update_bn`. The history records the parameters before averaging: call
-    :meth:`Trainer.evaluate` after the fit.
+    SWA finds wider minima, which often generalize better. All averaged epochs have the same weight, as in
+    `torch.optim.swa_utils.AveragedModel`. At the end of the fit, the averages become the trainer's parameters, and the
+    running statistics of BatchNormalization are recomputed in a pass over the training data, as by
+    `swa_utils.update_bn`. The losses and metrics in the history are those before averaging; to measure the averages,
+    call :meth:`Trainer.evaluate` after the fit.
 
-    Until then, the averages are in the file `swa` in the trainer's directory, from which an interrupted fit resumes.
+    During the fit, the averages are in the file `swa` in the trainer's directory, from which an interrupted fit
+    resumes.
 
     Args:
-        start: first epoch to average, counted from 1 in the fit, e.g. 16; or the fraction of the epochs before it, e.g.
-            0.75.
+        start: first epoch to average: an int is its number, counted from 1 in the fit, e.g. 16; a float is the fraction
+            of the epochs before it, e.g. 0.75.
         learning_rate: learning rate of the averaged epochs, e.g. 0.05, multiplied by the schedule's factor. None keeps
             the learning rate.
 
@@ -57,7 +59,7 @@ class SWA(Callback):
         return "SWA"
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Starts a new average, or reads the average of a resumed fit."""
+        """Starts a new average or, in a resumed fit, loads the saved average."""
         state = trainer._state
         if state.average is not None:
             raise InputError(
@@ -99,7 +101,7 @@ class SWA(Callback):
         return len(trainer.history) - trainer.fit_start
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Adds the parameters to the average."""
+        """Adds the parameters to the average if the epoch is one of those to average."""
         epoch = self._done(trainer)
         self._set_rate(trainer)
         # An epoch that is repeated after a crash, with identical results, is in the average already.

@@ -18,8 +18,8 @@ class TensorBoardLogger(Logger):
     """Writes event files for TensorBoard: `step/loss`, `step/learning_rate`, and `epoch/...` for the history's keys.
 
     The x axis is the number of optimizer steps. The files are written with tensorboardX or, if it is not installed,
-    with PyTorch and tensorboard. A resumed run writes another file, which makes TensorBoard discard the entries of
-    steps after the last save.
+    with PyTorch and tensorboard. A resumed run writes a new file; TensorBoard then discards older entries for the steps
+    after the last save, which the run repeats.
 
     Args:
         directory: directory for the event files, e.g. to pass to `tensorboard --logdir`.

@@ -12,8 +12,8 @@ from onnxtrain.trainer._trainer import Callback, Trainer
 class TimeLimit(Callback):
     """Ends a fit before an epoch that would exceed a time limit.
 
-    An epoch is expected to take as long as the slowest one of the fit so far. The first epoch is always trained. In a
-    resumed fit, the epochs before the interruption count, too; the time in between does not.
+    The next epoch is expected to take as long as the slowest epoch of the fit so far. The first epoch is always
+    trained. In a resumed fit, epochs before the interruption count towards the limit; the time in between does not.
 
     Args:
         seconds: time limit of the fit in seconds, e.g. 3600.

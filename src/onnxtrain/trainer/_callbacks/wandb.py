@@ -17,15 +17,15 @@ class WandbLogger(Logger):
     """Logs to Weights & Biases: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
 
     The x axis is the number of optimizer steps; settings of the trainer and of the fit become the run's config. The
-    run's id is saved with the trainer: a resumed trainer continues the same run, without logging a step twice. If a run
-    is active (`wandb.init`), it is used, and left open.
+    run's id is saved with the trainer: a resumed trainer continues the same run and logs no step twice. If a run is
+    active (`wandb.init`), the logger uses it and does not finish it.
 
     Args:
         project: name of the Weights & Biases project.
         name: name of the run.
         every_n_steps: log every this many steps; None logs only epochs.
-        config: further entries of the run's config.
-        options: further arguments of `wandb.init`: `entity`, `tags`, `mode="offline"`, ...
+        config: additional entries of the run's config.
+        options: additional arguments for `wandb.init`, e.g. `entity`, `tags` or `mode="offline"`.
 
     Raises:
         MissingPackageError: wandb is not installed.

@@ -1,4 +1,4 @@
-"""Defines what a fit offers to callbacks: the events that it announces, and the gradients of a step."""
+"""Defines the interface between a fit and its callbacks: events, and the gradients of a step."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Events(Protocol):
 
 
 class StepGradients(ABC):
-    """Gradients of one optimizer step, which a callback may replace before the optimizer uses them."""
+    """Gradients of one optimizer step; a callback may replace them before the optimizer uses them."""
 
     @abstractmethod
     def values(self) -> dict[str, Array]:
-        """Returns copies of the trained parameters' gradients by name; half-precision gradients as float32.
+        """Returns copies of the gradients by parameter name; half-precision gradients are converted to float32.
 
         Raises:
             InputError: some gradients are sparse.
@@ -48,12 +48,12 @@ class StepGradients(ABC):
     def recompute_at(self, parameters: Mapping[str, Array]) -> None:
         """Replaces the gradients with gradients of the same batches at other parameter values.
 
-        Dropout drops the same elements again. Parameters and BatchNorm statistics keep the values they had before the
-        call.
+        Dropout uses the same masks again. The call does not change the parameters or the BatchNorm statistics.
 
         Args:
-            parameters: values by name, in the parameters' shapes; other parameters keep their values.
+            parameters: parameter values by name, in the shapes of the parameters; parameters that are not in the dict
+                keep their values.
 
         Raises:
-            DivergenceError: the loss or the gradients there are not finite. The fit ends.
+            DivergenceError: the loss or the gradients at these values are not finite. The fit ends.
         """

@@ -11,7 +11,7 @@ from onnxtrain.runtime.lock import StateLock
 
 
 class FitGuard:
-    """Records the thread that runs a fit, and refuses calls that would disturb the fit.
+    """Records which thread runs a fit, and rejects calls that would interfere with the fit.
 
     Args:
         lock: the trainer's lock.
@@ -49,7 +49,7 @@ class FitGuard:
         """Raises TrainingStateError while a fit is running.
 
         Args:
-            doing: name of the call, for the message, e.g. "Trainer.fit()".
+            doing: name of the call, for error messages, e.g. "Trainer.fit()".
             elsewhere: allow the call in the thread of the fit, e.g. in a callback.
         """
         thread = self._thread

@@ -1,4 +1,4 @@
-"""Runs the learning rate range test (Smith 2017): the loss over increasing learning rates."""
+"""Runs the learning rate range test (Smith 2017): measures the loss at increasing learning rates."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _SKIP_FIRST, _SKIP_LAST = 10, 1
 
 @dataclass(frozen=True)
 class LearningRateRange:
-    """Result of the range test.
+    """Result of a learning rate range test.
 
     Attributes:
-        rates: learning rate of each step taken.
+        rates: learning rate of each step.
         losses: loss before each step, smoothed by a bias-corrected moving average with decay 0.98.
         suggestion: learning rate at which the smoothed loss fell fastest; None if too few steps were taken.
     """
@@ -41,7 +41,7 @@ class LearningRateRange:
     suggestion: float | None
 
     def plot(self) -> Figure:
-        """Plots the smoothed loss over the learning rates, and the suggestion, with matplotlib.
+        """Plots the smoothed loss against the learning rate, and marks the suggestion, with matplotlib.
 
         Raises:
             MissingPackageError: matplotlib is not installed.
@@ -57,7 +57,7 @@ def find_range(
     """Trains with increasing learning rates, then restores the state.
 
     Raises:
-        InputError: the rates do not increase, or are fewer than two.
+        InputError: `start` and `stop` are not finite, positive and increasing, or `steps` is less than 2.
     """
     if not 0 < start < stop < math.inf or isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
         raise InputError(
@@ -78,7 +78,7 @@ def find_range(
 
 
 def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[float]:
-    """Returns the smoothed losses until they diverge; each belongs to the parameters before its step."""
+    """Trains with each rate until the loss diverges; returns the smoothed loss before each step."""
     smoothed: list[float] = []
     average, lowest = 0.0, math.inf
     batches, finite = _batches(state, data), FiniteCheck(state.run.store.all_gradients())
@@ -117,7 +117,7 @@ def _batches(state: TrainingState, data: Source) -> Iterator[list[Array]]:
 
 
 def suggest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
-    """Returns the rate at which the loss falls fastest over the logarithm of the rate; None if it never falls.
+    """Returns the rate at which the loss falls fastest with respect to the log of the rate; None if it never falls.
 
     >>> suggest([10.0**k for k in range(-15, 1)], [1.0] * 12 + [0.9, 0.5, 0.4, 0.9])
     0.001

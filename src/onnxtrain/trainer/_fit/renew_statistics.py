@@ -15,7 +15,7 @@ from onnxtrain.trainer.data import Pass, Source
 def renew_statistics(state: TrainingState, data: Source) -> None:
     """Sets running statistics to the means of the batch statistics over one epoch, as `swa_utils.update_bn` does.
 
-    Each batch has the same weight, whatever its size. Frozen statistics are not changed.
+    All batches have the same weight, regardless of size. Frozen statistics are not changed.
 
     Args:
         state: models and tensors.

@@ -25,9 +25,9 @@ class Curve:
     """Learning rate schedule with a linear warm-up.
 
     Attributes:
-        schedule: starts after the warm-up; a schedule that counts epochs starts at once, multiplied by the warm-up.
-        warmup_steps: steps of the warm-up; 0 if `warmup_ratio` gives them.
-        warmup_ratio: fraction of all steps to warm up over, e.g. 0.1; 0 for no warm-up.
+        schedule: starts after the warm-up. A schedule that counts epochs starts immediately, multiplied by the warm-up.
+        warmup_steps: number of warm-up steps; 0 if `warmup_ratio` determines it.
+        warmup_ratio: length of the warm-up as a fraction of all steps, e.g. 0.1; 0 for no warm-up.
     """
 
     schedule: Schedule | ScheduleFunction
@@ -109,7 +109,7 @@ def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio
 
 
 def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Schedule:
-    """Returns the schedule with a name and parameters.
+    """Creates a schedule from its name and parameters.
 
     Raises:
         InputError: the name or a parameter is unknown, or a value is invalid.

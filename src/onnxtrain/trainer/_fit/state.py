@@ -302,7 +302,7 @@ class TrainingState:
             averages.add_metrics(self.metrics, *self.metric_arrays(step), self.run.manifest.targets[0])
 
     def metric_arrays(self, step: Step) -> tuple[Array, Array]:
-        """Returns the prediction and the target of a batch that metrics compare.
+        """Returns the prediction and the target of a batch, for metrics.
 
         Raises:
             InputError: the run has no prediction or no target.
@@ -335,7 +335,7 @@ class TrainingState:
                 yield
 
     def snapshot(self) -> Snapshot:
-        """Copies everything that training changes."""
+        """Returns an in-memory copy of everything that training changes."""
         # Moving averages return to the snapshot together with the values.
         averages = self.average.buffers.values() if self.average is not None else ()
         with self.lock:
@@ -351,7 +351,7 @@ class TrainingState:
         return total.values(self.metrics, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything that :meth:`load` needs to a directory; see :meth:`Trainer.save`."""
+        """Saves the run to a directory from which :meth:`load` restores it; see :meth:`Trainer.save`."""
         target = Path(path).absolute()
         refuse_model_name(path, "Trainer.save", "a directory with all that Trainer.resume needs")
         with self.lock, self.workers.saving(self.run.store) as writes:

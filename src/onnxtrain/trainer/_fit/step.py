@@ -116,11 +116,11 @@ class Stepper:
         return InterruptGuard()
 
     def begin(self) -> None:
-        """Takes the first snapshot, to which a fit that diverges returns."""
+        """Takes the first snapshot, which is restored if the fit diverges."""
         self._snapshot = self._state.snapshot()
 
     def restore(self) -> None:
-        """Restores the last snapshot; if the fit has updated nothing, this is the state at its beginning."""
+        """Restores the last snapshot; before the first update, this is the state at the beginning of the fit."""
         self._state.position = self._snapshot.restore(self._run.store)
 
     def step(self, batches: Sequence[list[Array]]) -> int:
@@ -315,7 +315,7 @@ class Stepper:
             raise Diverged(f"the update made the {what} NaN or infinite", of_update=True)
 
     def _not_finite(self) -> str | None:
-        """Returns what is not finite, e.g. "parameters", for the message; None if everything is finite."""
+        """Describes the non-finite tensors for the error message, e.g. "parameters"; None if all are finite."""
         return not_finite(self._run.store)
 
     def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
@@ -370,10 +370,10 @@ class Stepper:
 
 
 class Diverged(Exception):
-    """Raised when the numbers of a step are not finite; the handler restores the last good state.
+    """Raised when a step produces NaN or infinity; the handler restores the last good state.
 
     Args:
-        reason: what is not finite, for the message.
+        reason: description of the non-finite values, for error messages.
         remedy: what to do about it; None for the usual advice.
         of_update: True if the step's update is not finite, not its loss or gradients.
     """

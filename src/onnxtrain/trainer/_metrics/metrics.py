@@ -27,16 +27,16 @@ MetricFunction = Callable[[Array, Array], float]
 
 @dataclass(frozen=True)
 class Metric:
-    """Metric of a dataset, computed from sums over its batches, from all predictions at once, or from the loss.
+    """Metric over a dataset, computed from per-batch sums, from all predictions at once, or from the loss.
 
     Attributes:
         name: key in the history, e.g. "accuracy".
-        measure: `(prediction, target, spec) -> (total, count)` of one batch, for a metric that is a mean; `spec`
-            describes the target. None for other metrics.
-        finish: converts the mean over all batches to the value, e.g. `math.sqrt` for "rmse".
+        measure: for a metric that is a mean: `(prediction, target, spec) -> (total, count)` for one batch, where `spec`
+            describes the target. The mean is the sum of totals divided by the sum of counts.
+        finish: with `measure`, converts the mean to the metric, e.g. `math.sqrt` for "rmse".
         higher_is_better: True for "accuracy", False for "mae"; None if unknown. Callbacks use it to compare epochs.
-        function: `(predictions, targets) -> value` of the whole dataset, for a metric without `measure`.
-        of_loss: computes the value from the loss over the whole dataset, e.g. for perplexity.
+        function: for a metric that needs the whole dataset at once: `(predictions, targets) -> value`.
+        of_loss: for a metric that depends only on the loss, e.g. perplexity: computes it from the mean loss.
 
     Raises:
         InputError: not exactly one of `measure`, `function` and `of_loss` is given.
@@ -67,9 +67,10 @@ _NEED_CLASSES = ("accuracy", "probability_accuracy")
 
 
 def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Returns correct and counted labels: logits [N, C, d1, ...] against labels [N, d1, ...], except `ignore_index`.
+    """Returns the numbers of correct and of all labels, without `ignore_index`.
 
-    Logits with another class axis are rearranged first; see :func:`aligned`.
+    Compares logits [N, C, d1, ...] with labels [N, d1, ...]. Logits with another class axis are transposed first; see
+    :func:`aligned`.
     """
     prediction, target = aligned(prediction, target, spec)
     _require_shape("accuracy", prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
@@ -82,19 +83,23 @@ def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float,
 
 
 def _probability_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Returns matches and total: the argmax of logits against that of class probabilities, both [N, C, d1, ...]."""
+    """Counts positions where logits and target probabilities, both [N, C, d1, ...], have the same argmax.
+
+    Returns:
+        The number of matches and the number of positions.
+    """
     _require_shape("probability_accuracy", prediction, target, prediction.shape)
     return _share(prediction.argmax(axis=1) == target.argmax(axis=1), prediction)
 
 
 def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Returns correct predictions and total: logits, positive meaning yes, against targets 0 and 1."""
+    """Returns the numbers of correct and of all predictions: a positive logit predicts 1, others predict 0."""
     _require_shape("binary_accuracy", prediction, target, prediction.shape)
     return _share((prediction > 0) == (target > 0.5), prediction)
 
 
 def _share(hits: Array, scores: Array) -> tuple[float, float]:
-    """Returns the number of hits and the number of predictions; the former is NaN if a score is NaN."""
+    """Returns the number of hits, NaN if any score is NaN, and the number of predictions."""
     return math.nan if has_nan(scores) else float(np.count_nonzero(hits)), float(hits.size)
 
 
@@ -142,11 +147,11 @@ METRICS: dict[str, Metric] = {
         for name, measure in WHOLE_METRICS.items()
     },
 }
-"""Metrics by name; "top5_accuracy", with any number, is not in this table."""
+"""Metrics by name, except top-k accuracies such as "top5_accuracy"."""
 
 
 def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
-    """Returns the names of metrics that suit a target and a loss (its class name); empty for unknown losses."""
+    """Returns the default metrics for a target and the class name of a loss; empty for unknown losses."""
     if target is None:
         return []
     if target.class_labels is not None:
@@ -155,13 +160,14 @@ def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
 
 
 def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metric]:  # noqa: B008 it is frozen
-    """Returns metrics from names, :class:`Metric` objects and functions `(prediction, target) -> float`.
+    """Converts names, :class:`Metric` objects and functions `(prediction, target) -> float` to metrics.
 
-    A function is called once, with all predictions and targets of a dataset; its key is its `__name__`. Named metrics
-    need the meaning of predictions and targets, `task`.
+    A function is called once, with all predictions and targets of a dataset; its key is its `__name__`. `task`
+    describes predictions and targets, for named metrics.
 
     Raises:
-        InputError: a name is unknown or does not suit the task, a key is duplicate, or an entry has another type.
+        InputError: a name is unknown or does not suit the task, two metrics have the same key, or an entry is none of
+            these types.
         MissingPackageError: a package that a metric needs is not installed.
     """
     if isinstance(specs, str):
@@ -270,7 +276,7 @@ class Averages:
         }
 
     def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
-        """Returns loss and metrics of the whole dataset by key, with a prefix; NaN if no label counted."""
+        """Returns loss and metrics of the whole dataset by prefixed key; NaN if all labels are ignored."""
         values = self.running(metrics)
         # Concatenated once, at the end of the epoch; concatenating batch by batch would copy repeatedly.
         joined = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]

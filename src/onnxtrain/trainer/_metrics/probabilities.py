@@ -9,7 +9,7 @@ from onnxtrain.runtime.dtypes import Array
 
 
 def probabilities(loss: str, scores: Array, axis: int = 1) -> Array | None:
-    """Returns class probabilities from logits, float64 of the same shape; None if the loss has none.
+    """Converts logits to class probabilities, float64 of the same shape; returns None if the loss defines none.
 
     Args:
         loss: class name of the loss, e.g. "CrossEntropyLoss".

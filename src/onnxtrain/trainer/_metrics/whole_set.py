@@ -26,7 +26,7 @@ _TOP_K = re.compile(r"top_?([1-9]\d*|k)_accuracy")
 
 @dataclass(frozen=True)
 class Task:
-    """Meaning of predictions and targets, for metrics.
+    """Describes predictions and targets for metrics.
 
     Attributes:
         target: description of the target; None if unknown.
@@ -41,7 +41,7 @@ class Task:
 
     @property
     def classes(self) -> int | None:
-        """Number of classes if the target holds labels; None if unknown."""
+        """Number of classes if the target contains class labels; None if unknown."""
         labels = self.target.class_labels if self.target is not None else None
         return labels.count if labels is not None else None
 
@@ -51,7 +51,7 @@ class Task:
         return loss_class(self.loss).activation == "softmax"
 
     def check(self) -> None:
-        """Raises InputError unless `positive` is a class."""
+        """Raises InputError if `positive` is not a valid class index."""
         if self.positive is None:
             return
         check_positive(self.positive)
@@ -66,7 +66,7 @@ class Task:
 
 
 def check_positive(number: int | None) -> None:
-    """Raises InputError unless a positive class is None or an integer >= 0."""
+    """Raises InputError if a positive class is neither None nor an integer >= 0."""
     valid = isinstance(number, int | np.integer) and not isinstance(number, bool) and number >= 0
     if number is not None and not valid:
         raise InputError(
@@ -77,13 +77,12 @@ def check_positive(number: int | None) -> None:
 
 @dataclass(frozen=True)
 class _Scores:
-    """Logits and true values, without positions whose labels are ignored.
+    """Logits and true values of a classification, without ignored labels.
 
     Attributes:
-        scores: [n, classes] for one class per position; [n] for one yes-or-no question; [n, labels] for several
-            questions.
-        truth: labels [n], or 0 and 1 in the shape of `scores`.
-        one_of: number of classes of which one is right; 0 if each logit answers a question of its own.
+        scores: logits: [n, classes] for multiclass, [n] for binary, [n, labels] for multilabel.
+        truth: class labels [n] for multiclass; otherwise 0 and 1, in the shape of `scores`.
+        one_of: number of classes for multiclass; 0 for binary and multilabel.
     """
 
     scores: Array
@@ -92,22 +91,22 @@ class _Scores:
 
     @property
     def guess(self) -> Array:
-        """Predicted labels, or 0 and 1, in the shape of `truth`."""
+        """Predicted class labels, or predicted 0 and 1, in the shape of `truth`."""
         return self.scores.argmax(axis=1) if self.one_of else (self.scores > 0).astype(np.int64)
 
     @property
     def judgeable(self) -> bool:
-        """True if there are samples, and no logit is NaN."""
+        """True if there are samples and no logit is NaN."""
         return len(self.truth) > 0 and not has_nan(self.scores)
 
     @property
     def two_classes(self) -> bool:
-        """True for one yes-or-no question, even if it is posed as two classes."""
+        """True for a binary classification, whether it has one logit or two."""
         return self.one_of == 2 or (not self.one_of and self.truth.ndim == 1)
 
 
 def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
-    """Returns logits and true values of a classification.
+    """Brings predictions and targets of a classification into one form.
 
     Raises:
         InputError: the shapes are not those of a classification.
@@ -132,7 +131,7 @@ def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
 
 
 def aligned(prediction: Array, target: Array, spec: InputSpec | None) -> tuple[Array, Array]:
-    """Rearranges logits of a language model like those of other models: classes along axis 1, one label per position.
+    """Converts logits and labels of a language model to the usual layout: classes along axis 1, labels shifted.
 
     Args:
         prediction: logits, e.g. [batch, sequence, vocabulary].
@@ -175,7 +174,7 @@ def _sklearn(name: str) -> Any:
 def _decided(
     name: str, task: Task, prediction: Array, target: Array, *, function: str, average: str | None
 ) -> float:
-    """Returns f1, precision or recall: of the positive class, or averaged over classes; see :class:`Task`."""
+    """Computes f1, precision or recall, for the positive class or averaged over classes; see :class:`Task`."""
     data = _scores(name, task, prediction, target)
     if not data.judgeable:
         return math.nan
@@ -198,9 +197,10 @@ def _require_one_right(name: str, data: _Scores) -> None:
 
 
 def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Returns the area under the ROC curve: of the positive class, or the mean of each class against the rest.
+    """Computes the area under the ROC curve, for the positive class or as the mean over classes (one-vs-rest).
 
-    Both of two classes have the same area. NaN if a class, or its opposite, does not occur, or if a logit is NaN.
+    For two classes, both have the same area. NaN if a logit is NaN, or if some class has no positive or no negative
+    samples.
     """
     data = _scores(name, task, prediction, target)
     if not data.judgeable:
@@ -228,14 +228,14 @@ def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
 
 
 def _ordered(scores: Array) -> Array:
-    """Returns finite numbers in the same order; scikit-learn rejects infinity."""
+    """Replaces scores with finite numbers of the same order if any is infinite, which scikit-learn rejects."""
     if np.isfinite(scores).all():
         return scores
     return np.unique(scores, return_inverse=True)[1].reshape(scores.shape).astype(np.float64)
 
 
 def _probabilities(scores: Array) -> Array:
-    """Returns the softmax along axis 1; rows that are probabilities already are only normalized."""
+    """Returns the softmax along axis 1; if the scores already are probabilities, only normalizes them."""
     # A model may end in Softmax. scikit-learn requires rows with sum 1, which half precision does not reach.
     if (scores >= 0).all() and np.allclose(scores.sum(axis=1), 1.0, atol=1e-3):
         return np.asarray(scores / scores.sum(axis=1, keepdims=True))
@@ -246,9 +246,9 @@ def _probabilities(scores: Array) -> Array:
 
 
 def _mcc(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Returns Matthews' correlation coefficient, of several yes-or-no questions the mean.
+    """Computes Matthews' correlation coefficient; for multilabel, the mean over labels.
 
-    0 if only one class occurs in predictions or labels, where the coefficient is 0/0.
+    Returns 0 if the predictions or the labels contain only one class, where the coefficient is 0/0.
     """
     data = _scores(name, task, prediction, target)
     if not data.judgeable:
@@ -266,7 +266,7 @@ def _mcc(name: str, task: Task, prediction: Array, target: Array) -> float:
 
 
 def _r2(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Returns the coefficient of determination, averaged over outputs."""
+    """Computes the coefficient of determination (R²), averaged over outputs."""
     _require(name, prediction, target, prediction.shape)
     truth, guess = (array.reshape(len(target), -1).astype(np.float64) for array in (target, prediction))
     if len(target) < 2 or has_nan(guess):
@@ -278,7 +278,7 @@ def _r2(name: str, task: Task, prediction: Array, target: Array) -> float:
 
 
 def _top_k(name: str, k: int, task: Task, prediction: Array, target: Array) -> float:
-    """Returns how often the right class is among the k highest logits."""
+    """Computes top-k accuracy: the fraction of positions whose true class is among the k highest logits."""
     data = _scores(name, task, prediction, target)
     _require_classes(name, k, data.one_of)
     if not data.judgeable:
@@ -328,14 +328,17 @@ WHOLE_METRICS: dict[str, Callable[[str, Task, Array, Array], float]] = {
     "mcc": _mcc,
     "r2": _r2,
 }
-"""Functions `(name, task, predictions, targets) -> value` of a whole dataset; higher is better for all of them."""
+"""Metrics by name: functions `(name, task, predictions, targets) -> value`. For all of them, higher is better."""
 
 
 def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
-    """Returns the metric with a name, a function of all predictions and targets; None if the name is unknown.
+    """Looks up a scikit-learn metric by name, e.g. "f1" or "top5_accuracy".
+
+    Returns:
+        Function `(predictions, targets) -> value` of a whole dataset; None for an unknown name.
 
     Raises:
-        InputError: the metric needs more classes than there are.
+        InputError: k of a top-k accuracy is not less than the number of classes.
         MissingPackageError: scikit-learn is not installed.
     """
     # "top5_accuracy" is one of a family, so it is not in the table.
@@ -353,10 +356,10 @@ def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
 
 
 def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
-    """Returns how often each class (rows) is predicted as each class (columns): integers [classes, classes].
+    """Computes the confusion matrix: int64 [classes, classes]; rows are true classes, columns predicted ones.
 
     Raises:
-        InputError: this is not a classification with one right class per sample.
+        InputError: this is not a classification with one true class per sample.
     """
     data = _scores("confusion_matrix", task, prediction, target)
     if not data.one_of and not data.two_classes:

@@ -50,7 +50,7 @@ def build_run(model: ModelSource, directory: Path, device: str, threads: int | N
 
 
 def random_ops(*paths: Path) -> list[str]:
-    """Lists the ops of models whose random numbers have a state in the session, which no checkpoint can hold."""
+    """Lists the models' ops whose random state is inside the session and cannot be saved in a checkpoint."""
     return sorted({node.op_type for path in paths for node in _all_nodes(load_model(path))} & _STATEFUL)
 
 
@@ -63,6 +63,6 @@ def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def loss_name(spec: LossSpec) -> str:
-    """Returns the name of the class of a loss, which the default metrics depend on; "" for the model's own loss."""
+    """Returns the class name of a loss, which determines the default metrics; "" for the model's own loss."""
     loss = loss_for(spec)
     return "" if loss is None else type(loss).__name__

@@ -23,7 +23,7 @@ def stamp(path: Path) -> Stamp:
 
 
 class Copies:
-    """Copies files, and remembers which were equal, so that saving after each epoch does not compare gigabytes."""
+    """Copies files that differ; remembers equal ones, so that saves after each epoch do not compare gigabytes."""
 
     def __init__(self) -> None:
         # The versions of source and target that were equal, by target.

@@ -1,4 +1,4 @@
-"""Locks a directory while a trainer works in it."""
+"""Locks a run's directory while a trainer uses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 def _forget() -> None:
-    """Closes copies of lock files in a forked process, which would hold the locks longer than the parent does."""
+    """Closes inherited lock files in a forked process, which would otherwise hold the parent's locks."""
     for lock in list(_held):
         lock.forget()
 
@@ -31,7 +31,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class DirectoryLock:
-    """Keeps other trainers, in this process and in others, from training or saving in a directory.
+    """Prevents other trainers, in any process, from training or saving in a directory.
 
     A context manager, which may be nested. The operating system releases the lock when the process ends, however it
     ends. If the lock file cannot be created (read-only directory) or locked (some network file systems), nothing is

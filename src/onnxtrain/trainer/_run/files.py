@@ -1,4 +1,4 @@
-"""Names a run's files, finds them by its manifest, and tells them from the user's files."""
+"""Defines the names of a run's files, finds them through its manifest, and distinguishes them from users' files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def find_files(directory: Path) -> Files:
 
     Raises:
         CheckpointError: the directory contains no run, several runs, or a run without optimizer; or a file is a
-            symbolic link that leads out of the directory.
+            symbolic link that points outside the directory.
         ModelLoadError: the manifest is damaged.
     """
     manifest = find_manifest(directory)
@@ -93,14 +93,14 @@ def find_files(directory: Path) -> Files:
 
 
 def companions(directory: Path) -> list[str]:
-    """Returns the names of a directory's files that only some runs have: best parameters, averages, predictions."""
+    """Returns the names of a run's optional files in a directory: best parameters, averages, predictions."""
     if not directory.is_dir():
         return []
     return sorted(name for name in os.listdir(directory) if is_companion(name))
 
 
 def is_companion(name: str) -> bool:
-    """True if this is the name of a file that only some runs have.
+    """True if this is the name of an optional file of a run.
 
     >>> [is_companion(name) for name in ("best", "predictions-2-10.npz", "predictions-test.npz")]
     [True, True, False]
@@ -122,18 +122,18 @@ def is_run_file(name: str, manifest: str = MANIFEST) -> bool:
 
 
 def holds_run(directory: Path, manifest: str = MANIFEST) -> bool:
-    """True if a directory contains the manifest of a run; files with the names of a run's files then belong to it."""
+    """True if a directory contains a run's manifest; files with the names of run files then belong to the run."""
     return is_manifest(directory / manifest)
 
 
 def require_free(
     directory: Path, doing: str, names: Collection[str] = (), remedy: str = "", manifest: str = MANIFEST
 ) -> None:
-    """Raises CheckpointError if the user has files in a directory with the names that a run would write.
+    """Raises CheckpointError if a run in a directory would overwrite the user's files.
 
     Args:
         directory: directory of the run; may be missing.
-        doing: refused action, for the message.
+        doing: description of the rejected action, for error messages.
         names: names that are written in addition to those of :func:`is_run_file`.
         remedy: text to append to "Choose another directory" in the message.
         manifest: name of the run's manifest.
@@ -170,7 +170,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def refuse_model_name(path: str | os.PathLike[str], function: str, written: str) -> None:
-    """Raises InputError if `path` is the name of a model, `*.onnx`, and `function` writes something else."""
+    """Raises InputError if `path` has the suffix `.onnx`, but `function` writes something other than a model."""
     name = os.fspath(path)
     if name.lower().endswith(".onnx"):
         raise InputError(

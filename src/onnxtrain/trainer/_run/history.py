@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def best_index(values: Sequence[float], *, rises: bool, min_delta: float = 0.0) -> int:
-    """Returns the index of the best epoch: the last one that improved on the best before it by more than `min_delta`.
+    """Returns the index of the best epoch: the last that improved on the previous best by more than `min_delta`.
 
     Args:
         values: one value per epoch; NaN is the worst value.
         rises: True if higher values are better.
-        min_delta: smallest change that counts as an improvement, excluded.
+        min_delta: only changes greater than this count as an improvement.
 
     >>> best_index([0.5, 0.3, math.nan, 0.3], rises=False)
     1
@@ -41,11 +41,10 @@ class History:
     Attributes:
         epochs: one dict per epoch: `epoch` (counted from 1), `loss`, metrics, their validation values with the prefix
             `val_`, and `learning_rate` at the epoch's last step.
-        evaluations: one dict per evaluation in the middle of an epoch (`evaluate_every`): `step`, the number of
-            optimizer steps of all fits, `epoch`, the current epoch (counted from 1), and the values with the prefix
-            `val_`.
-        stopped: reason for an end before the last epoch: "early" (a callback stopped the fit) or "interrupted"
-            (Ctrl-C); None otherwise.
+        evaluations: one dict per evaluation in the middle of an epoch (`evaluate_every`): `step` (optimizer steps over
+            all fits), `epoch` (the current epoch, counted from 1), and the loss and metrics with the prefix `val_`.
+        stopped: why the last fit ended before its last epoch: "early" (stopped by a callback) or "interrupted"
+            (Ctrl-C); None if it was completed.
         seconds: duration of each epoch in seconds, including validation.
         samples_per_second: training throughput of each epoch, excluding validation.
 
@@ -83,7 +82,7 @@ class History:
         return len(self.epochs)
 
     def keys(self) -> list[str]:
-        """Returns the recorded keys in the order of their first appearance."""
+        """Returns the recorded keys, in order of first appearance."""
         return list(dict.fromkeys(key for epoch in self.epochs for key in epoch))
 
     @property
@@ -92,7 +91,7 @@ class History:
         return self.epochs[-1] if self.epochs else {}
 
     def plot(self, keys: Sequence[str] | None = None) -> Figure:
-        """Plots loss, metrics and learning rate over the epochs, with their validation values, using matplotlib.
+        """Plots loss and metrics, both in training and in validation, and the learning rate per epoch, with matplotlib.
 
         Notebooks display the figure; elsewhere, save it with `.savefig("history.png")`.
 

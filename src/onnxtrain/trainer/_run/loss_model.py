@@ -123,7 +123,7 @@ class LossModel:
             raise _refusal(f"it cannot be run on {len(arrays[0])} samples") from error
 
     def _value(self, output: Array, name: str) -> Array | ort.OrtValue:
-        """Returns an output as the input `name` expects it: raw bits for a bfloat16 input, whose output is float32."""
+        """Converts an output for the input `name`: bfloat16 outputs are float32, but bfloat16 inputs are raw bits."""
         array = np.ascontiguousarray(output)
         bfloat16 = BY_NAME["bfloat16"]
         return alias(narrow(array, bfloat16), bfloat16) if name in self._narrow else array
@@ -142,7 +142,11 @@ def _refusal(reason: str) -> InputError:
 
 
 def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
-    """Turns the outputs `names` into inputs and keeps only the loss as output; returns the inputs' names by output."""
+    """Cuts the model at its outputs `names`: they become inputs, and the loss the only output.
+
+    Returns:
+        The names of the new inputs, by output.
+    """
     graph = model.graph
     values = {str(value.name): value for value in graph.outputs}
     loss = graph.outputs[0]

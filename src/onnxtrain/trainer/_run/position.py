@@ -1,4 +1,4 @@
-"""Keeps the position of a training run: everything that resuming needs except tensors, saved as JSON."""
+"""Defines the position of a training run: everything needed to resume it except tensors, saved as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxtrain.trainer._metrics.metrics import Averages
 from onnxtrain.trainer._run.history import History
 
 PROPERTY = "onnxtrain.trainer"
-"""Name of the checkpoint property that holds the position, as JSON text."""
+"""Name of the checkpoint property that contains the position as JSON text."""
 
 
 MOST_THREADS = 4096
@@ -98,7 +98,7 @@ class Plan:
     evaluate_every: int | None = None
 
     def differences(self, other: Plan) -> str:
-        """Returns the differences between two plans for a message, e.g. "epochs 6, now 7"."""
+        """Describes the differences between two plans for an error message, e.g. "epochs 6, now 7"."""
         ours, theirs = asdict(self), asdict(other)
         return ", ".join(f"{key} {ours[key]}, now {theirs[key]}" for key in ours if ours[key] != theirs[key])
 
@@ -146,7 +146,7 @@ class Position:
     history: History = field(default_factory=History)
 
     def check(self, plan: Plan) -> None:
-        """Raises InputError if an interrupted fit had another plan."""
+        """Raises InputError if an interrupted fit had a different plan."""
         if self.unfinished and self.plan is not None and self.plan != plan:
             where = f"in the middle of epoch {self.epoch + 1}" if self.batch else f"after epoch {self.epoch}"
             raise InputError(
@@ -194,13 +194,13 @@ class Position:
         return Progress(self.step - self.fit_start_step, total, self.epoch - self.fit_start)
 
     def abandon(self) -> None:
-        """Forgets the interrupted fit and its unfinished epoch."""
+        """Discards the interrupted fit and its unfinished epoch."""
         self.unfinished, self.batch, self.averages = False, 0, Averages()
 
     def to_json(self, settings: Settings) -> str:
         """Returns position and settings as JSON; floats are exact.
 
-        Predictions for metric functions are not included; they have a file of their own.
+        Predictions for metric functions are not included; they are in a separate file.
         """
         # As JSON, the predictions of an epoch would be slow and large.
         position = asdict(replace(self, averages=Averages(self.averages.sums)))
@@ -209,7 +209,7 @@ class Position:
 
     @classmethod
     def from_json(cls, text: str, source: str) -> tuple[Position, Settings, bool]:
-        """Parses the JSON of :meth:`to_json`; `source` names the checkpoint in messages.
+        """Parses the JSON of :meth:`to_json`; `source` names the checkpoint in error messages.
 
         Returns:
             Position, settings, and True if the epoch's predictions are in a file beside the checkpoint.

@@ -14,7 +14,7 @@ from onnxtrain.trainer._run.position import Position
 
 
 def _name(position: Position) -> str:
-    """Returns the name of the file, which contains the position, so that it matches a single checkpoint."""
+    """Returns the file name for a position; the name includes the position, so that it matches only one checkpoint."""
     return f"predictions-{position.epoch}-{position.batch}.npz"
 
 

@@ -219,7 +219,7 @@ class Run:
     def evaluate(self, batches: Iterable[Sequence[Array]]) -> Iterator[Step]:
         """Yields the results of batches in inference mode.
 
-        A model with a fixed batch size gets an incomplete batch padded; the results of the padding are dropped.
+        For a model with a fixed batch size, an incomplete batch is padded; the results for the padding are dropped.
 
         Raises:
             InputError: the loss of an incomplete batch cannot be computed.
@@ -239,7 +239,7 @@ class Run:
         """Model that computes only the loss, for batches of any size.
 
         Raises:
-            InputError: the loss cannot be cut out of the eval model.
+            InputError: the loss cannot be separated from the eval model.
         """
         return LossModel(self.eval_model, self.manifest, self._buffers, self.device, self.options)
 
@@ -249,7 +249,7 @@ class Run:
         The caller must hold :attr:`lock`, because the predictor reads the parameters that training steps write.
 
         Raises:
-            InputError: an output has no axis for the samples.
+            InputError: an output has no sample axis.
         """
         specs, binding = self._predictor
         input_indices = [self.manifest.inputs.index(spec) for spec in specs]

@@ -41,8 +41,8 @@ class Workspace:
         """Prepares the directory of a new run, which may be missing; None creates a temporary one.
 
         Raises:
-            CheckpointError: the directory contains a run, or users' files with the names of a run's files, and
-                `overwrite` is not set.
+            CheckpointError: `overwrite` is not set, and the directory contains a run, or files of the user that a run
+                would overwrite.
         """
         if directory is None:
             return cls(Path(tempfile.mkdtemp(prefix="onnxtrain-")), temporary=True)
@@ -111,7 +111,7 @@ class Workspace:
         """Raises CheckpointError if another trainer has saved to the directory since :meth:`note`.
 
         Args:
-            doing: refused action, for the message.
+            doing: description of the rejected action, for error messages.
         """
         current = self._stamp()
         # Without a checkpoint then and now, nothing can be lost.
@@ -130,7 +130,7 @@ class Workspace:
             return None
 
     def remove_earlier(self) -> None:
-        """Removes files of an earlier run that the new run has not replaced, and must not inherit."""
+        """Removes optional files of an earlier run, which the new run must not inherit."""
         for name in companions(self.path) if self._replaces_run else ():
             if not (self.path / name).is_dir():
                 (self.path / name).unlink(missing_ok=True)

@@ -114,7 +114,7 @@ def plot_epochs(epochs: Sequence[Mapping[str, float]], keys: Sequence[str]) -> F
 
 
 def plot_range(rates: Sequence[float], losses: Sequence[float], suggestion: float | None) -> Figure:
-    """Plots the loss over learning rates on a logarithmic axis."""
+    """Plots the loss against the learning rate, on a logarithmic axis."""
     mpl = optional("matplotlib", "A figure", "matplotlib, or 'onnxtrain[plots]'")
     with mpl.rc_context(STYLE):
         figure = new_figure(6.4, 4.2)

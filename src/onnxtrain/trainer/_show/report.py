@@ -1,4 +1,4 @@
-"""Defines `Report`, which a fit tells its progress, and the format of numbers in reports."""
+"""Defines `Report`, the interface through which a fit reports its progress, and the format of numbers in reports."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Report:
         """Called when an epoch begins.
 
         Args:
-            epoch: number of the epoch, from 1 on.
+            epoch: number of the epoch, counted from 1.
             epochs: number of epochs of the fit.
             batches: number of batches; None if unknown.
-            done: batches that were trained on before an interruption.
+            done: number of batches that were finished before an interruption.
         """
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:

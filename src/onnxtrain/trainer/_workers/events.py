@@ -93,7 +93,7 @@ class WorkerEvents(Events):
             self._workers.communicator.share(("done", *told))
 
     def _follow(self) -> None:
-        """Waits for the callbacks on worker 0, and adopts the state they have changed."""
+        """Waits for the callbacks on worker 0, then applies their changes to this worker's state."""
         told = _Decisions(*self._workers.serve(self._state.run.store))
         if told.failure is not None:
             raise WorkersError(f"A callback failed on worker 0: {told.failure}")

@@ -1,4 +1,4 @@
-"""Defines the workspace of workers other than worker 0: a temporary directory that is never resumed from."""
+"""Defines the workspace of workers other than worker 0: a temporary directory that cannot be resumed."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class WorkerGroup(Workers):
         return not self._by_itself
 
     def agree(self, error: BaseException | None = None) -> None:
-        """Raises an error in all workers if one of them failed: `error` there, WorkersError in the others."""
+        """Raises an error in all workers if one failed: `error` in that worker, WorkersError in the others."""
         # Exceptions of other packages may not survive pickle.
         texts = self.communicator.gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
@@ -196,7 +196,7 @@ class WorkerGroup(Workers):
             self._by_itself = before
 
     def serve(self, store: Store) -> tuple[Any, ...]:
-        """Takes part in the saves of worker 0 while it runs callbacks; returns its message at their end."""
+        """Participates in saves while worker 0 runs its callbacks; returns the final message from worker 0."""
         while True:
             command, *told = self.communicator.share()
             if command != "moments":

@@ -1,4 +1,4 @@
-"""Takes the optimizer steps of several workers, each of which computes gradients of its share of the samples."""
+"""Takes optimizer steps with several workers; each worker computes the gradients of its share of the samples."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class WorkerStepper(Stepper):
         return super()._is_used(step) or (every is not None and step % every == 0)
 
     def _not_finite(self) -> str | None:
-        """Returns what is not finite on some worker, as optimizer shards differ. None if everything is finite."""
+        """Describes the tensors that are not finite on some worker; None if all are finite. Optimizer shards differ."""
         told = self._workers.communicator.gather(super()._not_finite())
         return next((what for what in told if what is not None), None)
 

@@ -1,4 +1,4 @@
-"""Reads data to train, evaluate and predict on: arrays, tables, datasets and streams, each as a `Source`."""
+"""Reads data for training, evaluation and prediction: arrays, tables, datasets and streams, each as a `Source`."""
 
 from onnxtrain.trainer.data._batch_size import dynamic_remedy, static_batch, warn_of_fixed_batch
 from onnxtrain.trainer.data._class_weights import (

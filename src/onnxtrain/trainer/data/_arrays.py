@@ -38,7 +38,7 @@ class ArraySource(IndexedSource):
         """Checks the data and opens it.
 
         Raises:
-            InputError: the data does not fit the model.
+            InputError: the data does not match the model.
         """
         # Checking the values of a memory-mapped file would read all of it before training.
         on_disk = any(isinstance(entry, np.memmap) for entry in (*raw.inputs, *raw.targets, raw.weights))
@@ -123,7 +123,7 @@ class ArraySource(IndexedSource):
         return np.asarray(array if self.chosen is None else array[self.chosen])
 
     def held_out(self, samples: Array, transform: Transform | None = None) -> ArraySource:
-        """Returns some of the samples, to evaluate on, with their own transform instead of the augmentation."""
+        """Returns a source of some of the samples for validation, with `transform` instead of the augmentation."""
         if self.transform is not None and transform is None:
             # Without the transform, the arrays themselves must fit the model.
             try:

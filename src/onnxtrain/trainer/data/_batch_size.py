@@ -15,7 +15,7 @@ _log = get_logger()
 
 
 def dynamic_remedy() -> str:
-    """Returns advice about models with a fixed batch size, for messages."""
+    """Returns advice about models with a fixed batch size, for error messages."""
     return f"Export it with a dynamic batch axis, or {words().dynamic_batch()}."
 
 

@@ -21,10 +21,11 @@ ClassWeights = Any
 
 
 def balanced_weights(labels: Array, classes: int, sample_weight: Array | None = None) -> Array:
-    """Returns the weight n / (k * n_c) of each class c, like scikit-learn's `compute_class_weight("balanced", ...)`.
+    """Computes balanced class weights, like scikit-learn's `compute_class_weight("balanced", ...)`.
 
-    n is the number of samples, n_c that of class c, and k the number of classes that occur. With sample weights, n and
-    n_c are sums of weights, so that a sample with weight 2 counts twice. Classes that do not occur have weight 1.
+    The weight of class c is n / (k * n_c): n is the number of samples, n_c the number of samples of class c, and k the
+    number of classes that occur. With sample weights, n and n_c are sums of weights. Classes that do not occur have
+    weight 1.
 
     Args:
         labels: integers in [0, classes), [samples].
@@ -42,10 +43,10 @@ def balanced_weights(labels: Array, classes: int, sample_weight: Array | None = 
 
 
 def require_one_label(layout: Layout, purpose: str) -> InputSpec:
-    """Returns the target, which must have one class label per sample, or one 0 or 1.
+    """Returns the specification of the model's target.
 
     Raises:
-        InputError: it does not.
+        InputError: the target does not have one class label, or one 0 or 1, per sample.
     """
     spec = layout.targets[0] if layout.targets else None
     shape = None if spec is None else spec.shape
@@ -66,7 +67,11 @@ def _shown(shape: tuple[Any, ...] | None) -> str:
 
 
 def read_labels(source: Source, purpose: str) -> Array:
-    """Returns the class label of each sample, int64 [samples]; `purpose` begins error messages.
+    """Reads the class labels of all samples, int64 [samples].
+
+    Args:
+        source: data with random access.
+        purpose: beginning of error messages, e.g. "class_weight='balanced'".
 
     Raises:
         InputError: the data is a stream, or does not have one class label per sample.
@@ -85,7 +90,7 @@ def read_labels(source: Source, purpose: str) -> Array:
 
 
 def chosen_weights(weights: ClassWeights, source: Source) -> Array:
-    """Returns the weight of each class, float64 [classes].
+    """Converts the `class_weight` argument to an array with the weight of each class, float64 [classes].
 
     Args:
         weights: "balanced", a mapping from class index to weight, or one weight per class.
@@ -126,7 +131,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
 
 
 def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
-    """Returns balanced weights, computed without ignored labels."""
+    """Computes balanced weights from the source's labels, except `ignore_index`."""
     labels = read_labels(source, argument("class_weight", "balanced"))
     counted = np.ones(len(labels), bool)
     if spec.class_labels is not None and spec.class_labels.ignore_index is not None:
@@ -141,7 +146,7 @@ def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
 
 
 class ClassWeightedSource:
-    """Source whose sample weights are multiplied by the weights of the samples' classes.
+    """Wraps a source, and multiplies the weight of each sample by the weight of its class.
 
     Args:
         source: training data.
@@ -156,7 +161,7 @@ class ClassWeightedSource:
 
     @property
     def layout(self) -> Layout:
-        """Arguments of the model, shared with the wrapped source."""
+        """Names, dtypes and shapes of a batch's arrays; setting it sets the layout of the wrapped source."""
         return self._source.layout
 
     @layout.setter
@@ -180,15 +185,15 @@ class ClassWeightedSource:
 
     @property
     def volatile(self) -> bool:
-        """True if the next batch may overwrite a batch."""
+        """True if a batch may be overwritten when the next one is read; see :class:`Source`."""
         return self._source.volatile
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Prepares the data for a fit."""
+        """Prepares the wrapped source for a fit; see :meth:`Source.begin`."""
         self._source.begin(mark, resumed=resumed, epochs=epochs)
 
     def mark(self) -> str | None:
-        """Returns the mark of the wrapped source."""
+        """Returns the mark of the wrapped source; see :meth:`Source.mark`."""
         return self._source.mark()
 
     def last(self) -> list[Array] | None:

@@ -25,12 +25,12 @@ _CHUNK = 1 << 22
 
 
 def names_of(specs: Sequence[InputSpec]) -> str:
-    """Returns the names of inputs or targets, for messages."""
+    """Returns the names of inputs or targets, for error messages."""
     return ", ".join(spec.name for spec in specs)
 
 
 def relaxed(specs: Sequence[InputSpec]) -> list[InputSpec]:
-    """Returns specifications with a first dimension of any size."""
+    """Returns copies of specifications in which the first dimension (the batch size) is unknown."""
     return [s if s.shape is None else dataclasses.replace(s, shape=(None, *s.shape[1:])) for s in specs]
 
 
@@ -38,13 +38,13 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
     """Arranges data as one entry per specification, in the model's order.
 
     Args:
-        word: "input" or "target", for messages.
+        word: "input" or "target", for error messages.
         specs: inputs or targets of the model.
         data: one array, a list, a mapping by name, or a frame.
         loose: ignore unknown names in a mapping.
 
     Raises:
-        InputError: the number of arrays or their names do not fit.
+        InputError: the number of arrays or their names do not match the specifications.
     """
     # Checked first, because a frame is a mapping too, but its columns need conversion.
     if is_frame(data):
@@ -140,7 +140,7 @@ def _as_numbers(array: Array) -> Array:
 
 
 def check_form(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError for a dtype that is not converted, and for labels that are not one integer per sample."""
+    """Raises InputError for a dtype that is not cast implicitly, or labels that are not one integer per sample."""
     _check_label_form(spec, array)
     dtype_name = spec.dtype.name
     same = array.dtype.name == dtype_name
@@ -156,7 +156,7 @@ def check_form(word: str, spec: InputSpec, array: Array) -> None:
 
 
 def check_values(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError for NaN, infinity, labels that are no class, and values that overflow the model's dtype."""
+    """Raises InputError for NaN, infinity, invalid class labels, and values that overflow the model's dtype."""
     kind = array.dtype.kind
     if kind == "f" or (kind in "iu" and array.dtype != spec.dtype.storage):
         for first, part in _chunks(array):
@@ -208,9 +208,9 @@ def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> Non
 
 
 def cast(spec: InputSpec, array: Array) -> Array:
-    """Casts a checked array to the model's dtype, C-contiguous; does not copy an array that fits already.
+    """Casts a checked array to the model's dtype, C-contiguous, without a copy if it already has this form.
 
-    Values for bfloat16 are rounded to bfloat16, and stay float32.
+    For bfloat16, returns float32 values rounded to bfloat16.
     """
     if spec.dtype.name == "bfloat16":
         return widen(narrow(np.ascontiguousarray(array, np.float32), spec.dtype), spec.dtype)
@@ -218,7 +218,7 @@ def cast(spec: InputSpec, array: Array) -> Array:
 
 
 def _check_label_form(spec: InputSpec, array: Array) -> None:
-    """Raises InputError for class labels in the form of other libraries: one-hot, or a column."""
+    """Raises InputError for class labels that are one-hot, or a column [samples, 1]."""
     labels = spec.class_labels
     if labels is None or spec.shape is None or array.ndim != len(spec.shape) + 1:
         return

@@ -114,7 +114,7 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
 
 
 def _numbers(series: Any, label: str) -> Array:
-    """Converts a column of either library; raises InputError for strings and missing values."""
+    """Converts a pandas or polars column to an array; raises InputError for strings and missing values."""
     polars = _library(series) == "polars"
     missing = np.asarray(series.is_null() if polars else series.isna())
     # polars distinguishes null from NaN, pandas does not; both count as missing.
@@ -149,7 +149,7 @@ def _numbers(series: Any, label: str) -> Array:
 
 
 def _place(series: Any, wrong: Array, polars: bool) -> str:
-    """Returns the first row for which `wrong` is True, for messages."""
+    """Returns the first row for which `wrong` is True, for error messages."""
     # After a selection, row number and pandas index differ; the message contains both.
     row = int(np.flatnonzero(wrong)[0])
     index = None if polars else series.index[row]

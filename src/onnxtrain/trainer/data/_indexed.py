@@ -50,7 +50,7 @@ class IndexedSource(ABC):
 
     @abstractmethod
     def held_out(self, samples: Array, transform: Transform | None = None) -> Self:
-        """Returns some of the samples, to evaluate on, with their own transform instead of the augmentation."""
+        """Returns a source of some of the samples for validation, with `transform` instead of the augmentation."""
 
     @abstractmethod
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
@@ -73,11 +73,11 @@ class IndexedSource(ABC):
 
     @property
     def volatile(self) -> bool:
-        """True if the next batch may overwrite a batch, because a user's transform returned its arrays."""
+        """True if a batch may be overwritten when the next one is read, because a transform created its arrays."""
         return self.transform is not None
 
     def _places(self, index: int, worker: Worker) -> slice:
-        """Returns the positions, in the order of the epoch, of a worker's samples in a batch."""
+        """Returns the positions of a worker's samples of a batch in the epoch's order."""
         first = index * self.batch_size
         share = worker.share(min(self.batch_size, self.samples - first))
         return slice(first + share.start, first + share.stop)

@@ -1,4 +1,4 @@
-"""Describes the arguments of a model for one batch, and finds them in the data that users or loaders pass."""
+"""Describes the arrays of a batch, and extracts them from the data that users or loaders pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WEIGHT = "sample_weight"
 
 
 class Raw(NamedTuple):
-    """Inputs, targets and weights of a batch or of all data as they were passed, one entry per input and target."""
+    """Unconverted inputs, targets and weights, of a batch or of all data; one entry per input or target."""
 
     inputs: list[Any]
     targets: list[Any]
@@ -38,13 +38,13 @@ class Raw(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Arguments of a model.
+    """Describes the arrays of a batch that a model takes: inputs, targets and sample weights, in this order.
 
     Attributes:
-        inputs: inputs of the model.
-        targets: targets of the loss.
-        weight: description of the sample weights.
-        weighted: True if batches end with sample weights, which default to 1.
+        inputs: specifications of the model's inputs.
+        targets: specifications of the loss's targets.
+        weight: specification of the sample weights.
+        weighted: True if the last array of a batch is the sample weights, 1 by default.
         predicting: True to ignore targets and weights passed with the inputs.
         unused: names of the ignored targets and weights.
     """
@@ -77,11 +77,15 @@ class Layout:
         return (*self.inputs, *self.targets, *([self.weight] if self.weighted else []))
 
     def with_weights(self, weight: InputSpec | None = None) -> Layout:
-        """Returns the layout with sample weights; `weight` describes them as the models take them."""
+        """Returns a copy of the layout with sample weights.
+
+        Args:
+            weight: specification of the model's weight input. Default: that of this layout.
+        """
         return dataclasses.replace(self, weighted=True, weight=weight or self.weight)
 
     def whole(self, inputs: Any, targets: Any, weights: Any) -> Raw:
-        """Extracts inputs, targets and weights from data passed as a whole."""
+        """Extracts inputs, targets and weights from a whole dataset: arrays, a dict or a frame."""
         if is_frame(inputs) and not self.predicting:
             inputs, targets, weights = self._of_frame(inputs, targets, weights)
         elif is_frame(inputs):
@@ -102,7 +106,10 @@ class Layout:
         return Raw(arrange("input", self.inputs, inputs), entries, weights)
 
     def _of_frame(self, frame: Any, targets: Any, weights: Any) -> tuple[Any, Any, Any]:
-        """Takes the targets out of a frame with inputs: by given column names, or by the model's names."""
+        """Splits a frame into inputs, targets and weights.
+
+        Targets are the columns named in `targets` or, if None, those with the names of the model's targets.
+        """
         names = column_names(frame)
         # Otherwise this column would be taken for an input.
         if weights is None and targets is None and WEIGHT in names:
@@ -138,8 +145,8 @@ class Layout:
     def batch(self, batch: Any) -> Raw:
         """Extracts inputs, targets and weights from a loader's batch.
 
-        A batch is a dict or frame with the names of inputs and targets, (inputs, targets), (inputs, targets, weights),
-        all inputs and targets in one tuple, or only the inputs if there are no targets.
+        A batch can be a dict or frame with the names of inputs and targets, a tuple (inputs, targets) or (inputs,
+        targets, weights), a flat tuple of all inputs and targets, or only the inputs if the model needs no targets.
 
         Raises:
             InputError: the batch has none of these forms.
@@ -200,7 +207,7 @@ class Layout:
         )
 
     def arrays(self, raw: Raw) -> Raw:
-        """Converts the entries to arrays, without checking them."""
+        """Converts each entry to a numpy array; does not check dtypes, shapes or values."""
         return Raw(
             [to_array("input", spec, entry) for spec, entry in zip(self.inputs, raw.inputs, strict=True)],
             [to_array("target", spec, entry) for spec, entry in zip(self.targets, raw.targets, strict=True)],
@@ -208,7 +215,7 @@ class Layout:
         )
 
     def flat(self, raw: Raw) -> list[Array]:
-        """Returns the arrays in the model's order; weights default to 1 if the model takes weights."""
+        """Returns the arrays as a flat list in the model's order; appends weights, 1 by default, if `weighted`."""
         arrays = [*raw.inputs, *raw.targets]
         if self.weighted:
             missing = raw.weights is None
@@ -216,11 +223,11 @@ class Layout:
         return arrays
 
     def check(self, arrays: Sequence[Array], *, values: bool = True) -> None:
-        """Raises InputError unless the model can be trained on arrays in its order.
+        """Raises InputError if arrays do not match the specifications in dtype, shape or values.
 
         Args:
-            arrays: arrays with any number of samples.
-            values: check values, not only dtypes and shapes.
+            arrays: arrays in the model's order, with any number of samples.
+            values: False to check only dtypes, shapes and sample weights.
         """
         words = ["input"] * len(self.inputs) + ["target"] * len(self.targets)
         for word, spec, array in zip(words, self.specs, arrays, strict=False):
@@ -240,7 +247,7 @@ class Layout:
         """Converts a batch to checked arrays in the model's dtypes.
 
         Raises:
-            InputError: the batch does not fit the model.
+            InputError: the batch does not match the model.
         """
         # The models were built from the first batch, without weights.
         if raw.weights is not None and not self.weighted:

@@ -53,7 +53,7 @@ class _Mixing(ABC):
     def _mix(
         self, inputs: Array, partner: Array, share: float, rng: np.random.Generator
     ) -> tuple[Array, float]:
-        """Mixes inputs with those of their partners; returns them and the share of each sample's own target."""
+        """Mixes each sample's inputs with its partner's; returns them and the weight of the sample's own target."""
 
     def _soft(self, targets: Any) -> Array:
         """One-hot encodes class labels; returns floating-point targets unchanged."""

@@ -37,19 +37,19 @@ def open_source(
     transform: TransformFunction | None = None,
     at: Pass = Pass(),  # noqa: B008
 ) -> Source:
-    """Opens data as a source, and checks as much as possible without reading all of it.
+    """Opens data as a source of batches; checks as much of it as possible without reading everything.
 
     Args:
-        layout: arguments of the model.
+        layout: names, dtypes and shapes of a batch's arrays.
         inputs: arrays, a frame, a dataset, or a stream of batches that include their targets.
-        targets: targets of arrays and frames.
-        weights: sample weights of arrays and frames.
-        options: batch size and other options of reading.
+        targets: targets, if `inputs` is arrays or a frame.
+        weights: sample weights, if `inputs` is arrays or a frame.
+        options: batch size and other options for reading.
         transform: augmentation of batches.
         at: the epoch that will be read first.
 
     Raises:
-        InputError: the data does not fit the model.
+        InputError: the data does not match the model.
     """
     augment = None if transform is None else Transform(transform)
     padding = Padding.of(layout)
@@ -92,7 +92,7 @@ def _is_array(data: object) -> bool:
 
 
 def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
-    """True if the data is all samples at once, not a stream or a dataset."""
+    """True if the data is all samples at once (arrays or frames), not a stream or a dataset."""
     if inputs is None or isinstance(inputs, Mapping) or _is_array(inputs):
         # `datasets.load_dataset` returns a dict of splits.
         if isinstance(inputs, Mapping) and any(_gives_samples_by_index(entry) for entry in inputs.values()):
@@ -109,7 +109,7 @@ def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
 
 
 def _is_batch(entry: Any) -> bool:
-    """True if an entry of a list is a batch, not an array or a row of numbers."""
+    """True if a list's entry is a batch rather than an array or a row of numbers."""
     if isinstance(entry, tuple):
         return bool(entry) and not np.isscalar(entry[0])
     several = isinstance(entry, list) and bool(entry)
@@ -155,13 +155,13 @@ def split(
     Args:
         source: samples to split.
         fraction: fraction to split off, e.g. 0.1.
-        seed: seed of the random choice.
+        seed: seed for the random choice.
         stratify: True to split off the same fraction of each class.
-        transform: conversion of validation batches; None for none.
+        transform: function that converts validation batches; None for none.
 
     Raises:
-        InputError: the fraction leaves one of the two empty, or no training batch; the data is a stream; or samples do
-            not have one class label each.
+        InputError: the training or the validation part would be empty, or the training part smaller than a required
+            batch; the data is a stream; or, with `stratify`, samples do not have one class label each.
     """
     if not isinstance(source, IndexedSource):
         raise InputError(
@@ -179,7 +179,7 @@ def split(
 
 
 class _Grouped:
-    """Groups the samples of an iterable dataset into batches; passes on batches that the dataset yields itself."""
+    """Groups the samples of an iterable dataset into batches; yields batches unchanged if it yields batches."""
 
     def __init__(self, layout: Layout, dataset: Any, size: int) -> None:
         self.dataset = dataset

@@ -21,7 +21,7 @@ from onnxtrain._printable import get_logger
 
 
 def _torch() -> Any:
-    """Returns PyTorch if the program has imported it, else None."""
+    """Returns the module `torch` if the program has imported it; None otherwise."""
     torch = sys.modules.get("torch")
     # During its import, torch is in sys.modules without its attributes.
     return torch if hasattr(torch, "default_generator") else None
@@ -109,9 +109,9 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 class OwnNumbers:
-    """Random numbers for code that runs in pieces: seeded at the first piece, continued at each further one.
+    """Random state for code that runs intermittently, e.g. an iterator of batches: seeded once, then continued.
 
-    An iterator of batches runs only while the next batch is drawn; in between, the program draws its own numbers.
+    An iterator runs only while the next batch is drawn; in between, the program draws its own random numbers.
     """
 
     def __init__(self, *key: int) -> None:

@@ -51,7 +51,7 @@ class SampleSource(IndexedSource):
         """Opens a dataset and checks its first sample.
 
         Raises:
-            InputError: the dataset is empty, or the sample does not fit the model.
+            InputError: the dataset is empty, or the sample does not match the model.
         """
         size, fixed = check_batch_size(layout.specs, options.batch_size)
         drop = (fixed and options.training) or options.drop_last
@@ -85,7 +85,7 @@ class SampleSource(IndexedSource):
         return len(self.dataset)
 
     def _joined(self, samples: list[Any], indices: Sequence[int] = ()) -> Any:
-        """Combines samples into a batch; `indices` are their indices, for messages."""
+        """Combines samples into a batch; `indices` are their indices, for error messages."""
         return self.padding.batch(samples, indices) if self.padding else collate(samples, indices)
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
@@ -131,7 +131,7 @@ class SampleSource(IndexedSource):
             yield self.layout.arrays(self.layout.batch(self._joined(samples, indices)))
 
     def held_out(self, samples: Array, transform: Transform | None = None) -> SampleSource:
-        """Returns some of the samples, to evaluate on, with their own transform instead of the augmentation."""
+        """Returns a source of some of the samples for validation, with `transform` instead of the augmentation."""
         return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=transform)
 
 

@@ -18,7 +18,7 @@ SHUFFLE, SPLIT, TRANSFORM, STREAM = 0, 1, 2, 3
 
 
 class Worker(NamedTuple):
-    """One of the workers that share the samples of each batch.
+    """One of the workers among which the samples of each batch are divided.
 
     Attributes:
         rank: rank of the worker, counted from 0.
@@ -29,7 +29,7 @@ class Worker(NamedTuple):
     size: int = 1
 
     def share(self, samples: int) -> slice:
-        """Returns this worker's share of a batch; the first workers get one sample more if it does not divide evenly.
+        """Returns this worker's slice of a batch; if the batch does not divide evenly, the first workers get one more.
 
         >>> [Worker(rank, 3).share(8) for rank in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
@@ -39,7 +39,10 @@ class Worker(NamedTuple):
         return slice(start, start + even + (self.rank < rest))
 
     def key(self, *numbers: int) -> tuple[int, ...]:
-        """Appends the rank to a seed, so that workers draw different numbers; worker 0 draws those of one process."""
+        """Returns a seed for this worker: appends the rank, so that workers draw different random numbers.
+
+        Rank 0 keeps the seed unchanged, and draws the same numbers as a single process.
+        """
         return (*numbers, self.rank) if self.rank else numbers
 
 
@@ -52,7 +55,7 @@ class Pass(NamedTuple):
         fit_start: number of epochs finished when the fit began.
         shuffle: True to shuffle the samples.
         training: True for training, False for evaluation.
-        worker: the worker that reads; it gets its share of each batch, an empty list if the share has no samples.
+        worker: the worker that reads. It gets its share of each batch; a share without samples is an empty list.
     """
 
     seed: int = 0
@@ -63,12 +66,12 @@ class Pass(NamedTuple):
     worker: Worker = Worker()
 
     def place(self, batch: int) -> str:
-        """Returns the position of a batch for messages, e.g. "Batch 3 of epoch 2"."""
+        """Returns the position of a batch for error messages, e.g. "Batch 3 of epoch 2"."""
         return f"Batch {batch + 1} of epoch {self.epoch + 1}" if self.training else f"Batch {batch + 1}"
 
 
 class Source(Protocol):
-    """Batches of a dataset, checked and in the model's dtypes.
+    """Interface for reading a dataset in batches, checked and cast to the model's dtypes.
 
     Attributes:
         layout: names, dtypes and shapes of the arrays of a batch.
@@ -76,7 +79,8 @@ class Source(Protocol):
         samples: number of samples; None for a stream.
         batch_size: samples per batch; None if the data consists of batches.
         batches: number of batches per epoch; None if unknown before the stream ends.
-        volatile: True if the next batch may overwrite this one, because a stream or a transform reuses a buffer.
+        volatile: True if a batch may be overwritten when the next one is read, because a stream or a transform reuses
+            its buffer; keep copies.
     """
 
     layout: Layout
@@ -98,7 +102,7 @@ class Source(Protocol):
         """Prepares for a fit.
 
         Args:
-            mark: result of :meth:`mark` in a resumed fit; None for a new fit.
+            mark: text returned by :meth:`mark` before the interruption, in a resumed fit; None in a new fit.
             resumed: True if an interrupted fit is resumed.
             epochs: number of epochs of the fit.
 
@@ -107,7 +111,14 @@ class Source(Protocol):
         """
 
     def mark(self) -> str | None:
-        """Returns text from which :meth:`begin` restores the current epoch; None if the epoch's number suffices."""
+        """Returns the state that :meth:`begin` needs to repeat the current epoch in a resumed fit.
+
+        It is saved with the run.
+
+        Returns:
+            The states of a stream's random generators at the start of the epoch, as text; None if the number of the
+            epoch determines the order of its samples.
+        """
 
     def last(self) -> list[Array] | None:
         """Returns the incomplete last batch; None if there is none, or the data is a stream."""
@@ -116,16 +127,16 @@ class Source(Protocol):
         """Yields the batches of an epoch, starting with batch `start`, as arrays in the model's order.
 
         Raises:
-            InputError: a batch does not fit the model, or there is no batch.
+            InputError: a batch does not match the model, or there is no batch.
         """
 
 
 class Options(NamedTuple):
-    """Reading options.
+    """Options for reading a dataset in batches.
 
     Attributes:
         batch_size: samples per batch; None for the default.
-        training: True for training data, of which a model with a fixed batch size gets only complete batches.
+        training: True for training data: incomplete batches are dropped if the model has a fixed batch size.
         drop_last: True to drop an incomplete last batch.
         limit: number of batches per epoch; None for all.
     """
@@ -137,7 +148,7 @@ class Options(NamedTuple):
 
 
 def order_of(samples: int, epoch: Pass) -> Array:
-    """Returns the order of the samples in an epoch, which depends only on the arguments."""
+    """Returns the sample order of an epoch, int64 [samples], a pure function of the arguments."""
     if not epoch.shuffle:
         return np.arange(samples)
     # No generator state to save: the order of any epoch can be drawn again.
@@ -160,9 +171,9 @@ def count_batches(samples: int, size: int, *, drop: bool, limit: int | None) -> 
 
 
 def own_batches(data: Source, worker: Worker) -> Iterator[list[Array]]:
-    """Yields the batches that a worker evaluates: of n workers, worker r evaluates batches r, r + n, r + 2n, ...
+    """Yields the batches that a worker evaluates: with n workers, worker r gets batches r, r + n, r + 2n, ...
 
-    Batches are not divided, so that results equal those of a single process.
+    Batches are not split between workers, so results are the same as in a single process.
     """
     # All workers read the whole stream, whose length is unknown before it ends.
     if data.samples is None or data.batches is None:

@@ -90,7 +90,7 @@ class Padding:
         return _is_sequence(tokens)
 
     def columns(self, inputs: Any, targets: Any, weights: Any) -> Columns | None:
-        """Arranges data passed as a whole as columns; None if it is arrays that need no padding."""
+        """Arranges a whole dataset as columns; returns None if it consists of arrays that need no padding."""
         columns = self._by_name(inputs)
         tokens = columns.get(self.tokens.name)
         if tokens is None or len(tokens) == 0 or not _is_sequence(tokens[0]):
@@ -111,7 +111,7 @@ class Padding:
         return Columns(given | ({} if weights is None else {WEIGHT: weights}))
 
     def to_longest(self, samples: Any) -> Padding:
-        """Returns a padding to the longest of all sequences, which gives all batches of predictions one shape."""
+        """Returns a copy that pads to the longest of all sequences, so that all batches have the same shape."""
         lengths = (len(self._entries(samples[index])[self.tokens.name]) for index in range(len(samples)))
         return self if self.length is not None else dataclasses.replace(self, length=max(lengths))
 
@@ -119,7 +119,7 @@ class Padding:
         """Combines samples into arrays by name.
 
         Raises:
-            InputError: a sample lacks an entry, or its entries do not fit.
+            InputError: a sample lacks an entry, has too many tokens, or would need padding that is not masked.
         """
         rows = [self._entries(sample) for sample in samples]
         numbers = list(indices) or list(range(len(rows)))
@@ -257,7 +257,7 @@ def _is_matrix(spec: InputSpec) -> bool:
 
 
 def _columns_of(spec: InputSpec) -> int | str | None:
-    """Returns the size of the second axis, e.g. "sequence_length"."""
+    """Returns the size of a specification's second axis, e.g. "sequence_length"."""
     return spec.shape[1] if spec.shape is not None else None
 
 

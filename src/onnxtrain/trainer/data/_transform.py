@@ -93,7 +93,7 @@ def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array], lent: bool) -> A
 
 
 def _generator_argument(function: Callable[..., Any]) -> tuple[bool, str | None]:
-    """Finds the Generator among the arguments: returns True if it is the third, else the argument's name or None."""
+    """Finds the Generator parameter of a function: (True, None) if it is the third, otherwise (False, name or None)."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

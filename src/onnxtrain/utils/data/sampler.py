@@ -1,4 +1,4 @@
-"""Defines samplers that give all processes of a distributed training run samples of similar cost in each step.
+"""Samplers for distributed training that give all processes samples of similar cost in each step.
 
 The processes wait for each other in every step: without balancing, each step takes as long as its longest text.
 """
@@ -29,10 +29,10 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         complexity_fn: returns the complexity of a sample, an integer, e.g. the length of a sequence.
         world_size: number of processes, e.g. 8. Default: that of the process group.
         rank: rank of this process. Default: its rank in the process group.
-        shuffle: True shuffles, in another order after each :meth:`set_epoch`.
-        group_size: number of samples that are sorted together, e.g. 1024. Default: all samples.
+        shuffle: True to shuffle; each epoch, set by :meth:`set_epoch`, has a different order.
+        group_size: number of consecutive samples to sort together, e.g. 1024. Default: all samples.
         seed: seed for shuffling, the same in all processes.
-        drop_last: True drops samples so that all processes have the same number; False repeats some instead.
+        drop_last: if samples cannot be divided evenly among the processes, True drops some, and False repeats some.
         random_level: noise to add to the complexities, as a fraction of their range, from 0 to 1, e.g. 0.1. It varies
             which samples are in the same step.
 
@@ -88,7 +88,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch, which together with the seed determines the shuffled order."""
+        """Sets the epoch, which determines the shuffled order together with the seed."""
         self.epoch = epoch
 
     def steps(self) -> npt.NDArray[np.int64]:
@@ -129,11 +129,11 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         sampler: the sampler, created with drop_last=False.
         batch_fn: splits a list of indices into batches, e.g. [0, 1, 2] into [[0, 1], [2]], such that each batch fits in
             memory.
-        drop_last: True drops the last batches of processes that have more batches than others; False makes processes
-            that have fewer batches repeat their first ones.
+        drop_last: if processes have different numbers of batches, True drops surplus batches at the end; False makes
+            processes with fewer batches repeat their first ones.
 
     Raises:
-        ValueError: `sampler` has another type, or itself drops samples.
+        ValueError: `sampler` has a different type, or was created with drop_last=True.
     """
 
     def __init__(
@@ -169,6 +169,6 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         return self.total_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch, and creates its batches."""
+        """Sets the epoch of the sampler and creates the epoch's batches."""
         self.sampler.set_epoch(epoch)
         self._make()

@@ -76,7 +76,7 @@ def bias_split_gelu(op: Emitter, n: NodeView) -> ir.Value:
 
 @defbody("BiasSoftmax", MS, "data bias", "output", axis=1, is_inner_broadcast=None)
 def bias_softmax(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes BiasSoftmax: softmax(data + bias), jointly over all axes from `axis` on."""
+    """Decomposes BiasSoftmax: softmax(data + bias), jointly over `axis` and all later axes."""
     # Like Softmax before opset 13; today's Softmax takes a single axis.
     total = op.Add(n.data, n.bias)
     rank, axis = n.rank(n.data), n.axis(n.data, n.attr("axis"))

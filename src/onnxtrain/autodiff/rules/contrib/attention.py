@@ -21,7 +21,7 @@ from onnxtrain.functions import causal_attention
     rotary_embedding_dim=0, past_present_share_buffer=0,
 )  # fmt: skip
 def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Decomposes Attention: self-attention, where input·weights + bias holds queries, keys and values side by side.
+    """Decomposes Attention: self-attention, where input·weights + bias is queries, keys and values, concatenated.
 
     The cached keys and values in `past`, [2, batch, heads, sequence, size], precede the new ones.
     """
@@ -168,7 +168,7 @@ def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Seque
 
 
 def _hidden_keys(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | None = None) -> ir.Value:
-    """Returns a mask, bool `[..., queries, keys]`, that is true for keys that the query must not attend to.
+    """Returns a mask, bool `[..., queries, keys]`: True for keys to which the query must not attend.
 
     These are the keys after the query, and with a window of `before` keys, those at least `before` positions before it.
 

@@ -40,7 +40,7 @@ def skip_simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Val
 
 @defbody("SimplifiedLayerNormalization", "", "X scale", "Y inv_std_var", axis=-1, epsilon=1e-5, stash_type=1)
 def simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Decomposes SimplifiedLayerNormalization: RMSNormalization(X) over all axes from `axis` on."""
+    """Decomposes SimplifiedLayerNormalization: RMSNormalization(X) over `axis` and all later axes."""
     # ONNX Runtime puts this op into the standard domain, although the standard doesn't have it.
     axis = n.attr("axis")
     axes = [-1] if axis == -1 else list(range(n.axis(n.X, axis), n.rank(n.X)))

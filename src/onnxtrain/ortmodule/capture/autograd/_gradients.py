@@ -55,7 +55,7 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
 
 
 _NORMS = frozenset({"batch_norm", "instance_norm", "native_batch_norm"})
-"""Functions that update running statistics, which are arguments 1 and 2 in `torch.nn.functional`, else 3 and 4."""
+"""Functions that update running statistics: arguments 1 and 2 in `torch.nn.functional`, 3 and 4 otherwise."""
 
 
 def _read_statistics(graph_module: fx.GraphModule) -> dict[fx.Node, tuple[fx.Node, ...]]:
@@ -84,7 +84,7 @@ def _read_statistics(graph_module: fx.GraphModule) -> dict[fx.Node, tuple[fx.Nod
 
 
 def _argument(node: fx.Node, index: int, *names: str) -> Any:
-    """Returns an argument of a node that is given by position or by one of its names, or None."""
+    """Returns an argument of a node, passed by position or by one of its names; None if it was not passed."""
     if index < len(node.args):
         return node.args[index]
     return next((node.kwargs[name] for name in names if name in node.kwargs), None)
@@ -190,7 +190,7 @@ def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
 
 
 def _beside_gradients(node: fx.Node) -> set[int]:
-    """Returns the memory of a node's arguments if one of them requires a gradient, else an empty set."""
+    """Returns the memory of a node's arguments if one of them requires a gradient; otherwise an empty set."""
     arguments = arguments_of(node)
     if not any(tensor.requires_grad for tensor in arguments):
         return set()

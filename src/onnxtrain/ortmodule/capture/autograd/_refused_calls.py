@@ -1,7 +1,7 @@
-"""Rejects operator calls for which eager PyTorch raises but its fake tensors do not.
+"""Rejects operator calls that raise in eager PyTorch but not with fake tensors.
 
-E.g. a float64 input to a float32 `Linear` without bias (PyTorch 2.13): Dynamo captures the matrix product, and ONNX
-Runtime would compute it in float64. Or `min()` of an empty tensor, for which ONNX Runtime returns infinity.
+Examples: a float64 input to a float32 `Linear` without bias (PyTorch 2.13), which Dynamo captures and ONNX Runtime
+would compute in float64; or `min()` of an empty tensor, for which ONNX Runtime returns infinity.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxtrain.ortmodule.capture._nodes import name_of
 
 # Functions of other packages may have side effects: they must not be called a second time.
 _MODULES = ("torch", "_operator", "builtins")
-"""Modules whose functions are called on zeros to see whether PyTorch raises."""
+"""Modules whose functions may be called on zeros to test whether PyTorch raises."""
 
 # Kernel sizes and numbers of groups or axes are rarely larger. If they changed, they would no longer fit the tensors.
 _MAX_KEPT_SIZE = 16
@@ -79,9 +79,9 @@ def refuse_call(node: fx.Node) -> None:
 
 
 def _mixed_dtypes(node: fx.Node, call: _Call, tensors: Sequence[torch.Tensor]) -> str | None:
-    """Returns the error message of eager PyTorch if it rejects the dtypes of a call, else None; cached.
+    """Returns eager PyTorch's error message if it rejects the dtypes of a call; None if it accepts them.
 
-    Forward and backward are run on zeros. The dtypes are rejected if the call raises with them and not with others.
+    Runs forward and backward on zeros. The dtypes are rejected if the call raises with them but not with other dtypes.
     The result is cached by operator, dtypes, ranks and autocast mode.
     """
     dtypes = tuple(tensor.dtype for tensor in tensors)
@@ -120,7 +120,7 @@ def _callable(node: fx.Node) -> Callable[..., Any]:
 
 
 def _eager_error(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
-    """Returns the error message of eager PyTorch if it rejects the dtypes of a call, else None; not cached."""
+    """Computes the result of :func:`_mixed_dtypes`, without its cache."""
     with disable_current_modes(), torch.random.fork_rng(), warnings.catch_warnings():
         # PyTorch warns when the module itself runs.
         warnings.simplefilter("ignore")
@@ -136,10 +136,10 @@ def _eager_error(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
 
 
 def _other_dtypes(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
-    """Yields other dtypes for the same tensors, which eager PyTorch may accept.
+    """Yields other dtypes for the same tensors that eager PyTorch may accept.
 
-    First the default dtype of each tensor's kind, e.g. float32 for float64; then with one tensor of another kind; at
-    last float32 for all tensors.
+    First the default dtype of each tensor's kind, e.g. float32 for float64; then the same with one tensor of another
+    kind; last float32 for all tensors.
     """
     kinds = tuple(
         torch.float32
@@ -174,7 +174,7 @@ class _Call:
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     def smaller(self) -> _Call:
-        """Returns the call with sizes above `_MAX_KEPT_SIZE` reduced. Different sizes stay different."""
+        """Returns a copy of the call with sizes above `_MAX_KEPT_SIZE` reduced; distinct sizes stay distinct."""
         tensors = (v for v in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(v, torch.Tensor))
         large = sorted(
             {size for tensor in tensors for size in map(_assumed_size, tensor.shape) if size > _MAX_KEPT_SIZE}
@@ -182,7 +182,11 @@ class _Call:
         return replace(self, sizes={size: _MAX_KEPT_SIZE + place for place, size in enumerate(large, 1)})
 
     def error(self, dtypes: Sequence[torch.dtype]) -> str | None:
-        """Returns the error message of the call, forward and backward, with zeros of these dtypes; None on success."""
+        """Runs the call and its backward pass on zeros of these dtypes.
+
+        Returns:
+            The error message; None on success.
+        """
         following = iter(dtypes)
 
         def real(value: Any) -> Any:
@@ -207,7 +211,7 @@ class _Call:
 
 
 def _zeros(fake: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns zeros of a shape and dtype, with the device and, if the dtype allows it, `requires_grad` of `fake`."""
+    """Returns zeros on the device of `fake`, and with its `requires_grad` if the dtype is floating-point or complex."""
     one = torch.zeros((), dtype=dtype, device=fake.device)
     if fake.requires_grad and (dtype.is_floating_point or dtype.is_complex):
         with torch.enable_grad():
@@ -218,7 +222,7 @@ def _zeros(fake: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torc
 
 
 def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Returns a scalar tensor expanded to a shape, and copied to memory of that size unless it is large."""
+    """Returns a scalar tensor expanded to a shape; the result is materialized unless it is large."""
     tensor = one.expand(shape)
     return (
         tensor.clone(memory_format=torch.contiguous_format)
@@ -228,7 +232,7 @@ def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _has_assumed_size(size: int | torch.SymInt) -> bool:
-    """True if :func:`_assumed_size` can evaluate a size, i.e. the size doesn't depend on both data and input shapes."""
+    """True if :func:`_assumed_size` supports a size: it depends on data or on input shapes, but not on both."""
     if isinstance(size, int):
         return True
     unbacked = free_unbacked_symbols(size)
@@ -236,7 +240,7 @@ def _has_assumed_size(size: int | torch.SymInt) -> bool:
 
 
 def _assumed_size(size: int | torch.SymInt) -> int:
-    """Returns the value of a size in the captured call. Data-dependent numbers are assumed to be `_ASSUMED_COUNT`."""
+    """Returns the value of a size during capture; data-dependent symbols are assumed to be `_ASSUMED_COUNT`."""
     if isinstance(size, int):
         return size
     if unbacked := free_unbacked_symbols(size):

@@ -1,4 +1,4 @@
-"""Leaves graphs to PyTorch if its backward would raise because an operator has no gradient, e.g. `torch.unique`."""
+"""Makes graphs run in PyTorch if backward would raise because an operator has no gradient, e.g. `torch.unique`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAY_LACK_DERIVATIVE = re.compile(r"(Unique\w*|SpecialZeta|Igammac?|Geqrf|Standa
 
 
 def refuse_missing_gradients(graph_module: fx.GraphModule) -> None:
-    """Raises if an output of a graph depends on an operator that PyTorch has no gradient for.
+    """Raises if an output of a graph depends on an operator without a gradient in PyTorch.
 
     Raises:
         ORTModuleTorchModelException: an output depends on such an operator. PyTorch must run the graph, so that
@@ -44,7 +44,7 @@ def _is_trained(value: Any) -> bool:
 
 
 def _missing_derivative(value: Any) -> str | None:
-    """Returns PyTorch's error message if a tensor's `grad_fn` is not implemented for its arguments, else None."""
+    """Returns PyTorch's error message if a tensor's `grad_fn` is not implemented for its arguments; None otherwise."""
     try:
         step = value.grad_fn
     # PyTorch (2.13) raises for a view that was created under `no_grad` and whose base has been written to.

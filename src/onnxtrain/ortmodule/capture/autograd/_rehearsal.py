@@ -190,7 +190,7 @@ class _Rehearsal(fx.Interpreter):
     def _record_changes(
         self, node: fx.Node, tensor: torch.Tensor, state: _AutogradState, enabled: bool, carrying: bool
     ) -> None:
-        """Records in `hidden` and `ended` how a node has changed one of its arguments.
+        """Records in `hidden` and `ended` how a node changed the autograd state of an argument.
 
         Args:
             node: the node.

@@ -1,4 +1,4 @@
-"""Captures a module with Dynamo, with settings that let Dynamo capture all of the module, and only once."""
+"""Captures a module with Dynamo, with settings that make Dynamo capture the whole module, and only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes a setting of the whole process for as long as code in any thread needs it."""
+"""Changes a process-wide setting while any thread needs it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ProcessWide:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Holds the change while the context is open."""
+        """Context manager that keeps the change in effect."""
         with self._lock:
             if self._users == 0:
                 self._undo = self._change()

@@ -20,7 +20,7 @@ MAX_OBJECT_CAPTURES = 8
 
 
 class RepeatedCaptures:
-    """Detects functions that one ORTModule captures in each call.
+    """Detects functions that an ORTModule captures again in every call.
 
     A graph is not reused if a guard fails in each call. Dynamo guards e.g. on a bound method of a list that the call
     has created, the length of a list that the module keeps, a string, or a number that PyTorch treats as a constant.

@@ -25,8 +25,8 @@ class Overlaps:
     Attributes:
         noticed: indices of the inputs whose version counters the graph's writes increment, e.g. {0}. Writes through
             `.data` don't increment them.
-        looked_for: True if calls must be checked: the graph writes to an input, and has other inputs of which at least
-            one is an argument, i.e. neither a parameter nor a buffer.
+        looked_for: True if calls must be checked: the graph writes to an input, and at least one of several inputs is
+            an argument, i.e. neither a parameter nor a buffer.
 
     Raises:
         NotImplementedError: an input that the graph writes to overlaps another input or itself.

@@ -103,7 +103,7 @@ def _scaled_elu(low: Lowering, x: ir.Value, alpha: float, scale: float, width: f
 def gelu(low: Lowering, x: ir.Value, *, approximate: str = "none") -> ir.Value:
     op = low.op
     if low.is_double:
-        # Gelu has no float64 kernel. Neither has Erf; sessions/_float64.py replaces Erf and Tanh by formulas after
+        # Gelu has no float64 kernel. Neither has Erf; sessions/_float64.py replaces Erf and Tanh with formulas after
         # differentiation.
         if approximate == "none":
             inner = op.Erf(op.Mul(x, math.sqrt(0.5)))

@@ -125,7 +125,7 @@ def _transform_axis(
         z: the input, of any shape.
         axis: the axis.
         size: size of the axis, perhaps symbolic.
-        kept: number of frequencies to return, from 0 on.
+        kept: number of frequencies to return, starting with frequency 0.
         sign: `_FORWARD` or `_BACKWARD`.
         real: True if the input is real; only `z.re` is used.
     """

@@ -20,7 +20,7 @@ INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 
 def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Replaces `one_hot` by a scatter, which raises for classes that are out of range."""
+    """Replaces `one_hot` with a scatter, which raises for classes that are out of range."""
     if isinstance(num_classes, int) and num_classes <= 0:
         return _torch.one_hot(classes, num_classes)
     zeros = torch.zeros((*classes.shape, num_classes), dtype=torch.int64, device=classes.device)
@@ -86,7 +86,7 @@ class _AdvancedIndex:
 def _without_masks(
     low: Lowering, indices: Sequence[ir.Value | None], fakes: Any
 ) -> tuple[list[ir.Value | None], list[Any]]:
-    """Replaces each mask by index tensors, one per axis of the mask. Returns all index tensors and their shapes."""
+    """Replaces each mask with index tensors, one per axis of the mask. Returns all index tensors and their shapes."""
     values: list[ir.Value | None] = []
     shapes: list[Any] = []
     for value, fake in zip(indices, fakes, strict=True):
@@ -115,9 +115,9 @@ _NON_NEGATIVE = ("arange", "argmax", "argmin", "argsort", "max", "min", "sort", 
 
 
 def checked_indices(low: Lowering, argument: int, index: ir.Value, ignored: int | None = None) -> ir.Value:
-    """Returns an index tensor with negative indices replaced by one that is out of range, so that ONNX Runtime raises.
+    """Replaces negative indices with one that is out of range, so that ONNX Runtime raises.
 
-    For ops in which PyTorch raises for negative indices. ONNX's ops count them from the end.
+    Used for ops whose PyTorch version raises for negative indices; ONNX's ops count them from the end.
 
     Args:
         low: the lowering of the node that uses the index tensor.

@@ -50,7 +50,7 @@ def nll_loss(
 
 
 def _logits(log_probs: Any) -> fx.Node | None:
-    """Returns the node of the logits if `log_probs` is their log_softmax over the class axis, else None."""
+    """Returns the node of the logits if `log_probs` is their log_softmax over the class axis; None otherwise."""
     if not isinstance(log_probs, fx.Node) or str(log_probs.target) != "aten._log_softmax.default":
         return None
     source, dim, half_to_float = log_probs.args[:3]

@@ -14,7 +14,7 @@ _MAX_ROWS = 16
 """Maximum size of the matrices of slogdet."""
 
 _EXPONENTS = (0, 6, 12, 18, 24)
-"""Exponents of the powers of two that rows are scaled by, see `_scale`."""
+"""Exponents of the powers of two with which rows are scaled; see `_scale`."""
 
 _SQUARINGS = 20
 """Maximum number of squarings. For norms above 2^20, exp(A) overflows, except for e.g. nilpotent or skew matrices."""

@@ -23,7 +23,7 @@ Fill = Callable[[torch.Tensor], Any]
 
 
 def _random_input(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
-    """Adds and returns a random input, laid out like `fake`, which `fill` fills at each call."""
+    """Adds a graph input that `fill` fills with random numbers in each call; its memory layout is that of `fake`."""
     if generator is not None:
         raise low.unsupported("a generator other than PyTorch's default one")
     try:
@@ -33,7 +33,12 @@ def _random_input(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any 
 
 
 def _draw_function(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
-    """Returns a function that makes a tensor of a given shape, laid out like `fake`, and fills it by `fill`."""
+    """Returns a function `shape -> tensor` that draws random numbers with `fill`.
+
+    Args:
+        fake: determines dtype, device and order of the axes in memory.
+        fill: fills a tensor with random numbers, in place.
+    """
     dtype, device = fake.dtype, fake.device
     # Random numbers are written in memory order, so equal results need the strides of eager PyTorch.
     order = memory_order(fake)
@@ -47,7 +52,7 @@ def _draw_function(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], 
 
 
 def _check_constant(low: Lowering, *values: Any) -> None:
-    """Raises UnsupportedATenOp for parameters computed in the graph, because random inputs are drawn before it runs."""
+    """Raises UnsupportedATenOp if a parameter is computed in the graph: random inputs are drawn before it runs."""
     if any(isinstance(value, ir.Value) for value in values):
         raise low.unsupported("parameters of a distribution that are computed in the graph")
 
@@ -77,7 +82,7 @@ def bernoulli_like(low: Lowering, x: ir.Value, p: Any) -> ir.Value:
 
 
 def fill_keep_mask(noise: torch.Tensor, p: float) -> torch.Tensor:
-    """Fills a tensor with ones (probability `p`) and zeros, as drawn by eager PyTorch's dropout. Returns the tensor."""
+    """Fills a tensor with the mask that eager PyTorch's dropout draws, 1 with probability `p`; returns the tensor."""
     # On GPUs, the dropout kernel draws in a different order than `bernoulli_`.
     if noise.is_cuda and noise.numel():
         return noise.copy_(torch.native_dropout(torch.ones_like(noise), 1 - p, True)[1])
@@ -90,14 +95,14 @@ def fill_with_bernoulli(x: torch.Tensor, p: float = 0.5) -> torch.Tensor:
 
 
 def _probability(p: float) -> float:
-    """Returns the value of a symbolic probability, or the symbol if its value depends on data."""
+    """Returns the value of a probability; a symbol is returned unchanged if its value depends on data."""
     # Dynamo makes the attribute `p` a symbol if two modules of a class differ in it. Dropout takes no symbols: PyTorch
     # has guarded the graph by the value.
     return float(p) if isinstance(p, torch.SymFloat) and p.node.has_hint() else p
 
 
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Computes dropout as eager PyTorch does on the CPU, for symbolic sizes too."""
+    """Computes dropout as eager PyTorch does on the CPU; also supports symbolic sizes."""
     p = _probability(p)
     if not training or p == 0 or isinstance(p, torch.SymFloat):
         return functional.dropout(x, p, training, inplace)
@@ -140,7 +145,7 @@ DROPOUTS: dict[Any, Callable[..., Any]] = {
     functional.dropout2d: partial(_feature_dropout, functional.dropout2d, 4),
     functional.dropout3d: partial(_feature_dropout, functional.dropout3d, 5),
 }
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for dropout functions when a Dynamo graph is traced."""
 
 
 @lower("aten.native_dropout.default")
@@ -207,7 +212,7 @@ def randint_like_low(low: Lowering, like: Any, start: Any, high: Any, **kwargs: 
 
 
 def _random_integers(low: Lowering, start: Any, high: Any) -> ir.Value:
-    """Adds a random input of integers, uniform in [start, high)."""
+    """Adds a graph input of random integers, uniform in [start, high)."""
     _check_constant(low, start, high)
     return _random_input(low, low.result, lambda tensor: tensor.random_(start, high))
 

@@ -51,7 +51,7 @@ def _flops(x: Sequence[int], states: Any, weights: Sequence[Sequence[int]], *arg
 
 
 def _by_layers(function: Callable[..., Any], *args: Any) -> Any:
-    """Replaces `torch.lstm` etc. by `recurrent_layer` calls. Calls `function` for packed sequences and projections."""
+    """Replaces `torch.lstm` etc. with `recurrent_layer`; calls `function` itself for packed inputs or projections."""
     mode = function.__name__
     if len(args) != 9 or not isinstance(args[2], list | tuple):
         # A packed sequence.

@@ -49,7 +49,7 @@ def sum_(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dty
 
 
 _COUNTED = (ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.INT16)
-"""Dtypes of which no tensor is so large that its sum exceeds 2^53."""
+"""Dtypes so small that the sum of any tensor is below 2^53."""
 
 
 def _integer_sum(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:

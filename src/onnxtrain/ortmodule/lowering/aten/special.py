@@ -112,7 +112,7 @@ def _positive_erfinv(op: Emitter, x: ir.Value, complement: ir.Value) -> ir.Value
 
 
 _SHIFT = 8
-"""Number of steps by which the recurrences of lgamma and digamma shift the argument to the asymptotic range."""
+"""Number of recurrence steps that shift the argument of lgamma and digamma to the asymptotic range."""
 
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 """Coefficients B(2n) / (2n (2n - 1)), n = 1, 2, ..., with the Bernoulli numbers B, for lgamma."""

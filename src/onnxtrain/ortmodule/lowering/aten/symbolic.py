@@ -200,7 +200,7 @@ def _logic(op_type: str) -> Callable[..., Any]:
 
 
 def _shift(by_power: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the lowering of `<<` or `>>`. `by_power` multiplies by, or divides by, a power of two."""
+    """Returns the lowering of `<<` or `>>`; `by_power` multiplies or divides by a power of two."""
 
     def shift(low: Lowering, a: Any, count: Any) -> Any:
         if not isinstance(count, int):

@@ -35,7 +35,7 @@ def slice_scatter(
 def _write_contiguous(
     low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, to_the_end: bool
 ) -> ir.Value:
-    """Returns `x` with a slice along an axis, which begins at `start` and is as long as `source`, replaced by `source`.
+    """Returns a copy of `x` in which the slice `start : start + len(source)` along an axis is replaced with `source`.
 
     Args:
         low: the lowering.

@@ -35,7 +35,7 @@ DURING_CAPTURE: Mapping[str, Patch] = {
     "random objects": random_objects,
     "transformed functions": transformed_functions,
 }
-"""Patches that hold during a whole capture."""
+"""Patches that are active during a whole capture."""
 
 WITH_DATA_DEPENDENT_SIZES: Mapping[str, Patch] = {
     "asserted numbers": asserted_numbers,

@@ -46,7 +46,7 @@ def _is_caught(frame: Any, target: Any, arguments: Any) -> bool:
     """True if a node may raise for some data, and the user's code would handle the error.
 
     Args:
-        frame: Dynamo's `InstructionTranslator` of the function that the node is in.
+        frame: Dynamo's `InstructionTranslator` for the function that contains the node.
         target: target of the node.
         arguments: arguments of the node.
     """
@@ -97,7 +97,7 @@ def _is_except(instructions: list[Any]) -> bool:
 
 
 def _resumes(frame: Any, first: int) -> bool:
-    """True if a handler, from its instruction `first` on, does anything but raise."""
+    """True if a handler, starting at its instruction `first`, does not re-raise."""
     names = (instruction.opname for instruction in frame.instructions[first:])
     return next((name for name in names if name in ("RAISE_VARARGS", "POP_EXCEPT")), "") != "RAISE_VARARGS"
 

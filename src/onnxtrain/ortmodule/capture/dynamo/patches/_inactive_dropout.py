@@ -20,7 +20,10 @@ _CAPTURING: ContextVar[bool] = ContextVar("onnxtrain_capturing", default=False)
 
 @contextlib.contextmanager
 def inactive_dropout() -> Iterator[None]:
-    """Makes `dropout(x, training=False)`, or with p = 0, return `x` itself under the Python dispatcher."""
+    """Context manager in which an inactive dropout returns its input itself under the Python dispatcher.
+
+    A dropout is inactive if `training=False` or `p=0`.
+    """
     _wrap_kernels()
     token = _CAPTURING.set(True)
     try:
@@ -30,7 +33,7 @@ def inactive_dropout() -> Iterator[None]:
 
 
 def _wrap_kernels() -> None:
-    """Wraps the dispatcher's kernels of dropout in :class:`_Dropout`, for the rest of the process."""
+    """Wraps the Python dispatcher's dropout kernels in :class:`_Dropout`, permanently."""
     operator: Any = torch.ops.aten.dropout.default
     kernels: dict[Any, Callable[..., Any]] = operator.py_kernels
     # In each capture: modules of PyTorch that are imported later may register further kernels.
@@ -41,7 +44,7 @@ def _wrap_kernels() -> None:
 
 
 class _Dropout:
-    """A dropout kernel that, during a capture, returns its input if the dropout is inactive."""
+    """Wrapper of a dropout kernel that returns the input itself if the dropout is inactive during a capture."""
 
     def __init__(self, kernel: Callable[..., torch.Tensor]) -> None:
         self._kernel = kernel

@@ -29,7 +29,7 @@ end graphs after a few operators with symbolic sizes, it makes captures a tenth 
 
 
 class Speedups:
-    """Speeds up the captures of one call of an ORTModule: a capture uses what earlier ones have found out."""
+    """Speeds up the captures of one call of an ORTModule: each capture reuses results of earlier ones."""
 
     def __init__(self) -> None:
         self._captures = 0
@@ -52,7 +52,7 @@ class Speedups:
             return with_room(capture, *args, **kwargs)
 
     def attempt(self) -> AbstractContextManager[None]:
-        """Returns a context for one attempt to capture: if it raises, what it has found out is dropped."""
+        """Context manager for one attempt to capture; if it raises, its results are dropped."""
         return self._breaks.attempt()
 
 

@@ -19,7 +19,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 class _Break(NamedTuple):
-    """The reason of a graph break in a called function, and the stack there, as Dynamo reports them."""
+    """Reason and stack of a graph break in a called function, as reported by Dynamo."""
 
     message: str
     kind: str
@@ -58,7 +58,7 @@ _KNOWN: ContextVar[KnownBreaks | None] = ContextVar("onnxtrain known breaks", de
 
 
 def _record_breaks() -> Callable[[], None]:
-    """Makes Dynamo record in which calls graphs break, and break there at once; returns the undo function."""
+    """Makes Dynamo remember the calls at which graphs break, and break there immediately; returns the undo function."""
     before = InliningInstructionTranslator.inline_call_
 
     def inline_call_(self: Any) -> Any:

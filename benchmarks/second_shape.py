@@ -20,7 +20,7 @@ import torch
 from steps.machine import about_machine
 from steps.nets import CASES, make_net
 
-from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule import DebugOptions, ORTModule
 
 RESULTS = Path(__file__).parent / "results" / "second_shape.json"
 NETS = (
@@ -33,7 +33,7 @@ def times(name: str) -> list[float]:
     """Returns the seconds that a first, a second and a third size of the batch cost."""
     torch.set_num_threads(1)
     case = CASES[name]
-    model = ORTModule(make_net(case))
+    model = ORTModule(make_net(case), DebugOptions(capture_all=True))
     loss = {"cross_entropy": torch.nn.CrossEntropyLoss, "mse": torch.nn.MSELoss}[case.net.loss]()
 
     def step(batch: list[torch.Tensor]) -> float:

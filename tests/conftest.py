@@ -22,6 +22,10 @@ from onnxtrain._building import with_room
 # PyTorch reads it when it is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# By default PyTorch runs a few calls of an ORTModule before another mode, size or dtype is captured. Tests are about
+# the captures; `tests/ortmodule/test_break_even.py` is about these calls.
+os.environ.setdefault("ORTMODULE_CAPTURE_ALL", "1")
+
 # Dynamo's trace for tlparse: pytest would print hundreds of its records, without their contents, behind each failure,
 # and keep the parameters that they hold alive.
 logging.getLogger("torch.__trace").disabled = True

@@ -360,3 +360,33 @@ def test_addresses_behind_the_end_of_a_view() -> None:
         return first.as_strided((1, 2), (1, 1), 1), second * 2, first.sigmoid()
 
     compare_steps(Of(forward), (4,), (6,), (4,), warns="elements past the end of a view")
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("offset", [None, 0, 1])
+@pytest.mark.parametrize("rows", [slice(1, None), slice(1, 4), slice(0, 4)], ids=str)
+@pytest.mark.parametrize("flat", [False, True])
+def test_addresses_in_the_memory_of_an_argument(rows: slice, offset: int | None, flat: bool) -> None:
+    """An offset counts from the beginning of the memory; the argument may be any part of it, another in each call."""
+
+    def forward(module: Of, x: torch.Tensor) -> Any:
+        return (x.view(-1) if flat else x).as_strided((2, 4), (4, 1), offset) * 2, x.sin()
+
+    def program(module: nn.Module) -> Any:
+        memory = torch.arange(24.0).reshape(6, 4)
+        results = [module(memory[rows]), module(memory[:4]), module(memory[2:])]
+        return [*results, module(torch.randn(4, 4))]
+
+    compare(Of(forward), program, ignore="ORTModule: ")
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_addresses_behind_the_end_of_an_argument() -> None:
+    def forward(module: Of, x: torch.Tensor) -> Any:
+        return x.as_strided((3, 4), (4, 1)) * 2, x.sin()
+
+    def program(module: nn.Module) -> Any:
+        memory = torch.arange(24.0).reshape(6, 4)
+        return [module(memory[:2]), module(memory[3:5])]
+
+    compare(Of(forward), program, warns="elements past the end of a view")

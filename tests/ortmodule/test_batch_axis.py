@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule.capture._break_even import BreakEven
 from onnxtrain.ortmodule.capture.graph._batch import Batch
 from onnxtrain.ortmodule.module._sizes import BySize
 from ortmodule.eager import Of, assert_same_step, compare, pair, step
@@ -269,6 +270,8 @@ def _recording(holds: Callable[[tuple[int, ...]], bool]) -> tuple[BySize, list[A
     return (
         BySize(
             lambda *args: 5,
+            lambda *args: None,
+            BreakEven(False),
             (5,),
             Batch((None,), ((0, None),), frozenset({0})),
             lambda args: compile_for(args[0]),
@@ -320,6 +323,8 @@ def test_one_thread_compiles_at_a_time() -> None:
 
     by_size = BySize(
         lambda value: 5,
+        lambda value: None,
+        BreakEven(False),
         (5,),
         Batch((None,), ((0, None),), frozenset({0})),
         lambda args: compile_for(args[0]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import isolates_recompiles
-from ortmodule.eager import Of, compare_steps, strict
+from ortmodule.eager import Of, compare, compare_steps, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -202,3 +203,38 @@ def test_rows_that_a_mask_selects_are_refused_for_their_dtypes() -> None:
     with pytest.raises(RuntimeError) as got:
         ORTModule(module)(torch.randn(3, 3))
     assert str(got.value) == str(wanted.value)
+
+
+class Doubled(torch.autograd.Function):
+    """x, with twice the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
+        return 2 * ct
+
+
+def test_a_size_that_depends_on_data_is_used_behind_a_custom_function() -> None:
+    """The function cuts the graph, and nothing but the selected rows tells the part behind it how many there are."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x[:, torch.tensor([True, False] * x.shape[1])[: x.shape[1]]]
+            weight = Doubled.apply(self.weight)
+            return rows @ rows.mT * weight.sum()
+
+    def program(module: nn.Module) -> Any:
+        x = torch.randn(4, 3).requires_grad_()
+        results = [module(x), module(x[:3])]
+        sum(result.sum() for result in results).backward()
+        return [*(result.detach() for result in results), x.grad, module.weight.grad]
+
+    torch.manual_seed(0)
+    compare(Net(), program, ignore=".*should not be instantiated")  # Dynamo makes an object of a Function

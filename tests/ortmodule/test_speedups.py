@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from fresh_process import python
 from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import GuardBuilder, dynamo_config, dynamo_guards
@@ -240,3 +241,19 @@ def test_hooks_are_guarded_once(enabled: bool, monkeypatch: pytest.MonkeyPatch) 
     net[0].register_forward_hook(lambda module, args, kwargs, result: result * 2, with_kwargs=True)
     torch.testing.assert_close(model(x), (net[0](x)).relu())
     assert not torch.equal(model(x), expected)
+
+
+UNUSED = """
+import sys, torch
+from onnxtrain.ortmodule import ORTModule
+from onnxtrain.ortmodule.capture.dynamo import speedups
+speedups.ENABLED = {enabled}
+ORTModule(torch.nn.Linear(4, 4))(torch.ones(2, 4)).sum().backward()
+print([name in sys.modules for name in ("torch._inductor.codecache", "torch._functorch.aot_autograd", "networkx")])
+"""
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_compilers_of_pytorch_are_not_imported(enabled: bool) -> None:
+    """If they are not without the speedups either, a new PyTorch does not: `_unused_imports.py` may go."""
+    assert python("-c", UNUSED.format(enabled=enabled)).stdout.strip() == str([not enabled] * 3)

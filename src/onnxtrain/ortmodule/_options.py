@@ -5,6 +5,7 @@
 | `ORTMODULE_LOG_LEVEL` | `INFO`, a name of :class:`LogLevel` | `DebugOptions.log_level` |
 | `ORTMODULE_SAVE_ONNX_PATH` | `/tmp/graphs`, a folder | `DebugOptions.save_path` |
 | `ORTMODULE_FALLBACK_POLICY` | `DISABLE`, see :class:`FallbackPolicy` | `DebugOptions.fallback_policy` |
+| `ORTMODULE_CAPTURE_ALL` | `1` or `0` | `DebugOptions.capture_all` |
 
 Other variables with the prefix `ORTMODULE_` configured parts of onnxruntime-training that onnxtrain does not have.
 If one is set, a warning names it and the alternative.
@@ -27,6 +28,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleTorchModelException,
 )
 from onnxtrain.ortmodule._variables import (
+    CAPTURE_ALL,
     FALLBACK_POLICY,
     LOG_LEVEL,
     SAVE_ONNX_PATH,
@@ -142,8 +144,8 @@ _CAUSES: tuple[tuple[type[ORTModuleFallbackException], FallbackPolicy], ...] = (
 class DebugOptions:
     """Settings of an ORTModule: logging, saving its graphs, and fallback to PyTorch.
 
-    The environment variables `ORTMODULE_LOG_LEVEL`, `ORTMODULE_SAVE_ONNX_PATH` and `ORTMODULE_FALLBACK_POLICY` override
-    `log_level`, `save_path` and `fallback_policy`.
+    The environment variables `ORTMODULE_LOG_LEVEL`, `ORTMODULE_SAVE_ONNX_PATH`, `ORTMODULE_FALLBACK_POLICY` and
+    `ORTMODULE_CAPTURE_ALL` override `log_level`, `save_path`, `fallback_policy` and `capture_all`.
 
     Args:
         log_level: the log level. INFO logs each compiled graph with its number of nodes and times, DEVINFO also its
@@ -154,6 +156,10 @@ class DebugOptions:
         save_path: the folder for the files, e.g. "graphs"; the current folder if empty.
         config: accepted for compatibility with onnxruntime-training; must be None.
         fallback_policy: the causes for which a graph may fall back to PyTorch, e.g. `FallbackPolicy.UNSUPPORTED_DATA`.
+        capture_all: True to capture whatever is new in a call immediately, e.g. the evaluation mode, another batch size
+            or dtype. By default only the first call is captured immediately. PyTorch runs up to 64 later calls that
+            need another capture, until they have taken about as long as the capture will take; this number follows
+            from the size of the graphs. Implied by `save_onnx` and by `FallbackPolicy.DISABLE`.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -176,12 +182,14 @@ class DebugOptions:
         config: None = None,
         *,
         fallback_policy: FallbackPolicy = FallbackPolicy.ENABLE,
+        capture_all: bool = False,
     ) -> None:
         _require_type("log_level", log_level, LogLevel)
         _require_type("save_onnx", save_onnx, bool)
         _require_type("onnx_prefix", onnx_prefix, str)
         _require_type("save_path", save_path, (str, os.PathLike))
         _require_type("fallback_policy", fallback_policy, FallbackPolicy)
+        _require_type("capture_all", capture_all, bool)
         if config is not None:
             raise TypeError(f"DebugOptions: config must be None, received {type(config).__name__}")
         # Checked here, because the first graph may be saved hours later.
@@ -195,6 +203,7 @@ class DebugOptions:
             raise ValueError(f"save_onnx=True: {str(self._save_path)!r} is not a folder; make it first")
         policy_name = os.environ.get(FALLBACK_POLICY)
         self._fallback_policy = FallbackPolicy.parse(policy_name) if policy_name else fallback_policy
+        self._capture_all = _flag(CAPTURE_ALL, capture_all)
         warn_of_ignored_variables()
 
     @property
@@ -222,11 +231,16 @@ class DebugOptions:
         """The causes for which a graph may fall back: `ORTMODULE_FALLBACK_POLICY` if set, else the argument."""
         return self._fallback_policy
 
+    @property
+    def capture_all(self) -> bool:
+        """True if every capture happens in the first call that needs it."""
+        return self._capture_all or self.save_onnx or self.fallback_policy is FallbackPolicy.DISABLE
+
     def __repr__(self) -> str:
         return (
             f"DebugOptions(log_level={self.log_level.name}, save_onnx={self.save_onnx}, "
             f"onnx_prefix={self.onnx_prefix!r}, save_path={str(self.save_path)!r}, "
-            f"fallback_policy={self.fallback_policy.name})"
+            f"fallback_policy={self.fallback_policy.name}, capture_all={self.capture_all})"
         )
 
 
@@ -254,3 +268,17 @@ def _log_level(default: LogLevel) -> LogLevel:
             f"{LOG_LEVEL}={level_name!r} is unknown; use one of {', '.join(LogLevel.__members__)}"
         )
     return LogLevel[level_name.upper()]
+
+
+def _flag(variable: str, default: bool) -> bool:
+    """Returns a flag from the environment, or `default` if it is not set.
+
+    Raises:
+        ValueError: the environment variable is neither "0" nor "1".
+    """
+    value = os.environ.get(variable)
+    if value is None or value == "":
+        return default
+    if value not in ("0", "1"):
+        raise ValueError(f"{variable}={value!r} is unknown; use 0 or 1")
+    return value == "1"

@@ -85,6 +85,10 @@ class Report:
 
     Iterating yields :class:`GraphRecord` objects; `print(report)` prints a table.
 
+    Attributes:
+        calls_in_pytorch: number of calls that PyTorch ran, at least in part, because another capture did not pay yet;
+            see `capture_all` of :class:`DebugOptions`.
+
     Example:
         >>> report = Report()
         >>> report.record(GraphRecord("graph 0", "training", "cpu", 12, 21, 0.25))
@@ -101,6 +105,7 @@ class Report:
 
     def __init__(self) -> None:
         self._records: list[GraphRecord] = []
+        self.calls_in_pytorch = 0
 
     def record(self, graph: GraphRecord) -> None:
         """Adds the record of a graph, or replaces the record with the same name and mode."""

@@ -23,7 +23,10 @@ try:
 
     # Imported only to fill the table of decompositions.
     import torch._refs
+    from torch import _dynamo as dynamo
     from torch._C._dynamo import eval_frame as c_eval_frame
+    from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
+    from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
     from torch._C._dynamo.eval_frame import set_eval_frame
     from torch._C._dynamo.guards import compute_overlapping_tensors
     from torch._C._functorch import (
@@ -35,7 +38,7 @@ try:
         unwrap_if_dead,
     )
     from torch._dispatch.python import enable_python_dispatcher
-    from torch._dynamo import OptimizedModule, eval_frame, symbolic_convert, trace_rules
+    from torch._dynamo import OptimizedModule, eval_frame, graph_region_tracker, symbolic_convert, trace_rules
     from torch._dynamo import config as dynamo_config
     from torch._dynamo import guards as dynamo_guards
     from torch._dynamo import utils as dynamo_utils
@@ -73,6 +76,7 @@ try:
     from torch._subclasses.functional_tensor import FunctionalTensorMode
     from torch.fx._lazy_graph_module import _LazyGraphModule
     from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+    from torch.fx.experimental import symbolic_shapes
     from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size as constrain_range_for_size
     from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
     from torch.utils import _pytree as pytree

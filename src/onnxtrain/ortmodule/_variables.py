@@ -8,6 +8,7 @@ import warnings
 LOG_LEVEL = "ORTMODULE_LOG_LEVEL"
 SAVE_ONNX_PATH = "ORTMODULE_SAVE_ONNX_PATH"
 FALLBACK_POLICY = "ORTMODULE_FALLBACK_POLICY"
+CAPTURE_ALL = "ORTMODULE_CAPTURE_ALL"
 
 _PREFIX = "ORTMODULE_"
 _ALWAYS = "0", "1"
@@ -57,7 +58,7 @@ _warned_of: set[tuple[str, str]] = set()
 
 def warn_of_ignored_variables() -> None:
     """Warns of ignored environment variables that are set, once per variable and value."""
-    honoured = (FALLBACK_POLICY, LOG_LEVEL, SAVE_ONNX_PATH)
+    honoured = (CAPTURE_ALL, FALLBACK_POLICY, LOG_LEVEL, SAVE_ONNX_PATH)
     for name, value in sorted(os.environ.items()):
         # Every ORTModule calls this function: a model with many ORTModules would repeat the warning.
         if not name.startswith(_PREFIX) or name in honoured or (name, value) in _warned_of:

@@ -20,6 +20,9 @@ from ortmodule.fuzz.judge import FINDINGS
 
 __all__ = ["main"]
 
+# As in `tests/conftest.py`. With 0 in the environment, PyTorch runs most calls after the first.
+os.environ.setdefault("ORTMODULE_CAPTURE_ALL", "1")
+
 _SECONDS = 120
 """Of computation, after which a module is taken to hang; a machine may be busy."""
 

@@ -26,6 +26,7 @@ from onnxtrain.ortmodule._exceptions import (
 )
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._report import GraphRecord, Report
+from onnxtrain.ortmodule.capture._break_even import BreakEven
 from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch, SymbolicBatchRefused
 from onnxtrain.ortmodule.capture._modes import restoring_modes
 from onnxtrain.ortmodule.capture._nodes import example_values, tensors_in
@@ -73,7 +74,11 @@ Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
 def compile_module(
-    module: torch.nn.Module, options: DebugOptions, report: Report, graphs: CompiledGraphs
+    module: torch.nn.Module,
+    options: DebugOptions,
+    report: Report,
+    graphs: CompiledGraphs,
+    break_even: BreakEven,
 ) -> Callable[..., Any]:
     """Returns a callable equivalent to `module(*args, **kwargs)`, hooks included, that runs in ONNX Runtime.
 
@@ -82,14 +87,16 @@ def compile_module(
         options: what to log and save, and which graphs may fall back to PyTorch.
         report: receives a record of each captured graph.
         graphs: receives each graph that ONNX Runtime runs, for `export_training_graph`.
+        break_even: tells whether another capture pays.
     """
-    return capture(module, onnxruntime_backend(options, report, graphs))
+    return capture(module, onnxruntime_backend(options, report, graphs, break_even), break_even)
 
 
 def onnxruntime_backend(
     options: DebugOptions | None = None,
     report: Report | None = None,
     graphs: CompiledGraphs | None = None,
+    break_even: BreakEven | None = None,
     *,
     fallback: bool = True,
 ) -> Backend:
@@ -99,11 +106,14 @@ def onnxruntime_backend(
         options: what to log and save, and which graphs may fall back to PyTorch.
         report: receives a record of each captured graph.
         graphs: receives each graph that ONNX Runtime runs, for `export_training_graph`.
+        break_even: tells whether another compilation pays. By default each batch size is compiled in its first call.
         fallback: False forbids fallbacks, regardless of `options`.
     """
     options = options or DebugOptions()
     policy = options.fallback_policy if fallback else FallbackPolicy.DISABLE
-    return _GraphCompiler(options, report if report is not None else Report(), graphs, policy).backend
+    return _GraphCompiler(
+        options, report if report is not None else Report(), graphs, policy, break_even or BreakEven(False)
+    ).backend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,15 +164,22 @@ class _GraphCompiler:
         report: receives a record of each captured graph.
         graphs: receives each graph that ONNX Runtime runs, for `export_training_graph`.
         policy: which graphs may fall back to PyTorch.
+        break_even: tells whether another compilation pays; receives the cost of each compiled graph.
     """
 
     def __init__(
-        self, options: DebugOptions, report: Report, graphs: CompiledGraphs | None, policy: FallbackPolicy
+        self,
+        options: DebugOptions,
+        report: Report,
+        graphs: CompiledGraphs | None,
+        policy: FallbackPolicy,
+        break_even: BreakEven,
     ) -> None:
         self._options = options
         self._report = report
         self._graphs = graphs
         self._policy = policy
+        self._break_even = break_even
         self._log = module_logger(options.log_level)
         self._numbers = itertools.count()
         self._free_names: list[str] = []
@@ -247,7 +264,15 @@ class _GraphCompiler:
                 return run, holds
 
         compiled = self._compiled(captured, name, start, values)
-        return BySize(compiled, batch.value(values), batch, compile_for, compile_for_all)
+        return BySize(
+            compiled,
+            restoring_modes(plain),
+            self._break_even,
+            batch.value(values),
+            batch,
+            compile_for,
+            compile_for_all,
+        )
 
     def _next_name(self) -> str:
         """Returns a name for a graph, e.g. "graph 0": an unused one or a new one."""
@@ -302,6 +327,7 @@ class _GraphCompiler:
         signature, flow, replayed = captured.described
         with _capturing():
             functional = functional_graph(captured.graph_module, flow, values)
+        self._break_even.add(functional)
         body: OnnxPart | Steps
         try:
             with building():

@@ -32,6 +32,7 @@ from onnxtrain.ortmodule._torch import (
     has_any_global_hook,
     is_fx_symbolic_tracing,
 )
+from onnxtrain.ortmodule.capture._break_even import BreakEven
 from onnxtrain.ortmodule.capture.dynamo import _calling
 
 _TORCH_DIRECTORY = f"{Path(torch.__file__).parent}{os.sep}"
@@ -61,7 +62,11 @@ _MOVES_DATA = frozenset({
 
 
 def watched(
-    call: Callable[..., Any], plain: torch.nn.Module, report: Report, policy: FallbackPolicy
+    call: Callable[..., Any],
+    plain: torch.nn.Module,
+    report: Report,
+    policy: FallbackPolicy,
+    break_even: BreakEven,
 ) -> Callable[..., Any]:
     """Wraps a compiled module to warn, once per source location, about operators that run in PyTorch.
 
@@ -70,8 +75,9 @@ def watched(
         plain: the module itself. It is called instead under `torch.jit.trace`, `torch.export` etc.
         report: receives one record per source location.
         policy: if it forbids PyTorch, a call raises ORTModuleTorchModelException after it has run such operators.
+        break_even: tells whether PyTorch runs a call because a capture does not pay yet; such calls are not reported.
     """
-    return _Watched(call, plain, _Watch(report, policy)).run
+    return _Watched(call, plain, _Watch(report, policy, break_even)).run
 
 
 def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
@@ -134,11 +140,17 @@ class _Watched:
         if being_traced():
             return self._plain(*args, **kwargs)
         watch = self._watch
-        _push(watch)
+        break_even = watch.break_even
+        # The watch calls a Python function per operator. PyTorch will probably run this call if it ran the last one.
+        watches = not break_even.in_pytorch
+        break_even.in_pytorch = False
+        if watches:
+            _push(watch)
         try:
             result = self._call(*args, **kwargs)
         except Exception as error:
-            self._capture_again(error)
+            if not break_even.in_pytorch:
+                self._capture_again(error)
             # Dynamo wraps the exceptions of its backend.
             own = getattr(error, "inner_exception", None)
             # Dynamo never captures a call that raises, so the operators are not reported.
@@ -147,7 +159,11 @@ class _Watched:
                 raise own from own.__cause__
             raise
         finally:
-            _pop(None)
+            if watches:
+                _pop(None)
+        if break_even.in_pytorch:
+            watch.report.calls_in_pytorch += 1
+            return result
         # The code of a generator runs after the call, without the watch.
         if type(result) is GeneratorType:
             watch.found[result.__qualname__, "what the generator computes"] = None
@@ -199,6 +215,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         report: receives one record per place.
         policy: tells whether operators may run in PyTorch.
+        break_even: tells whether PyTorch runs a call because a capture does not pay yet.
 
     Attributes:
         found: (place, operator) pairs since the last call of `publish`, in order of execution, e.g.
@@ -208,10 +225,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # E.g. torch.cond. The operators in its subgraphs are watched.
     supports_higher_order_operators = True
 
-    def __init__(self, report: Report, policy: FallbackPolicy) -> None:
+    def __init__(self, report: Report, policy: FallbackPolicy, break_even: BreakEven) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.break_even = break_even
         self.found: dict[tuple[str, str], None] = {}
-        self._report = report
+        self.report = report
         self._policy = policy
         self._known: dict[str, dict[str, None]] = {}
 
@@ -224,6 +242,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self.break_even.in_pytorch:
+            return func(*args, **(kwargs or {}))
         # A nested ORTModule has its own watch, which has recorded the operator.
         nested = getattr(_inside, "handler", False)
         if not nested and _computes(func, args) and _torch.current_graph_task_id() == -1:
@@ -256,8 +276,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not allowed:
                 raise ORTModuleTorchModelException(message)
             name = f"uncaptured {list(self._known).index(place)}"
-            first = all(graph.name != name for graph in self._report)
-            self._report.record(GraphRecord(name, "inference", "-", len(operators), fallback_reason=message))
+            first = all(graph.name != name for graph in self.report)
+            self.report.record(GraphRecord(name, "inference", "-", len(operators), fallback_reason=message))
             if first:
                 warnings.warn(f"ORTModule: {name} runs in PyTorch: {message}", stacklevel=4)
 

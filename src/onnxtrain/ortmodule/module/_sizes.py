@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from onnxtrain.ortmodule import _torch
+from onnxtrain.ortmodule.capture._break_even import BreakEven
 from onnxtrain.ortmodule.capture.autograd._gradients import unseen_by_hooks
 from onnxtrain.ortmodule.capture.dynamo.patches._inactive_dropout import inactive_dropout
 from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fakes
 from onnxtrain.ortmodule.capture.dynamo.speedups import without_older_objects
 from onnxtrain.ortmodule.capture.graph._batch import Batch
+from onnxtrain.ortmodule.module._pytorch_work import unwatched
 
 _SEPARATE_SIZES = 2
 """Number of batch sizes that are compiled separately: the size of most batches, and that of the smaller last batch."""
@@ -35,6 +37,8 @@ class BySize:
 
     Args:
         compiled: the graph, compiled for the batch size of the captured call.
+        plain: runs the graph in PyTorch.
+        break_even: tells how many calls with other batch sizes PyTorch runs before another compilation pays.
         size: the batch size of the captured call, e.g. (32,).
         batch: locates the batch size in the arguments of a call.
         compile_for: compiles the graph for the batch size of the given arguments.
@@ -45,12 +49,17 @@ class BySize:
     def __init__(
         self,
         compiled: Callable[..., Any],
+        plain: Callable[..., Any],
+        break_even: BreakEven,
         size: Size,
         batch: Batch,
         compile_for: Callable[[Sequence[Any]], Callable[..., Any]],
         compile_for_all: Callable[[], tuple[Callable[..., Any], Callable[[Size], bool]]],
     ) -> None:
         self._by_size = {size: compiled}
+        self._plain = plain
+        self._break_even = break_even
+        self._in_pytorch = 0
         self._size_of = batch.value
         self._compile_for = compile_for
         self._for_all = functools.cache(compile_for_all)
@@ -61,6 +70,10 @@ class BySize:
         size = self._size_of(args)
         run = self._by_size.get(size)
         if run is None:
+            if self._in_pytorch < self._break_even.calls:
+                self._in_pytorch += 1
+                self._break_even.in_pytorch = True
+                return unwatched(self._plain, *args)
             # Dynamo's lock: tracing changes process-wide settings, so only one thread may trace at a time.
             with _torch.compile_lock:
                 # Another thread may have compiled the graph in the meantime.

@@ -12,6 +12,7 @@ from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import Report
 from onnxtrain.ortmodule._torch import dynamo_config
+from onnxtrain.ortmodule.capture._break_even import BreakEven
 from onnxtrain.ortmodule.module._engine import compile_module
 from onnxtrain.ortmodule.module._pytorch_work import being_traced, has_hooks, watched
 from onnxtrain.ortmodule.sessions._export import CompiledGraphs
@@ -54,8 +55,9 @@ class Wrapped:
     # The first call may come from a module that is being captured, whose capture must not include the compilation.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compile(self, module: torch.nn.Module) -> Callable[..., Any]:
-        compiled = compile_module(module, self.options, self.report, self.graphs)
-        return watched(compiled, module, self.report, self.options.fallback_policy)
+        break_even = BreakEven(not self.options.capture_all)
+        compiled = compile_module(module, self.options, self.report, self.graphs, break_even)
+        return watched(compiled, module, self.report, self.options.fallback_policy, break_even)
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a forward function of the module in ONNX Runtime, without the module's own hooks.

@@ -93,7 +93,8 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
                 _Call(program, replay, needs, step, recorded), tensors, *[tensors[i] for i in recorded]
             )
             return outputs
-    return tuple(program.inference.run(tensors))
+    # Results of a transform that has ended may still be wrapped.
+    return tuple(program.inference.run(list(map(_unwrap, tensors))))
 
 
 def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool) -> list[torch.Tensor]:

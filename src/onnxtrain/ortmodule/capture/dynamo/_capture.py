@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import MethodType
+from types import CodeType, MethodType
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onnxtrain.ortmodule._torch import (
     ConvertFrameReturn,
+    FrameAction,
+    FrameExecStrategy,
     InternalTorchDynamoError,
     TorchRuntimeError,
     dynamo_config,
@@ -23,6 +25,7 @@ from onnxtrain.ortmodule._torch import (
     isolates_recompiles,
     trace_rules,
 )
+from onnxtrain.ortmodule.capture._break_even import BreakEven
 from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch, SymbolicBatchRefused
 from onnxtrain.ortmodule.capture._modes import settings_restored_on_error
 from onnxtrain.ortmodule.capture._nodes import without_messages
@@ -34,15 +37,23 @@ from onnxtrain.ortmodule.capture.dynamo._repeated_captures import RepeatedCaptur
 from onnxtrain.ortmodule.capture.dynamo.patches import patched
 from onnxtrain.ortmodule.capture.dynamo.patches._asserted_numbers import AssertedNumber, asserted_numbers
 from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import missing_fakes
-from onnxtrain.ortmodule.capture.dynamo.speedups import Speedups
+from onnxtrain.ortmodule.capture.dynamo.speedups import Speedups, without_unused_imports
 
 # After a graph break in a container each layer is captured separately, and layers of one class share one function.
 _RECOMPILE_LIMIT = 256
 """Number of graphs per function after which Dynamo runs the function in PyTorch."""
 
 
-def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a callable equivalent to `module(*args, **kwargs)` that runs graphs compiled by `backend`."""
+def capture(
+    module: torch.nn.Module, backend: Callable[..., Any], break_even: BreakEven
+) -> Callable[..., Any]:
+    """Returns a callable equivalent to `module(*args, **kwargs)` that runs graphs compiled by `backend`.
+
+    Args:
+        module: the module.
+        backend: compiles a captured graph.
+        break_even: tells whether another capture pays.
+    """
     settings = dict(_SETTINGS)
     # By default Dynamo (PyTorch 2.13) runs LSTM, GRU and RNN in PyTorch, without a warning
     # (https://github.com/pytorch/pytorch/issues/141184).
@@ -55,11 +66,12 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
     function = MethodType(type(module).__call__, module) if overrides_call else module._call_impl
     # The limit is per compiled function. Otherwise a model would run in PyTorch if other models of its class had many
     # graphs.
-    context: Any = dynamo_optimize(backend, _RECOMPILE_LIMIT)
+    with without_unused_imports():
+        context: Any = dynamo_optimize(backend, _RECOMPILE_LIMIT)
     # With TORCHDYNAMO_DISABLE=1 the context has no callback.
     if callable(getattr(context, "callback", None)):
         captures = Captures(backend)
-        context.callback = _Callback(context.callback, settings, captures)
+        context.callback = _Callback(context.callback, settings, captures, break_even)
         weakref.finalize(context.callback, captures.release).atexit = False
     return without_fast_path(module, captured_call(context, function))
 
@@ -111,22 +123,32 @@ class _Callback:
         callback: Dynamo's own callback.
         settings: names and values of `torch._dynamo.config`, e.g. {"allow_rnn": True}.
         captures: records the captured code objects.
+        break_even: tells whether another capture of a function pays.
 
     Attributes:
         repeated_captures: decides which functions are no longer captured. The caller of the compiled function counts
             the calls.
     """
 
-    def __init__(self, callback: Any, settings: dict[str, Any], captures: Captures) -> None:
+    def __init__(
+        self, callback: Any, settings: dict[str, Any], captures: Captures, break_even: BreakEven
+    ) -> None:
         self._callback = callback
         self._settings = settings
         self._captures = captures
+        self._break_even = break_even
+        self._missed: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
+        self._captured_in: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
         self.repeated_captures = RepeatedCaptures()
         self._call = _Call(0)
         # Dynamo reads this attribute of its callbacks.
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._waits(frame.f_code):
+            return ConvertFrameReturn(
+                FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False
+            )
         if self.repeated_captures.record(frame.f_code, frame.f_locals):
             return ConvertFrameReturn(apply_to_code=False)
         self._captures.add(frame.f_code)
@@ -140,6 +162,19 @@ class _Callback:
                 # PyTorch rejects the arguments of an operator. Python runs the function, once, and raises the error:
                 # the function may handle it, and statements before it must not run twice.
                 return ConvertFrameReturn(apply_to_code=False)
+
+    def _waits(self, code: CodeType) -> bool:
+        """True if PyTorch runs a function for now, because its graphs do not fit the call and another does not pay."""
+        calls = self.repeated_captures.calls
+        # A function may need several graphs in one call, e.g. the forward of layers of one class.
+        if self._captures.has_graphs(code) and self._captured_in.get(code) != calls:
+            missed = self._missed[code] = self._missed.get(code, 0) + 1
+            if missed <= self._break_even.calls:
+                self._break_even.in_pytorch = True
+                return True
+            del self._missed[code]
+        self._captured_in[code] = calls
+        return False
 
     # Each of the following methods makes several attempts, with ever fewer symbols.
 

@@ -37,6 +37,10 @@ class Captures:
         """Records the code object of a function that Dynamo captures."""
         self._codes[id(code)] = weakref.ref(code)
 
+    def has_graphs(self, code: CodeType) -> bool:
+        """True if a graph of the backend was captured from a function, and is not invalid."""
+        return any(entry.backend is self._backend for entry in c_eval_frame._debug_get_cache_entry_list(code))
+
     def release(self) -> None:
         """Frees the graphs of the backend. Its functions may be captured again."""
         for reference in self._codes.values():

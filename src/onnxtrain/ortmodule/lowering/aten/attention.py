@@ -7,7 +7,8 @@ backward pass. `ATTENTION` traces it as the custom op `onnxtrain::attention` ins
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import onnx_ir as ir
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
+from torch.utils.flop_counter import register_flop_formula
 
 from onnxtrain import functions
 from onnxtrain.ortmodule.capture.autograd._gradients import straight_through
@@ -38,6 +40,12 @@ def _fake_attention(
     scale: float,
 ) -> torch.Tensor:
     return q.new_empty((*q.shape[:3], v.shape[3]))
+
+
+@register_flop_formula(torch.ops.onnxtrain.attention)
+def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, **named: Any) -> int:
+    """Returns the number of floating-point operations of both products."""
+    return 2 * prod(q[:3]) * k[2] * (q[3] + v[3])
 
 
 def _attention(

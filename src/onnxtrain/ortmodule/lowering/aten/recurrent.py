@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from math import prod
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from onnxtrain.ortmodule._torch import disable_current_modes
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
@@ -40,6 +42,12 @@ def _fake_layer(
     """Returns fake outputs: the hidden states, [time, batch, directions * hidden], and the final states."""
     hidden = states[0].shape[-1] * (2 if bidirectional else 1)
     return [x.new_empty((x.shape[0], x.shape[1], hidden)), *(torch.empty_like(state) for state in states)]
+
+
+@register_flop_formula(torch.ops.onnxtrain.recurrent_layer)
+def _flops(x: Sequence[int], states: Any, weights: Sequence[Sequence[int]], *args: Any, **named: Any) -> int:
+    """Returns the number of floating-point operations: each weight is multiplied once per row and time step."""
+    return 2 * x[0] * x[1] * sum(prod(weight) for weight in weights if len(weight) == 2)
 
 
 def _by_layers(function: Callable[..., Any], *args: Any) -> Any:

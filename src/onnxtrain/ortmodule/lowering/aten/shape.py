@@ -296,7 +296,12 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
     source, result = low.fake(0), low.result
     if not source.is_contiguous() or source.storage_offset() != 0:
         raise low.unsupported("a view or a non-contiguous tensor, since ONNX has no strides")
-    if not _is_in_bounds(source, size, stride, storage_offset or 0):
+    of_input = _is_view_of_input(low.node.args[0])
+    if of_input and storage_offset is not None:
+        raise low.unsupported(
+            "an offset in the memory of an input, of which ONNX Runtime gets only the input"
+        )
+    if not _is_in_bounds(source, size, stride, storage_offset or 0, of_input):
         raise low.unsupported("elements past the end of a view, since ONNX has no strides")
     only_reshapes = (
         not storage_offset and result.is_contiguous() and str(source.numel()) == str(result.numel())
@@ -311,12 +316,21 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
     return to_result_shape(low, x, size)
 
 
-def _is_in_bounds(source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> bool:
+def _is_view_of_input(node: Any) -> bool:
+    """True if a node is an input of the graph or a view of one: its memory may hold more, and differs between calls."""
+    while node.op == "call_function" and getattr(node.target, "is_view", False):
+        node = node.args[0]
+    return bool(node.op == "placeholder")
+
+
+def _is_in_bounds(
+    source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any, of_input: bool
+) -> bool:
     """True if `as_strided` is known to read only elements of `source`, not others in its storage, or to raise."""
     storage = source.untyped_storage().nbytes()
     # If `source` fills its storage, PyTorch has already checked the bounds. With symbolic sizes, `nbytes` is an
     # expression such as 4*b*(a - 1) + 4*b, which is not equal to 4*a*b by `==`.
-    if statically_known_true(storage == source.numel() * source.element_size()):
+    if not of_input and statically_known_true(storage == source.numel() * source.element_size()):
         return True
     numbers = [source.numel(), offset, *size, *stride]
     if not all(isinstance(number, int) for number in numbers):

@@ -13,6 +13,7 @@ from typing import Any
 from onnxtrain import _building
 from onnxtrain._building import with_room
 from onnxtrain.ortmodule._torch import dynamo_config
+from onnxtrain.ortmodule.capture.dynamo.speedups import _unused_imports
 from onnxtrain.ortmodule.capture.dynamo.speedups._guard_profiling import without_guard_profiling
 from onnxtrain.ortmodule.capture.dynamo.speedups._hook_guards import without_implied_hook_guards
 from onnxtrain.ortmodule.capture.dynamo.speedups._known_breaks import KnownBreaks, breaking_early
@@ -43,6 +44,7 @@ class Speedups:
         with (
             without_older_objects(),
             dynamo_config.patch(fake_tensor_cache_enabled=is_cached),
+            without_unused_imports(),
             without_guard_profiling(),
             without_implied_hook_guards(),
             breaking_early(self._breaks),
@@ -57,3 +59,8 @@ class Speedups:
 def without_older_objects() -> AbstractContextManager[None]:
     """Keeps the garbage collector from scanning objects that are older than the context."""
     return _building.without_older_objects() if ENABLED else contextlib.nullcontext()
+
+
+def without_unused_imports() -> AbstractContextManager[None]:
+    """Keeps Dynamo from importing what no capture for ONNX Runtime uses."""
+    return _unused_imports.without_unused_imports() if ENABLED else contextlib.nullcontext()

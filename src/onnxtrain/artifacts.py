@@ -39,7 +39,7 @@ from onnxtrain.recipe import (
     filled_recipe,
 )
 from onnxtrain.selection import expand_requests
-from onnxtrain.training.forward_graph import trained_outputs
+from onnxtrain.training.key_value_cache import trained_outputs
 from onnxtrain.training.training_graph import TrainingGraphs, build_training_graphs
 
 __all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]

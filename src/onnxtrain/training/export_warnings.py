@@ -10,8 +10,8 @@ from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.emitter import known_array
 from onnxtrain.passes import TorchSignature, has_quantized_ops, is_training_batch_norm, lost_detaches
-from onnxtrain.selection import some_names
-from onnxtrain.training.layer_modes import Unchosen, place_name
+from onnxtrain.selection import place_name, some_names
+from onnxtrain.training.layer_modes import Unchosen
 
 _log = get_logger()
 

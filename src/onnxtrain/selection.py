@@ -177,6 +177,14 @@ def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, li
     }
 
 
+def reached_patterns(
+    patterns: Sequence[str], trained: Collection[str], unreached: Collection[str]
+) -> list[str]:
+    """Returns names and patterns without those that match only parameters on which the loss does not depend."""
+    of_trained, of_unreached = match_names(patterns, trained), match_names(patterns, unreached)
+    return [pattern for pattern in patterns if of_trained[pattern] or not of_unreached[pattern]]
+
+
 def matched_names(
     patterns: Iterable[str], names: Collection[str], refusal: Callable[[str], Exception]
 ) -> set[str]:
@@ -201,8 +209,8 @@ def some_names(names: Collection[str], limit: int = 20) -> str:
 
 
 def canonical_with_names(
-    model: ir.Model, requires_grad: list[str] | None, frozen: list[str] | None
-) -> tuple[ir.Model, list[str] | None, list[str] | None]:
+    model: ir.Model, requires_grad: Sequence[str] | None, frozen: Sequence[str] | None
+) -> tuple[ir.Model, Sequence[str] | None, Sequence[str] | None]:
     """Returns the canonical form of a model, and the names of the parameters to train and to freeze.
 
     Constant folding leaves out these parameters, because training changes their values.

@@ -29,74 +29,53 @@ def dropout_traces(graph: ir.Graph) -> list[ir.Node]:
     Args:
         graph: main graph of a model.
     """
-    return [node for node in ir.traversal.RecursiveGraphIterator(graph) if _is_trace(node)]
-
-
-def _is_trace(node: ir.Node) -> bool:
-    """True for an Identity that an exporter wrote for a Dropout module."""
-    return (
-        node.op_type == "Identity"
+    return [
+        node
+        for node in ir.traversal.RecursiveGraphIterator(graph)
+        if node.op_type == "Identity"
         and node.domain == ""
         and _DROPOUT_CLASS in node.metadata_props.get(_CLASSES, "")
-    )
+    ]
 
 
 def write_dropout(model: ir.Model, ratios: Mapping[ir.Node, float]) -> list[ir.Node]:
-    """Sets the ratios of Dropout nodes, and inserts Dropout at other nodes, in place; the modes stay as they are.
+    """Sets the ratios of Dropout nodes, and inserts Dropout at other nodes, in place; modes are not changed.
 
     Args:
         model: the model.
-        ratios: ratio per place: a Dropout, a trace (:func:`dropout_traces`), which Dropout replaces, or another node,
-            whose first input will be dropped.
+        ratios: ratio per place: a Dropout, a trace (:func:`dropout_traces`), which a Dropout replaces, or another node,
+            before whose first input a Dropout is inserted.
 
     Returns:
         The Dropout nodes of all places; new ones are in inference mode.
     """
-    new = [node for node in ratios if node.op_type != "Dropout"]
+    new = {node: value for node in ratios if node.op_type != "Dropout" and (value := node.inputs[0])}
     numbers = list(dict.fromkeys(ratios.values()))
-    bases = ["onnxtrain.ratio"] * len(numbers) + [f"{_dropped(node).name}.dropout" for node in new]
-    names = fresh_names(model, bases)
+    bases = ["onnxtrain.ratio"] * len(numbers) + [f"{value.name}.dropout" for value in new.values()]
+    names = iter(fresh_names(model, bases))
     constants = {
-        ratio: add_constant(model.graph, ir.tensor(np.array(ratio, np.float32), name=name))
-        for ratio, name in zip(numbers, names, strict=False)
+        number: add_constant(model.graph, ir.tensor(np.array(number, np.float32), name=next(names)))
+        for number in numbers
     }
-    results = dict(zip(new, names[len(numbers) :], strict=True))
-    return [
-        _insert(node, constants[ratio], results[node])
-        if node in results
-        else _set_ratio(node, constants[ratio])
-        for node, ratio in ratios.items()
-    ]
-
-
-def _dropped(node: ir.Node) -> ir.Value:
-    """Returns the value that a Dropout at this node drops."""
-    value = node.inputs[0]
-    assert value is not None
-    return value
-
-
-def _set_ratio(node: ir.Node, ratio: ir.Value) -> ir.Node:
-    """Sets the ratio of a Dropout node, an optional input that defaults to 0.5; returns the node."""
-    node.resize_inputs(max(2, len(node.inputs)))
-    node.replace_input_with(1, ratio)
-    return node
-
-
-def _insert(node: ir.Node, ratio: ir.Value, name: str) -> ir.Node:
-    """Inserts a Dropout before a node, or in place of a trace; returns the Dropout, whose result gets the name."""
-    value = _dropped(node)
-    dropout = ir.node("Dropout", [value, ratio], name=f"{node.name or node.outputs[0].name}.dropout")
-    result = dropout.outputs[0]
-    result.name, result.type, result.shape = name, value.type, value.shape
-    node.prepend(dropout)
-    if _is_trace(node):
-        # Keeps its metadata, so that patterns find the Dropout by the module's name.
-        dropout.metadata_props.update(node.metadata_props)
-        replace_node(node, result)
-    else:
-        node.replace_input_with(0, result)
-    return dropout
+    written = []
+    for node, number in ratios.items():
+        dropout, value = node, node.inputs[0]
+        if node in new and value is not None:
+            dropout = ir.node("Dropout", [value], name=f"{node.name or node.outputs[0].name}.dropout")
+            result = dropout.outputs[0]
+            result.name, result.type, result.shape = next(names), value.type, value.shape
+            node.prepend(dropout)
+            if node.op_type == "Identity":
+                # Keeps the trace's metadata, so that patterns find the Dropout by its module's name.
+                dropout.metadata_props.update(node.metadata_props)
+                replace_node(node, result)
+            else:
+                node.replace_input_with(0, result)
+        # The ratio is an optional input that defaults to 0.5.
+        dropout.resize_inputs(max(2, len(dropout.inputs)))
+        dropout.replace_input_with(1, constants[number])
+        written.append(dropout)
+    return written
 
 
 def mark_adapter_dropout(node: ir.Node) -> None:

@@ -51,11 +51,8 @@ def set_modes(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios
             in training mode.
         ValueError: a mode is not "as_exported", "training" or "inference".
     """
-    switched = [
-        node
-        for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        if node.op_type in SWITCHED and node.domain == ""
-    ]
+    nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
+    switched = [node for node in nodes if node.op_type in SWITCHED and node.domain == ""]
     layers = [node for node in switched if not is_adapter_dropout(node)]
     traces = dropout_traces(model.graph)
     places = [*(node for node in layers if node.op_type == "Dropout"), *traces]
@@ -70,11 +67,9 @@ def set_modes(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios
     # All patterns are resolved before the graph changes: what is inserted has other names.
     ratios = {} if dropout is None else layer_choices(places, dropout, "dropout", "Dropout")
     above_0 = {node: ratio for node, ratio in ratios.items() if ratio}
+    named = {*layers, *(node for node in traces if node in above_0)}
     of_layers: dict[ir.Node, Mode] = layer_choices(
-        [*layers, *(node for node in traces if node in above_0)],
-        batch_norm,
-        "batch_norm",
-        "BatchNormalization or Dropout",
+        [node for node in nodes if node in named], batch_norm, "batch_norm", "BatchNormalization or Dropout"
     )
     removed = [
         place_name(node)

@@ -51,9 +51,43 @@ def set_modes(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios
             in training mode.
         ValueError: a mode is not "as_exported", "training" or "inference".
     """
-    nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
-    switched = [node for node in nodes if node.op_type in SWITCHED and node.domain == ""]
-    layers = [node for node in switched if not is_adapter_dropout(node)]
+    chosen = _choose(model, batch_norm, dropout)
+    above_0 = {node: ratio for node, ratio in chosen.ratios.items() if ratio}
+    modes = chosen.modes | dict.fromkeys(chosen.ratios.keys() - above_0.keys(), "inference")
+    modes |= dict.fromkeys(write_dropout(model, above_0), "training")
+    # Files of opsets before 12 cannot store that the Dropout of adapters trains.
+    adapters = filter(is_adapter_dropout, ir.traversal.RecursiveGraphIterator(model.graph))
+    modes |= dict.fromkeys(adapters, "training")
+    # A single mode is passed on unchanged, so that the pass checks it even in a model without such nodes.
+    TrainingModePass(batch_norm if isinstance(batch_norm, str) else modes, modes)(model)
+    # Nodes that were exported in training mode keep ONNX's population variance.
+    for node, mode in chosen.modes.items():
+        if node.op_type == "BatchNormalization" and mode == "training":
+            node.metadata_props[UNBIASED_KEY] = "1"
+    _check_training_mode(model, batch_norm, chosen.unchosen.removed)
+    return chosen.unchosen
+
+
+class _Choices(NamedTuple):
+    """What a user has chosen for the layers of a model; adapters are not included.
+
+    Attributes:
+        ratios: ratio per place of Dropout, i.e. a Dropout or what an exporter left of it.
+        modes: mode per BatchNormalization, and per Dropout without a chosen ratio.
+        unchosen: the layers without a mode.
+    """
+
+    ratios: dict[ir.Node, float]
+    modes: dict[ir.Node, Mode]
+    unchosen: Unchosen
+
+
+def _choose(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios) -> _Choices:
+    """Resolves the arguments of :func:`set_modes`; does not change the model."""
+    nodes = [
+        node for node in ir.traversal.RecursiveGraphIterator(model.graph) if not is_adapter_dropout(node)
+    ]
+    layers = [node for node in nodes if node.op_type in SWITCHED and node.domain == ""]
     traces = dropout_traces(model.graph)
     places = [*(node for node in layers if node.op_type == "Dropout"), *traces]
     if isinstance(dropout, float) and dropout and not places:
@@ -64,34 +98,22 @@ def set_modes(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios
             "in training mode, or insert Dropout in front of layers that you name: "
             f"onnxtrain.restore_dropout(model, p={dropout}, before=['fc'])"
         )
-    # All patterns are resolved before the graph changes: what is inserted has other names.
     ratios = {} if dropout is None else layer_choices(places, dropout, "dropout", "Dropout")
-    above_0 = {node: ratio for node, ratio in ratios.items() if ratio}
-    named = {*layers, *(node for node in traces if node in above_0)}
+    # Dropout that will be inserted can be named, too, but its ratio decides.
+    named = {*layers, *(node for node, ratio in ratios.items() if ratio)}
     of_layers: dict[ir.Node, Mode] = layer_choices(
         [node for node in nodes if node in named], batch_norm, "batch_norm", "BatchNormalization or Dropout"
     )
+    modes = {node: mode for node, mode in of_layers.items() if node not in ratios}
+    as_exported = [
+        node for node in layers if node not in ratios and modes.get(node, "as_exported") == "as_exported"
+    ]
     removed = [
         place_name(node)
         for node in traces
         if node not in ratios and choice_at(node, batch_norm) != "inference"
     ]
-    modes: dict[ir.Node, Mode] = {node: mode for node, mode in of_layers.items() if node not in ratios}
-    as_exported = [
-        node for node in layers if node not in ratios and modes.get(node, "as_exported") == "as_exported"
-    ]
-    modes |= dict.fromkeys((node for node in ratios if node not in above_0), "inference")
-    modes |= dict.fromkeys(write_dropout(model, above_0), "training")
-    # Adapters drop in any case; files of opsets before 12 cannot store it.
-    modes |= dict.fromkeys(filter(is_adapter_dropout, switched), "training")
-    # A single mode is passed on unchanged, so that the pass checks it even in a model without such nodes.
-    TrainingModePass(batch_norm if isinstance(batch_norm, str) else modes, modes)(model)
-    # Nodes that were exported in training mode keep ONNX's population variance.
-    for node in layers:
-        if node.op_type == "BatchNormalization" and modes.get(node) == "training":
-            node.metadata_props[UNBIASED_KEY] = "1"
-    _check_training_mode(model, batch_norm, removed)
-    return Unchosen(as_exported, removed)
+    return _Choices(ratios, modes, Unchosen(as_exported, removed))
 
 
 def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from onnxtrain.passes import (
     is_training_batch_norm,
 )
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # Names that PyTorch's exporters generate. Scalars with such names are constants, e.g. the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
@@ -113,14 +113,14 @@ def layer_names(node: ir.Node) -> list[str]:
     return [name for name in dict.fromkeys(names) if name]
 
 
-def place_name(node: ir.Node) -> str:
+def layer_name(node: ir.Node) -> str:
     """Returns the name of a layer for messages: its module's, else its node's, else its output's."""
     return next(iter(layer_names(node)), str(node.outputs[0].name))
 
 
 def layer_choices(
-    nodes: Sequence[ir.Node], choice: T | Mapping[str, T], option: str, kind: str
-) -> dict[ir.Node, T]:
+    nodes: Sequence[ir.Node], choice: _T | Mapping[str, _T], option: str, kind: str
+) -> dict[ir.Node, _T]:
     """Returns what a user has chosen for each layer.
 
     Args:
@@ -137,7 +137,7 @@ def layer_choices(
         return dict.fromkeys(nodes, choice)
     names = {node: layer_names(node) for node in nodes}
     all_names = list(dict.fromkeys(name for of_node in names.values() for name in of_node))
-    chosen: dict[ir.Node, T] = {}
+    chosen: dict[ir.Node, _T] = {}
     for pattern, matched in match_names(choice, all_names).items():
         if not matched:
             shown = [of_node[0] for of_node in names.values() if of_node]
@@ -151,7 +151,7 @@ def layer_choices(
     return chosen
 
 
-def choice_at(node: ir.Node, choice: T | Mapping[str, T]) -> T | None:
+def choice_at(node: ir.Node, choice: _T | Mapping[str, _T]) -> _T | None:
     """Returns what a user has chosen for one layer, as in :func:`layer_choices`; None if no pattern matches."""
     if not isinstance(choice, Mapping):
         return choice
@@ -180,7 +180,11 @@ def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, li
 def reached_patterns(
     patterns: Sequence[str], trained: Collection[str], unreached: Collection[str]
 ) -> list[str]:
-    """Returns names and patterns without those that match only parameters on which the loss does not depend."""
+    """Returns names and patterns without those that match only parameters on which the loss does not depend.
+
+    >>> reached_patterns(["body.*", "aside.*", "unknown"], trained=["body.w"], unreached=["aside.w"])
+    ['body.*', 'unknown']
+    """
     of_trained, of_unreached = match_names(patterns, trained), match_names(patterns, unreached)
     return [pattern for pattern in patterns if of_trained[pattern] or not of_unreached[pattern]]
 

@@ -1,4 +1,4 @@
-"""Appends the gradients to the outputs of a training model: dense ones, and sparse ones of embedding tables.
+"""Makes gradients outputs of a training model: dense gradients, and sparse ones of embedding tables.
 
 A sparse gradient holds only the rows that a batch reads. The dense gradient of a table of a million rows has a million
 rows, of which a batch of 100 words fills at most 100.

@@ -15,7 +15,7 @@ from onnxtrain.op_facts import SWITCHED
 from onnxtrain.passes import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.parameters.dropout_traces import dropout_traces, is_adapter_dropout, write_dropout
 from onnxtrain.recipe import BatchNormMode, DropoutRatios
-from onnxtrain.selection import choice_at, layer_choices, place_name, some_names
+from onnxtrain.selection import choice_at, layer_choices, layer_name, some_names
 from onnxtrain.training.running_statistics import UNBIASED_KEY
 
 _log = get_logger()
@@ -109,7 +109,7 @@ def _choose(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios) 
         node for node in layers if node not in ratios and modes.get(node, "as_exported") == "as_exported"
     ]
     removed = [
-        place_name(node)
+        layer_name(node)
         for node in traces
         if node not in ratios and choice_at(node, batch_norm) != "inference"
     ]

@@ -29,9 +29,7 @@ def chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
     """
     latest: dict[str, ir.Value] = {}
     writer = Emitter(model.graph)
-    for node in model.graph:
-        if not is_training_batch_norm(node):
-            continue
+    for node in filter(is_training_batch_norm, tuple(model.graph)):
         # Outputs 1 and 2, the updated mean and variance, are optional and may be left out in the file.
         node.resize_outputs(3)
         for index in (3, 4):

@@ -121,7 +121,7 @@ def layer_name(node: ir.Node) -> str:
 def layer_choices(
     nodes: Sequence[ir.Node], choice: _T | Mapping[str, _T], option: str, kind: str
 ) -> dict[ir.Node, _T]:
-    """Returns what a user has chosen for each layer.
+    """Returns the user's choice for each layer.
 
     Args:
         nodes: the layers, in graph order.
@@ -152,7 +152,7 @@ def layer_choices(
 
 
 def choice_at(node: ir.Node, choice: _T | Mapping[str, _T]) -> _T | None:
-    """Returns what a user has chosen for one layer, as in :func:`layer_choices`; None if no pattern matches."""
+    """Returns the user's choice for one layer, as in :func:`layer_choices`; None if no pattern matches."""
     if not isinstance(choice, Mapping):
         return choice
     names = layer_names(node)

@@ -69,7 +69,7 @@ def set_modes(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios
 
 
 class _Choices(NamedTuple):
-    """What a user has chosen for the layers of a model; adapters are not included.
+    """Choices of the user for the layers of a model, except adapters.
 
     Attributes:
         ratios: ratio per place of Dropout, i.e. a Dropout or what an exporter left of it.

@@ -372,3 +372,78 @@ def test_a_single_name_may_stand_alone() -> None:
     for options, moving in (({"frozen_params": "w1"}, {"b1", "w2", "b2"}), ({"requires_grad": "w1"}, {"w1"})):
         trainer = Trainer(problem.model, problem.loss, loss_input_names="logits", **options)
         assert {name for name, p in trainer.parameters if p.requires_grad} == moving
+
+
+def test_equal_layers_keep_their_own_modes(tmp_path: Path) -> None:
+    """Two calls of one layer with the same input are equal nodes of the file, until their modes differ."""
+    model = norm_model("batch")
+    norm, graph = model.graph.node[1], model.graph
+    norm.name = "frozen"
+    second = onnx.helper.make_node("BatchNormalization", norm.input, ["n2"], name="live")
+    nodes = [*graph.node[:2], second, onnx.helper.make_node("Add", ["n", "n2"], ["sum"]), graph.node[2]]
+    nodes[-1].input[0] = "sum"
+    del graph.node[:]
+    graph.node.extend(nodes)
+    generate_artifacts(
+        model, loss="mse", batch_norm={"frozen": "inference", "live": "training"}, artifact_directory=tmp_path
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    rng = np.random.default_rng(0)
+    x, target = rng.standard_normal((6, 4)).astype(np.float32), np.ones((6, 2), np.float32)
+    loss = Module(tmp_path / "training_model.onnx", state)(x, target)
+
+    tensors = {t.name: torch.tensor(onnx.numpy_helper.to_array(t)) for t in graph.initializer}
+    mean, var = tensors.pop("mean"), tensors.pop("var")
+    for tensor in tensors.values():
+        tensor.requires_grad_()
+    w, s, b, v = (tensors[name] for name in ("w", "s", "b", "v"))
+    hidden = torch.tensor(x) @ w
+    # Clones, because the second call updates the statistics, which the backward pass of the first one reads.
+    frozen = torch.nn.functional.batch_norm(hidden, mean.clone(), var.clone(), s, b)
+    live = torch.nn.functional.batch_norm(hidden, mean, var, s, b, training=True)
+    expected = torch.nn.functional.mse_loss((frozen + live) @ v, torch.tensor(target))
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.detach(), rtol=1e-5)
+    for name, tensor in tensors.items():
+        assert tensor.grad is not None
+        np.testing.assert_allclose(state._store.gradients[name].read(), tensor.grad, rtol=1e-4, atol=1e-6)
+    for name, statistic in (("mean", mean), ("var", var)):
+        np.testing.assert_allclose(state.statistics[name].data, statistic, rtol=1e-5, atol=1e-7)
+
+
+class Chained(torch.nn.Module):
+    """Two Dropout modules of one value, and one directly behind another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Dropout(0.5) for _ in range(3))
+        self.scale = torch.nn.Parameter(torch.ones(2000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale
+        return torch.cat([self.b(x), self.c(self.a(x))], -1)
+
+
+@pytest.mark.torch
+def test_dropout_behind_dropout_and_twice_of_one_value(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter
+        torch.onnx.export(
+            Chained().eval(), (torch.ones(2, 2000),), str(tmp_path / "net.onnx"), input_names=["x"],
+            output_names=["y"], dynamic_shapes=({0: "batch"},), optimize=False, verbose=False,
+        )  # fmt: skip
+    generate_artifacts(
+        tmp_path / "net.onnx", loss="mse", additional_output_names=["y"], artifact_directory=tmp_path,
+        dropout={"a": 0.2, "b": 0.3, "c": 0.4},
+    )  # fmt: skip
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    x = np.ones((4, 2000), np.float32)
+    _, y = module(x, np.concatenate([x, x], -1))
+    once, twice = np.split(np.asarray(y), 2, -1)
+    for values, kept in ((once, 0.7), (twice, 0.8 * 0.6)):
+        np.testing.assert_allclose(values[values != 0], 1 / kept, rtol=1e-5)
+        assert abs(np.mean(values != 0) - kept) < 4 * (kept * (1 - kept) / values.size) ** 0.5
+    # The masks are drawn independently of each other.
+    both = np.mean((once != 0) & (twice != 0))
+    assert abs(both - 0.7 * 0.48) < 4 * (0.34 * 0.66 / once.size) ** 0.5

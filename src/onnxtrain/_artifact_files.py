@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
-import tempfile
-from contextlib import redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from onnxtrain import onnxblock, optimizers
+from onnxtrain._ort_format import write_ort_format
 from onnxtrain._printable import get_logger
-from onnxtrain.errors import GraphBuildError, ModelError
+from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
-from onnxtrain.onnxblock.onnxblock import parameter_protos
+from onnxtrain.onnxblock.checkpoint_utils import parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
-from onnxtrain.passes import save_model, write_models
-from onnxtrain.passes.profiles import PROFILES
+from onnxtrain.passes import write_models
+from onnxtrain.passes.profiles import suit_hosts
 from onnxtrain.runtime.artifact_folder import is_manifest
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.state import CheckpointState
-from onnxtrain.selection import match_names
+from onnxtrain.selection import reached_patterns
 from onnxtrain.training.training_graph import TrainingGraphs
 
 _log = get_logger()
@@ -82,7 +79,7 @@ def write_files(
         models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
     if graphs.inference is not None:
         models["inference_model"] = graphs.inference
-    models = {name: _suit_hosts(name, model, manifest["profile"]) for name, model in models.items()}
+    models = {name: suit_hosts(model, manifest["profile"], name) for name, model in models.items()}
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if wanted.nominal_checkpoint else [])]
     manifest["files"] = file_names = {
         name: f"{prefix}{name}" + (".onnx" if name in models else "") for name in names
@@ -105,7 +102,7 @@ def write_files(
             # The manifest is embedded in each model, so that a device needs only the model file.
             model.metadata_props[METADATA_KEY] = text
             if wanted.ort_format:
-                _write_ort_format(model, files, directory / file_names[name], wanted.custom_op_library)
+                write_ort_format(model, files, directory / file_names[name], wanted.custom_op_library)
         data = write_models({file_names[name]: model for name, model in models.items()}, files)
         manifest["external_data"] = {
             name: data[file_names[name]] for name in models if data.get(file_names[name])
@@ -119,28 +116,6 @@ def write_files(
         with files.open(f"{prefix}manifest.json") as file:
             file.write(json.dumps(manifest, indent=2).encode())
     _log.info("wrote %s to %s", ", ".join(names), directory)
-
-
-def _suit_hosts(name: str, model: ir.Model, profile: str) -> ir.Model:
-    """Rewrites a model for the hosts of a profile.
-
-    Args:
-        name: role of the model, for error messages, e.g. "eval_model".
-        model: the model.
-        profile: name of the profile, e.g. "portable".
-
-    Raises:
-        GraphBuildError: some nodes cannot be rewritten.
-    """
-    model = PROFILES[profile].rewrite(model)
-    obstacles = PROFILES[profile].obstacles(model)
-    if obstacles:
-        listed = "; ".join(map(str, obstacles[:3])) + ("; ..." if len(obstacles) > 3 else "")
-        raise GraphBuildError(
-            f"generate_artifacts with profile={profile!r}: {len(obstacles)} nodes of the {name.replace('_', ' ')} do "
-            f"not run on every host: {listed}. Change the model, or leave out profile to train on PCs and servers."
-        )
-    return model
 
 
 def _optimizer_model(
@@ -168,57 +143,12 @@ def _optimizer_model(
         for entry in graphs.manifest["parameters"]
         if entry["trainable"]
     ]
-    optimizer = _drop_unreached_patterns(optimizer, graphs)
+    # PyTorch accepts groups with parameters that get no gradient; the optimizer model only contains trained parameters.
+    groups = [
+        dataclasses.replace(group, parameters=names)
+        for group in optimizer.groups
+        if (names := reached_patterns(group.parameters, graphs.trainable, graphs.unreached))
+    ]
+    optimizer = dataclasses.replace(optimizer, groups=groups)
     model = optimizers.build_optimizer_model(optimizer, parameters, graphs.manifest["opset"])
     return model, optimizers.manifest_entry(optimizer, parameters)
-
-
-def _drop_unreached_patterns(optimizer: optimizers.Optimizer, graphs: TrainingGraphs) -> optimizers.Optimizer:
-    """Removes group names and patterns that match only parameters on which the loss doesn't depend."""
-    # PyTorch accepts groups with parameters that get no gradient; the optimizer model only contains trained parameters.
-    groups = []
-    for group in optimizer.groups:
-        trained = match_names(group.parameters, graphs.trainable)
-        unreached = match_names(group.parameters, graphs.unreached)
-        names = [name for name in group.parameters if trained[name] or not unreached[name]]
-        if names:
-            groups.append(dataclasses.replace(group, parameters=names))
-    return dataclasses.replace(optimizer, groups=groups)
-
-
-def _write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_library: Path | None) -> None:
-    """Adds a model in ORT format to a set of files; `path` is the path of its ONNX file."""
-    # onnxruntime's converter only reads and writes files, so it works in a temporary folder. It writes additional
-    # files, such as the list of ops that the model needs: all new files are copied.
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        source = Path(folder) / path.name
-        save_model(model, source)
-        before = set(source.parent.iterdir())
-        _convert_to_ort(source, path, custom_op_library)
-        for made in sorted(set(source.parent.iterdir()) - before):
-            files.copy(made, made.name)
-
-
-def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) -> None:
-    """Converts the ONNX file `source` to ORT format, next to it; `path` names the model in error messages."""
-    # Importing the tool configures logging for the whole process, and running it prints its progress.
-    root = logging.getLogger()
-    handlers = list(root.handlers)
-    from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
-
-    root.handlers[:] = handlers
-    logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
-    try:
-        with redirect_stdout(StringIO()):
-            convert_onnx_models_to_ort(
-                source,
-                output_dir=source.parent,
-                custom_op_library_path=custom_op_library,
-                optimization_styles=[OptimizationStyle.Fixed],
-            )
-    # onnxruntime's own exceptions have no common base class but Exception.
-    except Exception as error:
-        raise ModelError(
-            f"Converting '{path}' to ORT format failed: {error}. Nothing has been written; check "
-            "custom_op_library, or leave out ort_format."
-        ) from error

@@ -7,7 +7,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from onnxtrain.errors import GraphBuildError, ModelError
 from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.lora import LoraConfig, train_adapters
 from onnxtrain.onnxblock.onnxblock import build_forward
-from onnxtrain.passes import ModelSource, canonicalize, load_model
+from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.recipe import (
     Activations,
     BatchNormMode,
@@ -38,8 +38,8 @@ from onnxtrain.recipe import (
     Recipe,
     filled_recipe,
 )
-from onnxtrain.selection import expand_requests
-from onnxtrain.training.forward_graph import trained_outputs
+from onnxtrain.selection import canonical_with_names
+from onnxtrain.training.key_value_cache import trained_outputs
 from onnxtrain.training.training_graph import TrainingGraphs, build_training_graphs
 
 __all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]
@@ -318,14 +318,24 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
             "input"
         )
     if isinstance(loss, onnxblock.Block):
-        return _with_block_loss(source, loaded, loss, names, recipe)
-    model, recipe = _canonical(loaded, recipe)
-    if loss is None:
-        if len(names) != 1:
-            raise GraphBuildError(
-                "training without a loss: one value of the model must be the loss, but "
-                f"{argument('loss_input_names')} gives {len(names)} ({', '.join(names)}); name one"
-            )
+        # The block gets the proto in the opset for which its author wrote it, without external data.
+        path = source if isinstance(source, str | os.PathLike) else None
+        if path is not None:
+            proto = onnx.load(path, load_external_data=False)
+        else:
+            proto = source if isinstance(source, onnx.ModelProto) else ir.to_proto(loaded)
+        # The block returns the loss first.
+        loaded, names = build_forward(loss, proto, names, model_path=path)
+        returned = [*names[1:], *(recipe.additional_output_names or ())]
+        recipe = dataclasses.replace(recipe, additional_output_names=returned)
+    model, requires_grad, frozen = canonical_with_names(loaded, recipe.requires_grad, recipe.frozen_params)
+    recipe = dataclasses.replace(recipe, requires_grad=requires_grad, frozen_params=frozen)
+    if loss is None and len(names) != 1:
+        raise GraphBuildError(
+            "training without a loss: one value of the model must be the loss, but "
+            f"{argument('loss_input_names')} gives {len(names)} ({', '.join(names)}); name one"
+        )
+    if not isinstance(loss, losses.Loss):
         return model, names[0], recipe
     # Two outputs of the model are prediction and target only if the user names them.
     if len(names) > 2 or (len(names) == 2 and not recipe.loss_input_names):
@@ -336,37 +346,3 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
     op = Emitter(model.graph, functions=model.functions)
     value = losses.attach_loss(op, loss, *names, sample_weight=recipe.sample_weight)
     return model, str(value.name), recipe
-
-
-def _with_block_loss(
-    source: ModelSource, loaded: ir.Model, block: onnxblock.Block, names: Sequence[str], recipe: Recipe
-) -> tuple[ir.Model, str, Recipe]:
-    """Appends an onnxblock block as the loss; see :func:`_with_loss`."""
-    # The block gets the proto in the opset for which its author wrote it, without external data.
-    path = source if isinstance(source, str | os.PathLike) else None
-    if path is not None:
-        proto = onnx.load(path, load_external_data=False)
-    else:
-        proto = source if isinstance(source, onnx.ModelProto) else ir.to_proto(loaded)
-    model, (loss, *returned) = build_forward(block, proto, names, model_path=path)
-    recipe = dataclasses.replace(
-        recipe, additional_output_names=[*returned, *(recipe.additional_output_names or ())]
-    )
-    model, recipe = _canonical(model, recipe)
-    return model, loss, recipe
-
-
-def _canonical(model: ir.Model, recipe: Recipe) -> tuple[ir.Model, Recipe]:
-    """Returns the canonical form of a model, and the recipe with patterns expanded to parameter names.
-
-    Constant folding leaves out the named parameters, because training changes their values.
-    """
-    names = [*(recipe.requires_grad or ()), *(recipe.frozen_params or ())]
-    known = {str(value.name) for node in model.graph for value in node.outputs} | {*model.graph.initializers}
-    if not known.issuperset(names):
-        # Patterns match names of the canonical form, so the model is canonicalized twice: first to match them.
-        matched = canonicalize(model, [name for name in names if name in known])
-        requires_grad, frozen = expand_requests(matched, recipe.requires_grad, recipe.frozen_params)
-        recipe = dataclasses.replace(recipe, requires_grad=requires_grad, frozen_params=frozen)
-        names = [*(requires_grad or ()), *frozen]
-    return canonicalize(model, names), recipe

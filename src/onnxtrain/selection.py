@@ -1,4 +1,4 @@
-"""Sorts the initializers of a model into trained parameters, frozen parameters and running statistics."""
+"""Resolves the names and patterns that users write: of the parameters to train, and of layers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import ast
 import contextlib
 import fnmatch
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -16,11 +17,14 @@ from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.passes import (
     TorchSignature,
+    canonicalize,
     is_float_parameter,
     is_quantization_or_rotary,
     is_setting,
     is_training_batch_norm,
 )
+
+_T = TypeVar("_T")
 
 # Names that PyTorch's exporters generate. Scalars with such names are constants, e.g. the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
@@ -52,11 +56,13 @@ class Selection:
         trainable: trained parameters.
         frozen: parameters that are inputs of the training model, but not trained.
         statistics: running statistics of BatchNormalization nodes in training mode.
+        sparse: trained parameters with sparse gradients.
     """
 
     trainable: list[str]
     frozen: list[str]
     statistics: list[str]
+    sparse: list[str]
 
     @property
     def parameters(self) -> set[str]:
@@ -85,6 +91,74 @@ def set_module_scope(node: ir.Node, module: str) -> None:
     node.metadata_props[_SCOPES] = repr(["", module, node.name or ""])
 
 
+def layer_names(node: ir.Node) -> list[str]:
+    """Returns the names by which patterns find a layer's node, the name of its PyTorch module first.
+
+    They are the module, e.g. `body.bn`, the scale of a BatchNormalization, `body.bn.weight`, and the node,
+    `/body/bn/BatchNormalization`.
+    """
+    # If a pattern matches nothing, the error message shows the first name.
+    names = []
+    scope = module_scope(node)
+    if scope is not None:
+        names.append(scope)
+    scale = node.inputs[1] if node.op_type == "BatchNormalization" else None
+    if scale is not None and scale.name:
+        names += [scale.name.rpartition(".")[0], scale.name]
+    if node.name:
+        names.append(node.name)
+        # TorchScript's exporter writes the path of the module, as in "/body/bn/BatchNormalization".
+        if node.name.startswith("/"):
+            names.append(node.name[1:].rpartition("/")[0].replace("/", "."))
+    return [name for name in dict.fromkeys(names) if name]
+
+
+def layer_name(node: ir.Node) -> str:
+    """Returns the name of a layer for messages: its module's, else its node's, else its output's."""
+    return next(iter(layer_names(node)), str(node.outputs[0].name))
+
+
+def layer_choices(
+    nodes: Sequence[ir.Node], choice: _T | Mapping[str, _T], option: str, kind: str
+) -> dict[ir.Node, _T]:
+    """Returns the user's choice for each layer.
+
+    Args:
+        nodes: the layers, in graph order.
+        choice: one value for all layers, or values by pattern (:func:`match_names`) of :func:`layer_names`. The first
+            pattern that matches a layer decides; layers without a match are left out.
+        option: the argument that holds the choice, for the error message, e.g. "dropout".
+        kind: what the nodes are, for the error message, e.g. "Dropout".
+
+    Raises:
+        GraphBuildError: a pattern matches no node.
+    """
+    if not isinstance(choice, Mapping):
+        return dict.fromkeys(nodes, choice)
+    names = {node: layer_names(node) for node in nodes}
+    all_names = list(dict.fromkeys(name for of_node in names.values() for name in of_node))
+    chosen: dict[ir.Node, _T] = {}
+    for pattern, matched in match_names(choice, all_names).items():
+        if not matched:
+            shown = [of_node[0] for of_node in names.values() if of_node]
+            raise GraphBuildError(
+                f"building the training graph: no {kind} matches {pattern!r} of {argument(option)}; the "
+                f"model has {some_names(shown)}"
+            )
+        for node in nodes:
+            if not set(matched).isdisjoint(names[node]):
+                chosen.setdefault(node, choice[pattern])
+    return chosen
+
+
+def choice_at(node: ir.Node, choice: _T | Mapping[str, _T]) -> _T | None:
+    """Returns the user's choice for one layer, as in :func:`layer_choices`; None if no pattern matches."""
+    if not isinstance(choice, Mapping):
+        return choice
+    names = layer_names(node)
+    return next((value for pattern, value in choice.items() if match_names([pattern], names)[pattern]), None)
+
+
 def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, list[str]]:
     """Returns the names that each pattern matches; a pattern that equals a name matches this name alone.
 
@@ -101,6 +175,18 @@ def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, li
         else [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         for pattern in patterns
     }
+
+
+def reached_patterns(
+    patterns: Sequence[str], trained: Collection[str], unreached: Collection[str]
+) -> list[str]:
+    """Returns names and patterns without those that match only parameters on which the loss does not depend.
+
+    >>> reached_patterns(["body.*", "aside.*", "unknown"], trained=["body.w"], unreached=["aside.w"])
+    ['body.*', 'unknown']
+    """
+    of_trained, of_unreached = match_names(patterns, trained), match_names(patterns, unreached)
+    return [pattern for pattern in patterns if of_trained[pattern] or not of_unreached[pattern]]
 
 
 def matched_names(
@@ -124,6 +210,34 @@ def some_names(names: Collection[str], limit: int = 20) -> str:
     """Returns at most `limit` names joined for a message, e.g. "a, b, ... (40 in all)", or "none"."""
     shown = ", ".join(list(names)[:limit])
     return f"{shown}, ... ({len(names)} in all)" if len(names) > limit else shown or "none"
+
+
+def canonical_with_names(
+    model: ir.Model, requires_grad: Sequence[str] | None, frozen: Sequence[str] | None
+) -> tuple[ir.Model, Sequence[str] | None, Sequence[str] | None]:
+    """Returns the canonical form of a model, and the names of the parameters to train and to freeze.
+
+    Constant folding leaves out these parameters, because training changes their values.
+
+    Args:
+        model: a loaded model.
+        requires_grad: names and patterns of the parameters to train; None for all that train by default.
+        frozen: names and patterns of the parameters to freeze.
+
+    Returns:
+        The canonical model, and both lists, in which names replace patterns (:func:`expand_requests`).
+
+    Raises:
+        GraphBuildError: as :func:`expand_requests`.
+    """
+    names = [*(requires_grad or ()), *(frozen or ())]
+    known = {str(value.name) for node in model.graph for value in node.outputs} | {*model.graph.initializers}
+    if not known.issuperset(names):
+        # Patterns match names of the canonical form, so the model is canonicalized twice: first to match them.
+        matched = canonicalize(model, [name for name in names if name in known])
+        requires_grad, frozen = expand_requests(matched, requires_grad, frozen)
+        names = [*(requires_grad or ()), *frozen]
+    return canonicalize(model, names), requires_grad, frozen
 
 
 def expand_requests(
@@ -180,15 +294,24 @@ def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[
 
 
 def select_parameters(
-    model: ir.Model, requires_grad: Iterable[str] | None, frozen: Iterable[str] | None
+    model: ir.Model,
+    requires_grad: Iterable[str] | None,
+    frozen: Iterable[str] | None,
+    sparse: Iterable[str] | None = None,
 ) -> Selection:
     """Sorts the initializers of a canonical model into trained parameters, frozen parameters and running statistics.
 
     Names may be patterns, see :func:`expand_requests`. Quantization scales and rotary caches are trained only if an
     exact name, or a pattern that matches no parameter, selects them.
 
+    Args:
+        model: a canonical model.
+        requires_grad: names and patterns of the parameters to train; None for all that train by default.
+        frozen: names and patterns of the parameters to freeze.
+        sparse: names and patterns of the trained parameters that get sparse gradients.
+
     Raises:
-        GraphBuildError: a name is unknown, not floating point, or in both lists; a pattern matches nothing;
+        GraphBuildError: a name is unknown, not floating point, or both trained and frozen; a pattern matches nothing;
             `requires_grad` selects a running statistic.
         NothingToTrain: nothing is left to train.
     """
@@ -218,7 +341,20 @@ def select_parameters(
             f"Name the parameters to train in {argument('requires_grad')}, or freeze fewer."
         )
     kept = [name for name in model.graph.initializers if name in frozen_names - set(statistics)]
-    return Selection(trainable, kept, statistics)
+    return Selection(trainable, kept, statistics, _match_sparse(sparse or (), trainable))
+
+
+def _match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str]:
+    """Returns the trained parameters that match the names and patterns of `sparse_gradients`, in graph order."""
+    wanted = matched_names(
+        patterns,
+        trainable,
+        lambda pattern: GraphBuildError(
+            f"building the training graph: no trained parameter matches {pattern!r} of {argument('sparse_gradients')}; "
+            f"the trained parameters are {some_names(trainable)}"
+        ),
+    )
+    return [name for name in trainable if name in wanted]
 
 
 def _check_names(model: ir.Model, requested: list[str], frozen: list[str]) -> None:
@@ -334,13 +470,13 @@ def float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:
     return [(name, value) for name, value in model.graph.initializers.items() if is_float_parameter(value)]
 
 
-def batch_norms(model: ir.Model) -> list[tuple[ir.Node, bool]]:
-    """Returns all BatchNormalization nodes in order, each with True for training mode."""
-    nodes = [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]
-    return [(node, is_training_batch_norm(node)) for node in nodes]
-
-
 def _statistics(model: ir.Model, *, in_training: bool) -> set[str]:
     """Returns the running statistics of BatchNormalization nodes in training mode, or of those in inference mode."""
-    nodes = [node for node, training in batch_norms(model) if training == in_training]
+    nodes = [
+        node
+        for node in model.graph
+        if node.op_type == "BatchNormalization"
+        and node.domain == ""
+        and is_training_batch_norm(node) == in_training
+    ]
     return {str(value.name) for node in nodes for value in node.inputs[3:5] if value}

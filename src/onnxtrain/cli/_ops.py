@@ -21,7 +21,7 @@ from onnxtrain.passes.portable import Obstacle, draw_from_input
 from onnxtrain.passes.profiles import PROFILES
 from onnxtrain.recipe import Recipe
 from onnxtrain.selection import is_float, select_parameters
-from onnxtrain.training.forward_graph import trained_outputs
+from onnxtrain.training.key_value_cache import trained_outputs
 from onnxtrain.training.training_graph import build_training_graphs
 
 _MEANING = {

@@ -6,7 +6,7 @@ Gradient rules, losses, optimizers, onnxblock and ORTModule's lowerings build th
 from onnxtrain.emitter._emitter import Emitter
 from onnxtrain.emitter._node_writer import AttributeRef, Composite, Operand, Write
 from onnxtrain.emitter._schemas import output_dtype, schema_of
-from onnxtrain.emitter._values import find_value, static_dims, values_by_name
+from onnxtrain.emitter._values import computed_names, find_value, static_dims, values_by_name
 from onnxtrain.passes import known_array
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Emitter",
     "Operand",
     "Write",
+    "computed_names",
     "find_value",
     "known_array",
     "output_dtype",

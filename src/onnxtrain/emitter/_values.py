@@ -23,6 +23,11 @@ def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
     return next((value for value in _values(graph) if value.name == name), None)
 
 
+def computed_names(graph: ir.Graph) -> set[str]:
+    """Returns the names of all node outputs."""
+    return {str(value.name) for node in graph for value in node.outputs if value.name}
+
+
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
     """Returns all inputs, initializers and node outputs by name; faster than `find_value` for many names."""
     return {str(value.name): value for value in _values(graph)}

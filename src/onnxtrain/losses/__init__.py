@@ -143,7 +143,6 @@ def attach_loss(
     # Looked up in the model, not in `op.graph`, because the ops that compute the scores are there.
     of_model = _find(origin or op.graph, scores, loss)
     spec = loss.targets(of_model)[0]
-    warn_of_probabilities(loss, of_model)
     source: ir.Value | None
     if target is not None:
         value = _find(op.graph, target, loss)
@@ -154,9 +153,10 @@ def attach_loss(
         value = source = spec.as_input()
         value.name = op.unique_name(new_target or str(value.name))
         op.graph.inputs.append(value)
+    weight = _add_weight(op, scored, loss) if sample_weight else None
+    warn_of_probabilities(loss, of_model)
     mean = loss.mean_over(source.name if source else None)
-    if sample_weight:
-        weight = _add_weight(op, scored, loss)
+    if weight is not None:
         result = loss.build_weighted(op, scored, value, weight)
         # None means a sum, which is added up over batches regardless of sample weights.
         mean = mean if mean is None else mean | {"sample_weight": weight.name}

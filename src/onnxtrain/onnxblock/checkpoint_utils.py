@@ -1,4 +1,4 @@
-"""Saves the parameters of a block to a checkpoint, and loads a checkpoint into the initializers of a model."""
+"""Saves the parameters of a block, as protos, to a checkpoint, and loads a checkpoint into a model's initializers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,26 @@ from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.selection import some_names
+from onnxtrain.training.training_graph import TrainingGraphs
 
-__all__ = ["STATISTIC_KEY", "is_statistic", "load_checkpoint_to_model", "save_checkpoint"]
+__all__ = ["STATISTIC_KEY", "is_statistic", "load_checkpoint_to_model", "parameter_protos", "save_checkpoint"]
 
 _log = get_logger()
 
 STATISTIC_KEY = "onnxtrain.statistic"
 """Metadata key of a tensor that is a BatchNorm running statistic, not a parameter."""
+
+
+def parameter_protos(graphs: TrainingGraphs) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
+    """Returns the trainable and the frozen parameters, as :meth:`TrainingBlock.parameters` does."""
+    names = set(graphs.trainable)
+    trainable = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n in names]
+    frozen = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n not in names]
+    statistics = [_tensor_proto(n, t) for n, t in graphs.statistics.items()]
+    # The API of onnxruntime-training has only two lists, in which statistics are frozen parameters.
+    for tensor in statistics:
+        tensor.metadata_props.append(onnx.StringStringEntryProto(key=STATISTIC_KEY, value="true"))
+    return trainable, frozen + statistics
 
 
 def save_checkpoint(
@@ -114,6 +127,21 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
                 raw_data=values[name].read().tobytes(),
             )
         )
+
+
+def _tensor_proto(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    """Converts a tensor to a proto, which refers to external data if there is any."""
+    # An absolute path, because the proto has no model directory.
+    if isinstance(tensor, ir.ExternalTensor):
+        proto = onnx.TensorProto(
+            dims=tensor.shape.numpy(), data_type=int(tensor.dtype), data_location=onnx.TensorProto.EXTERNAL
+        )
+        place = {"location": tensor.path, "offset": tensor.offset or 0, "length": tensor.nbytes}
+        proto.external_data.extend(onnx.StringStringEntryProto(key=k, value=str(v)) for k, v in place.items())
+    else:
+        proto = ir.serde.serialize_tensor(tensor)
+    proto.name = name
+    return proto
 
 
 def is_statistic(tensor: onnx.TensorProto) -> bool:

@@ -13,13 +13,13 @@ from onnxtrain._building import without_collection
 from onnxtrain.errors import GraphBuildError, TrainingStateError
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock._block import Block
-from onnxtrain.onnxblock.checkpoint_utils import STATISTIC_KEY
+from onnxtrain.onnxblock.checkpoint_utils import parameter_protos
 from onnxtrain.onnxblock.model_accessor import ModelAccessor, base
 from onnxtrain.passes import canonicalize, load_model, to_proto
 from onnxtrain.recipe import Recipe
 from onnxtrain.training.training_graph import TrainingGraphs, build_training_graphs
 
-__all__ = ["ForwardBlock", "TrainingBlock", "build_forward", "output_names", "parameter_protos"]
+__all__ = ["ForwardBlock", "TrainingBlock", "build_forward", "output_names"]
 
 _T = TypeVar("_T")
 
@@ -185,18 +185,6 @@ def build_forward(
         return load_model(accessor.to_ir()), outputs
 
 
-def parameter_protos(graphs: TrainingGraphs) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
-    """Returns the trainable and the frozen parameters, as :meth:`TrainingBlock.parameters` does."""
-    names = set(graphs.trainable)
-    trainable = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n in names]
-    frozen = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n not in names]
-    statistics = [_tensor_proto(n, t) for n, t in graphs.statistics.items()]
-    # The API of onnxruntime-training has only two lists, in which statistics are frozen parameters.
-    for tensor in statistics:
-        tensor.metadata_props.append(onnx.StringStringEntryProto(key=STATISTIC_KEY, value="true"))
-    return trainable, frozen + statistics
-
-
 def output_names(result: str | Iterable[str], doing: str) -> list[str]:
     """Converts the result of a `build` method to a list of names.
 
@@ -241,18 +229,3 @@ def _built(result: _T | None, block: Block) -> _T:
             "call it inside `with onnxblock.base(model):` first"
         )
     return result
-
-
-def _tensor_proto(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """Converts a tensor to a proto, which refers to external data if there is any."""
-    # An absolute path, because the proto has no model directory.
-    if isinstance(tensor, ir.ExternalTensor):
-        proto = onnx.TensorProto(
-            dims=tensor.shape.numpy(), data_type=int(tensor.dtype), data_location=onnx.TensorProto.EXTERNAL
-        )
-        place = {"location": tensor.path, "offset": tensor.offset or 0, "length": tensor.nbytes}
-        proto.external_data.extend(onnx.StringStringEntryProto(key=k, value=str(v)) for k, v in place.items())
-    else:
-        proto = ir.serde.serialize_tensor(tensor)
-    proto.name = name
-    return proto

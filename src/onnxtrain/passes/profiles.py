@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.passes.portable import Obstacle, find_obstacles, make_portable
 
@@ -33,3 +34,25 @@ PROFILES: Mapping[str, HostProfile] = {
     "portable": HostProfile(RANDOM_OPS, make_portable, find_obstacles),
 }
 """Profiles by name. `Profile` in `recipe.py` lists the same names."""
+
+
+def suit_hosts(model: ir.Model, profile: str, role: str) -> ir.Model:
+    """Rewrites a finished model for the hosts of a profile.
+
+    Args:
+        model: the model; may be modified.
+        profile: name of the profile, e.g. "portable".
+        role: role of the model, for error messages, e.g. "eval_model".
+
+    Raises:
+        GraphBuildError: some nodes cannot be rewritten.
+    """
+    model = PROFILES[profile].rewrite(model)
+    obstacles = PROFILES[profile].obstacles(model)
+    if obstacles:
+        listed = "; ".join(map(str, obstacles[:3])) + ("; ..." if len(obstacles) > 3 else "")
+        raise GraphBuildError(
+            f"generate_artifacts with profile={profile!r}: {len(obstacles)} nodes of the {role.replace('_', ' ')} do "
+            f"not run on every host: {listed}. Change the model, or leave out profile to train on PCs and servers."
+        )
+    return model

@@ -33,7 +33,8 @@ def signatures(buffers: Mapping[str, Buffer]) -> list[Signature]:
 
 def store_fingerprint(store: Store) -> str:
     """Returns the fingerprint of the model to which `store` belongs."""
-    return fingerprint(signatures(store.parameters), signatures(store.statistics))
+    parameters, statistics = signatures(store.parameters), signatures(store.statistics)
+    return fingerprint(parameters, statistics)
 
 
 def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dict[str, str]:
@@ -76,18 +77,18 @@ def encode_checkpoint(
     # A nominal checkpoint that was loaded and not completed has no data to save.
     nominal = nominal or (bool(store.parameters) and len(store.undefined()) == len(store.parameters))
     store.require_shapes(doing)
-    metadata = common_metadata(store, FORMAT, include_optimizer_state and not nominal)
+    if not nominal:
+        store.require_defined(doing)
+    with_optimizer = include_optimizer_state and not nominal
+    # A nominal checkpoint has statistics, because `Module.copy_buffer_to_parameters`, which completes it, does not set
+    # them.
+    tensors = tensors_by_key({} if nominal else store.parameters, store, with_optimizer)
+    metadata = common_metadata(store, FORMAT, with_optimizer)
     metadata |= {"order": json.dumps(list(store.parameters)), "nominal": json.dumps(nominal)}
     if nominal:
         metadata["shapes"] = json.dumps(
             {n: [b.dtype.name, list(b.shape)] for n, b in store.parameters.items()}
         )
-        # Statistics are saved, because `Module.copy_buffer_to_parameters`, which completes the checkpoint, does not set
-        # them.
-        tensors = tensors_by_key({}, store, with_optimizer=False)
-    else:
-        store.require_defined(doing)
-        tensors = tensors_by_key(store.parameters, store, include_optimizer_state)
     return lambda file: write_tensors(file, tensors, metadata)
 
 

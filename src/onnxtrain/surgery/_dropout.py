@@ -9,13 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, load_model, same_kind
-from onnxtrain.passes.parameters.dropout_traces import (
-    constant_ratio,
-    dropout_traces,
-    set_ratio,
-    write_dropout,
-)
-from onnxtrain.passes.tidy.replace_value import replace_node
+from onnxtrain.passes.parameters.dropout_traces import dropout_traces, write_dropout
 from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
 
@@ -72,15 +66,7 @@ def restore_dropout(
             "Restoring Dropout: the file does not contain its ratio. Pass it: restore_dropout(model, p=0.5)."
         )
     if p is not None:
-        ratio = constant_ratio(result, p)
-        for node in dropouts:
-            set_ratio(node, ratio)
-        for node in traces:
-            dropouts.append(write_dropout(result, node, ratio))
-            replace_node(node, dropouts[-1].outputs[0])
-        for node in layers:
-            dropouts.append(write_dropout(result, node, ratio))
-            node.replace_input_with(0, dropouts[-1].outputs[0])
+        dropouts = write_dropout(result, dict.fromkeys([*dropouts, *traces, *layers], p))
     TrainingModePass(dropout=dict.fromkeys(dropouts, "training"))(result)
     return as_given(result, model)
 

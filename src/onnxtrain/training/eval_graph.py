@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import find_value, values_by_name
+from onnxtrain.emitter import computed_names, find_value, values_by_name
 from onnxtrain.fusion import MeanLossPass, PackedProductPass
 from onnxtrain.passes import (
     CleanupPass,
@@ -17,7 +17,6 @@ from onnxtrain.passes import (
     lift_constants,
 )
 from onnxtrain.training.build_state import Build
-from onnxtrain.training.forward_graph import computed_names
 
 
 def build_eval_model(
@@ -37,7 +36,7 @@ def build_eval_model(
     CleanupPass(keep=set())(evaluation)
     # Before the passes below: once they have written nodes, a name may belong to another value.
     _name_copies(evaluation, model, file_outputs)
-    file_values = computed_names(evaluation)
+    file_values = computed_names(evaluation.graph)
     # A device exports outputs of the model from the eval model, whether it returns them or not.
     evaluation = apply_workarounds(evaluation, keep_unread=True)
     # Otherwise evaluation would dequantize a weight to float in memory, which training avoids.

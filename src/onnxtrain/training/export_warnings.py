@@ -10,8 +10,8 @@ from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.emitter import known_array
 from onnxtrain.passes import TorchSignature, has_quantized_ops, is_training_batch_norm, lost_detaches
-from onnxtrain.selection import some_names
-from onnxtrain.training.layer_modes import Unchosen, place_name
+from onnxtrain.selection import layer_name, some_names
+from onnxtrain.training.layer_modes import Unchosen
 
 _log = get_logger()
 
@@ -59,7 +59,7 @@ def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
             "%d Dropout node(s) were exported in inference mode and drop nothing: %s. Pass %s to train "
             "with the ratios in the file, %s for another ratio, or %s to train without Dropout.",
             len(dropouts),
-            some_names([place_name(node) for node in dropouts], 5),
+            some_names([layer_name(node) for node in dropouts], 5),
             argument("batch_norm", "training"),
             argument("dropout", 0.1),
             argument("dropout", 0.0),

@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import static_dims, values_by_name
 from onnxtrain.op_facts import RANDOM_OPS
-from onnxtrain.passes.tidy.replace_value import successor
 
 
 def join_skip_norms(model: ir.Model) -> None:
@@ -53,13 +52,12 @@ def _join(graph: ir.Graph, add: ir.Node, norm: ir.Node) -> None:
     """Replaces an Add and the LayerNormalization that follows it with one SkipLayerNormalization."""
     epsilon = ir.AttrFloat32("epsilon", norm.attributes.get_float("epsilon", 1e-5))
     joined = ir.Node(
-        "com.microsoft",
-        "SkipLayerNormalization",
-        [*add.inputs, *norm.inputs[1:]],
-        [epsilon],
-        outputs=[successor(norm.outputs[0])],
-        name=norm.name,
+        "com.microsoft", "SkipLayerNormalization", [*add.inputs, *norm.inputs[1:]], [epsilon], name=norm.name
     )
+    old, new = norm.outputs[0], joined.outputs[0]
+    new.type, new.shape = old.type, old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name, new.name = None, old.name
     graph.insert_before(norm, joined)
     graph.remove([norm, add], safe=True)
 

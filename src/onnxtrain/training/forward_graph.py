@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain._words import argument
-from onnxtrain.autodiff import reads
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import mark_labels
@@ -22,7 +21,7 @@ from onnxtrain.passes import (
 from onnxtrain.recipe import Recipe
 from onnxtrain.selection import float_initializers, is_float
 from onnxtrain.training.key_value_cache import DropCachePass, find_cache
-from onnxtrain.training.layer_modes import Unchosen, set_dropout, switch_modes
+from onnxtrain.training.layer_modes import Unchosen, set_modes
 
 
 def build_forward_graph(model: ir.Model, loss: str, recipe: Recipe) -> tuple[ir.Model, Unchosen]:
@@ -44,7 +43,7 @@ def build_forward_graph(model: ir.Model, loss: str, recipe: Recipe) -> tuple[ir.
     DropCachePass(find_cache(model.graph), as_deployed=as_deployed)(forward)
     # Before the cleanup, which removes the Identity that an exporter left in place of a Dropout.
     remove_unread_nodes(forward.graph)
-    places = set_dropout(forward, recipe.dropout)
+    unchosen = set_modes(forward, recipe.batch_norm, recipe.dropout)
     # Unused initializers stay: if a user asks for one, the error of the parameter selection names it.
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *(recipe.frozen_params or ())})(
         forward
@@ -57,25 +56,11 @@ def build_forward_graph(model: ir.Model, loss: str, recipe: Recipe) -> tuple[ir.
     mark_labels(forward.graph)
     # Before differentiation, so that the gradient of Relu has the smaller, pooled shape as well.
     ReluAfterMaxPoolPass()(forward)
-    unchosen = switch_modes(forward, recipe.batch_norm, places)
     # In the training and the eval model alike: a mix of integer and float matrix products would match neither the
     # results of the file nor those of the float weights.
     if not as_deployed:
         FloatProductsPass()(forward)
     return forward, unchosen
-
-
-def trained_outputs(graph: ir.Graph) -> list[str]:
-    """Returns the names of the outputs that a training model can return.
-
-    Key-value caches and values computed from strings are left out: only the inference model has these inputs.
-    """
-    texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
-    for node in graph if texts else ():
-        if not texts.isdisjoint(reads(node)):
-            texts.update(node.outputs)
-    cached = find_cache(graph).values()
-    return [str(v.name) for v in graph.outputs if v.name not in cached and v not in texts]
 
 
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
@@ -114,11 +99,6 @@ def _make_scalar(model: ir.Model) -> None:
         loss.name = writer.unique_name(f"{name}_unsqueezed")
         scalar.name, scalar.shape, scalar.type = name, ir.Shape([]), loss.type
         model.graph.outputs[0] = scalar
-
-
-def computed_names(model: ir.Model) -> set[str]:
-    """Returns the names of the values that nodes of the graph compute."""
-    return {str(value.name) for node in model.graph for value in node.outputs if value.name}
 
 
 def named(model: ir.Model, name: str) -> ir.Value:

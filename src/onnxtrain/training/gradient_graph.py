@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import onnx_ir as ir
 
-from onnxtrain.autodiff import add_gradients, append_outputs, expand_path
-from onnxtrain.emitter import Emitter, values_by_name
+from onnxtrain.autodiff import add_gradients, expand_path
+from onnxtrain.emitter import computed_names
 from onnxtrain.fusion import fuse_exported, fuse_kernels
 from onnxtrain.passes import (
     CleanupPass,
@@ -21,13 +19,11 @@ from onnxtrain.passes import (
 from onnxtrain.passes.portable import draw_from_input
 from onnxtrain.passes.profiles import PROFILES
 from onnxtrain.recipe import Recipe
-from onnxtrain.selection import batch_norms
 from onnxtrain.training.build_state import Build
 from onnxtrain.training.file_ops import join_skip_norms, restore_file_ops
-from onnxtrain.training.forward_graph import computed_names
+from onnxtrain.training.gradient_outputs import append_gradients
 from onnxtrain.training.recompute import RecomputePass
-from onnxtrain.training.running_variance import update_unbiased
-from onnxtrain.training.sparse_gradients import keep_rows
+from onnxtrain.training.running_statistics import chain_statistics
 
 
 def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
@@ -39,7 +35,7 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     as_deployed = recipe.activations == "deployed"
     # Before differentiation, so that the gradient uses the same random numbers.
     build.random = draw_from_input(build.forward, PROFILES[recipe.profile].drawn)
-    build.updated = _chain_statistics(build.forward, list(build.statistics))
+    build.updated = chain_statistics(build.forward, list(build.statistics))
     # Folds only in a frozen backbone, whose parameters are constants of the graph.
     FoldFrozenBatchNormPass()(build.forward)
     # Fusion comes before differentiation, because fused ops have better gradients. With deployed activations it is
@@ -50,11 +46,11 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     else:
         fuse_exported(build.forward)
     loss, wrt = str(build.forward.graph.outputs[0].name), [*build.trainable, *build.input_gradients]
-    file_values = computed_names(build.forward)
+    file_values = computed_names(build.forward.graph)
     # Function bodies replace ops without a rule before the forward names are recorded: afterwards nothing tells the
     # forward nodes of a graph from its gradient nodes.
     forward = expand_path(build.forward, [loss], wrt, float_products=False)
-    forward_values = computed_names(forward)
+    forward_values = computed_names(forward.graph)
     training, gradients = add_gradients(
         forward,
         loss,
@@ -64,7 +60,7 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     )
     if as_deployed:
         restore_file_ops(training, build.forward)
-    _append_gradients(build, training, gradients)
+    append_gradients(build, training, gradients)
     CleanupPass(keep=set())(training)
     training = apply_workarounds(training)
     simplify_gradients(training)
@@ -78,47 +74,3 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     LongSumsPass(file_values if as_deployed else ())(training)
     lift_constants(training)
     return training
-
-
-def _append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.Value]) -> None:
-    """Appends gradients and updated statistics to the training model's outputs, in `describe_training`'s order."""
-    count = len(build.trainable)
-    append_outputs(training, build.trainable, gradients[:count])
-    # Read from the outputs: parameters may share one gradient (as in x + y), of which `append_outputs` makes copies.
-    tables = dict(zip(build.trainable, list(training.graph.outputs)[-count:], strict=True))
-    parameters = {str(value.name): value for value in build.forward.graph.inputs}
-    build.row_indices = keep_rows(training, {name: tables[name] for name in build.sparse}, parameters)
-    values = values_by_name(training.graph)
-    training.graph.outputs.extend(values[output] for output in build.updated.values())
-    append_outputs(training, build.input_gradients, gradients[count:])
-
-
-def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
-    """Makes each updated running statistic an output named `<statistic>_updated`.
-
-    If several nodes share a statistic, each updates the result of the previous node, as in PyTorch, where the layers
-    run in turn.
-
-    Returns:
-        The name of the output per statistic.
-    """
-    latest: dict[str, ir.Value] = {}
-    writer = Emitter(model.graph)
-    for node, training in batch_norms(model):
-        if not training:
-            continue
-        # Outputs 1 and 2, the updated mean and variance, are optional and may be left out in the file.
-        node.resize_outputs(3)
-        for index in (3, 4):
-            statistic = node.inputs[index]
-            if statistic is None or statistic.name not in names:
-                continue
-            name = str(statistic.name)
-            if name in latest:
-                node.replace_input_with(index, latest[name])
-            output = node.outputs[index - 2]
-            output.shape, output.type = statistic.shape, statistic.type
-            latest[name] = output if index == 3 else update_unbiased(writer, node)
-    for name, value in latest.items():
-        value.name = writer.unique_name(f"{name}_updated")
-    return {name: str(latest[name].name) for name in names}

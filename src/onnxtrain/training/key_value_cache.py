@@ -1,4 +1,4 @@
-"""Removes the key-value cache from the graph of a language model that generates text.
+"""Finds the key-value cache of a language model that generates text, and removes it from the training graph.
 
 Such a graph, e.g. from onnxruntime-genai's model builder, takes the keys and values of all earlier tokens as inputs
 (`past_key_values.0.key`) and returns them with the new tokens' keys and values appended (`present.0.key`). Training
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from onnxtrain.autodiff import reads
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import infer_shapes
@@ -42,6 +43,19 @@ def find_cache(graph: ir.Graph) -> dict[str, str]:
             if past.is_graph_input() and present.is_graph_output():
                 cache[str(past.name)] = str(present.name)
     return cache
+
+
+def trained_outputs(graph: ir.Graph) -> list[str]:
+    """Returns the names of the outputs that a training model can return.
+
+    Key-value caches and values computed from strings are left out: only the inference model has these inputs.
+    """
+    texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
+    for node in graph if texts else ():
+        if not texts.isdisjoint(reads(node)):
+            texts.update(node.outputs)
+    cached = find_cache(graph).values()
+    return [str(v.name) for v in graph.outputs if v.name not in cached and v not in texts]
 
 
 def _cache_pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:

@@ -1,9 +1,8 @@
-"""Switches BatchNormalization and Dropout nodes to training or inference mode, all at once or by name."""
+"""Sets the modes of BatchNormalization and Dropout and the ratios of Dropout, all at once or by name."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import onnx_ir as ir
@@ -14,32 +13,12 @@ from onnxtrain.emitter import static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import SWITCHED
 from onnxtrain.passes import Mode, TrainingModePass, is_training_batch_norm
-from onnxtrain.passes.parameters.dropout_traces import (
-    constant_ratio,
-    dropout_traces,
-    is_adapter_dropout,
-    set_ratio,
-    write_dropout,
-)
-from onnxtrain.passes.tidy.replace_value import replace_node
+from onnxtrain.passes.parameters.dropout_traces import dropout_traces, is_adapter_dropout, write_dropout
 from onnxtrain.recipe import BatchNormMode, DropoutRatios
-from onnxtrain.selection import match_names, module_scope, some_names
-from onnxtrain.training.running_variance import mark_unbiased
+from onnxtrain.selection import choice_at, layer_choices, layer_name, some_names
+from onnxtrain.training.running_statistics import UNBIASED_KEY
 
 _log = get_logger()
-
-
-@dataclass(frozen=True)
-class DropoutPlaces:
-    """Places of Dropout in a model, after :func:`set_dropout`.
-
-    Attributes:
-        decided: Dropout nodes whose mode the user has chosen.
-        removed: nodes left in place of Dropout modules that the exporter removed, if the user chose no ratio for them.
-    """
-
-    decided: frozenset[ir.Node] = frozenset()
-    removed: tuple[ir.Node, ...] = ()
 
 
 class Unchosen(NamedTuple):
@@ -54,161 +33,87 @@ class Unchosen(NamedTuple):
     removed: Sequence[str]
 
 
-def set_dropout(model: ir.Model, dropout: DropoutRatios) -> DropoutPlaces:
-    """Sets the ratios of Dropout, in place, and inserts Dropout where an exporter has removed it.
-
-    A ratio above 0 switches Dropout to training mode, 0 to inference mode.
+def set_modes(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios) -> Unchosen:
+    """Sets modes and ratios, in place, and inserts Dropout where an exporter has removed it.
 
     Args:
-        model: canonical model that still has what an exporter leaves of Dropout modules (`passes.dropout_traces`).
-        dropout: one ratio for all places, or ratios by pattern. The first pattern
-            (:func:`onnxtrain.selection.match_names`) that matches a place's module or node decides. None changes
-            nothing.
-
-    Returns:
-        The places of Dropout.
-
-    Raises:
-        GraphBuildError: a pattern matches no place, or the model has no place for a ratio above 0.
-    """
-    traces = dropout_traces(model.graph)
-    if dropout is None:
-        return DropoutPlaces(removed=tuple(traces))
-    ratios = _ratios([*_nodes(model, ["Dropout"]), *traces], dropout)
-    constants = {ratio: constant_ratio(model, ratio) for ratio in dict.fromkeys(ratios.values()) if ratio}
-    modes: dict[ir.Node, Mode] = {}
-    for node, ratio in ratios.items():
-        if node.op_type == "Dropout":
-            if ratio:
-                set_ratio(node, constants[ratio])
-            modes[node] = "training" if ratio else "inference"
-        elif ratio:
-            written = write_dropout(model, node, constants[ratio])
-            replace_node(node, written.outputs[0])
-            modes[written] = "training"
-    TrainingModePass(dropout=modes)(model)
-    return DropoutPlaces(frozenset(modes), tuple(node for node in traces if node not in ratios))
-
-
-def _ratios(places: Sequence[ir.Node], dropout: float | Mapping[str, float]) -> dict[ir.Node, float]:
-    """Returns the ratio that the user has chosen for each node; see :func:`set_dropout`."""
-    if not isinstance(dropout, Mapping):
-        if not places and dropout:
-            raise GraphBuildError(
-                f"building the training graph: {argument('dropout', dropout)} has no effect, because the "
-                "file has no Dropout. Exporters remove it in inference mode: the TorchScript exporter "
-                "always, the Dynamo exporter unless optimize=False. Export again with optimize=False or "
-                "in training mode, or insert Dropout in front of layers that you name: "
-                f"onnxtrain.restore_dropout(model, p={dropout}, before=['fc'])"
-            )
-        return dict.fromkeys(places, float(dropout))
-    matches = _first_matches(places, dropout, "dropout", "Dropout")
-    return {node: float(dropout[pattern]) for node, pattern in matches.items()}
-
-
-def _first_matches(
-    nodes: Sequence[ir.Node], patterns: Iterable[str], option: str, kind: str
-) -> dict[ir.Node, str]:
-    """Returns the first pattern that matches each node; nodes that no pattern matches are left out.
-
-    Args:
-        nodes: the nodes.
-        patterns: patterns in order of precedence.
-        option: the argument that holds the patterns, e.g. "batch_norm".
-        kind: what the error message calls the nodes, e.g. "BatchNormalization or Dropout".
-
-    Raises:
-        GraphBuildError: a pattern matches no node.
-    """
-    names = {node: _names(node) for node in nodes}
-    all_names = list(dict.fromkeys(name for of_node in names.values() for name in of_node))
-    first: dict[ir.Node, str] = {}
-    for pattern, matched in match_names(patterns, all_names).items():
-        if not matched:
-            shown = [of_node[0] for of_node in names.values() if of_node]
-            raise GraphBuildError(
-                f"building the training graph: no {kind} matches {pattern!r} of {argument(option)}; the "
-                f"model has {some_names(shown)}"
-            )
-        for node in nodes:
-            if not set(matched).isdisjoint(names[node]):
-                first.setdefault(node, pattern)
-    return first
-
-
-def _switch_adapters_on(model: ir.Model) -> None:
-    """Switches the Dropout of adapters to training mode, which files of opsets before 12 cannot store."""
-    nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if is_adapter_dropout(node)]
-    TrainingModePass(dropout=dict.fromkeys(nodes, "training"))(model)
-
-
-def _nodes(model: ir.Model, op_types: Collection[str]) -> list[ir.Node]:
-    """Returns the nodes of the given standard ops, subgraphs included, without the Dropout of adapters."""
-    return [
-        node
-        for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        if node.op_type in op_types and node.domain == "" and not is_adapter_dropout(node)
-    ]
-
-
-def switch_modes(model: ir.Model, batch_norm: BatchNormMode, places: DropoutPlaces) -> Unchosen:
-    """Switches BatchNormalization and Dropout to their modes, in place.
-
-    Args:
-        model: canonical model.
-        batch_norm: one mode for all nodes, or modes by pattern. The first pattern
-            (:func:`onnxtrain.selection.match_names`) that matches a node decides. A pattern can match the name of the
-            node, e.g. `/body/bn/BatchNormalization`, of its scale, `body.bn.weight`, or of its module, `body.bn`.
-        places: places of Dropout; nodes whose mode `dropout` has decided keep that mode.
+        model: canonical model that still has what an exporter leaves of Dropout modules (`dropout_traces`).
+        batch_norm: one mode for all BatchNormalization and Dropout nodes, or modes by pattern
+            (:func:`onnxtrain.selection.layer_choices`).
+        dropout: one ratio for all places of Dropout, or ratios by pattern. A ratio above 0 switches Dropout to training
+            mode, 0 to inference mode, whatever `batch_norm` says. None changes nothing.
 
     Returns:
         The layers for which the user has chosen no mode.
 
     Raises:
-        GraphBuildError: a pattern matches no node, or a layer cannot run in training mode.
+        GraphBuildError: a pattern matches no layer, the model has no place for a ratio above 0, or a layer cannot run
+            in training mode.
         ValueError: a mode is not "as_exported", "training" or "inference".
     """
-    nodes = _nodes(model, SWITCHED)
-    if isinstance(batch_norm, Mapping):
-        matches = _first_matches(nodes, batch_norm, "batch_norm", "BatchNormalization or Dropout")
-        modes = {node: batch_norm[pattern] for node, pattern in matches.items()}
-    else:
-        modes = dict.fromkeys(nodes, batch_norm)
-    for node in places.decided:
-        modes.pop(node, None)
+    chosen = _choose(model, batch_norm, dropout)
+    above_0 = {node: ratio for node, ratio in chosen.ratios.items() if ratio}
+    modes = chosen.modes | dict.fromkeys(chosen.ratios.keys() - above_0.keys(), "inference")
+    modes |= dict.fromkeys(write_dropout(model, above_0), "training")
+    # Files of opsets before 12 cannot store that the Dropout of adapters trains.
+    adapters = filter(is_adapter_dropout, ir.traversal.RecursiveGraphIterator(model.graph))
+    modes |= dict.fromkeys(adapters, "training")
     # A single mode is passed on unchanged, so that the pass checks it even in a model without such nodes.
     TrainingModePass(batch_norm if isinstance(batch_norm, str) else modes, modes)(model)
-    _switch_adapters_on(model)
-    _update_as_pytorch(node for node, mode in modes.items() if mode == "training")
-    removed = _removed_dropouts(places.removed, batch_norm)
-    _check_training_mode(model, batch_norm, removed)
-    as_exported = [
-        node
-        for node in nodes
-        if node not in places.decided and modes.get(node, "as_exported") == "as_exported"
-    ]
-    return Unchosen(as_exported, removed)
+    # Nodes that were exported in training mode keep ONNX's population variance.
+    for node, mode in chosen.modes.items():
+        if node.op_type == "BatchNormalization" and mode == "training":
+            node.metadata_props[UNBIASED_KEY] = "1"
+    _check_training_mode(model, batch_norm, chosen.unchosen.removed)
+    return chosen.unchosen
 
 
-def _removed_dropouts(nodes: Iterable[ir.Node], batch_norm: BatchNormMode) -> list[str]:
-    """Returns the names of removed Dropout modules, except those that `batch_norm` puts into inference mode.
+class _Choices(NamedTuple):
+    """Choices of the user for the layers of a model, except adapters.
 
-    Args:
-        nodes: nodes left in place of removed Dropout modules (`passes.dropout_traces`).
-        batch_norm: as in :func:`switch_modes`. Of several patterns, the first that matches a module decides, e.g. "*"
-            for `head.drop` in {"backbone.*": "inference", "*": "training"}.
+    Attributes:
+        ratios: ratio per place of Dropout, i.e. a Dropout or what an exporter left of it.
+        modes: mode per BatchNormalization, and per Dropout without a chosen ratio.
+        unchosen: the layers without a mode.
     """
-    removed = []
-    for node in nodes:
-        if isinstance(batch_norm, Mapping):
-            names = _names(node)
-            matched = [mode for pattern, mode in batch_norm.items() if match_names([pattern], names)[pattern]]
-            mode = matched[0] if matched else "as_exported"
-        else:
-            mode = batch_norm
-        if mode != "inference":
-            removed.append(place_name(node))
-    return removed
+
+    ratios: dict[ir.Node, float]
+    modes: dict[ir.Node, Mode]
+    unchosen: Unchosen
+
+
+def _choose(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios) -> _Choices:
+    """Resolves the arguments of :func:`set_modes`; does not change the model."""
+    nodes = [
+        node for node in ir.traversal.RecursiveGraphIterator(model.graph) if not is_adapter_dropout(node)
+    ]
+    layers = [node for node in nodes if node.op_type in SWITCHED and node.domain == ""]
+    traces = dropout_traces(model.graph)
+    places = [*(node for node in layers if node.op_type == "Dropout"), *traces]
+    if isinstance(dropout, float) and dropout and not places:
+        raise GraphBuildError(
+            f"building the training graph: {argument('dropout', dropout)} has no effect, because the "
+            "file has no Dropout. Exporters remove it in inference mode: the TorchScript exporter "
+            "always, the Dynamo exporter unless optimize=False. Export again with optimize=False or "
+            "in training mode, or insert Dropout in front of layers that you name: "
+            f"onnxtrain.restore_dropout(model, p={dropout}, before=['fc'])"
+        )
+    ratios = {} if dropout is None else layer_choices(places, dropout, "dropout", "Dropout")
+    # Dropout that will be inserted can be named, too, but its ratio decides.
+    named = {*layers, *(node for node, ratio in ratios.items() if ratio)}
+    of_layers: dict[ir.Node, Mode] = layer_choices(
+        [node for node in nodes if node in named], batch_norm, "batch_norm", "BatchNormalization or Dropout"
+    )
+    modes = {node: mode for node, mode in of_layers.items() if node not in ratios}
+    as_exported = [
+        node for node in layers if node not in ratios and modes.get(node, "as_exported") == "as_exported"
+    ]
+    removed = [
+        layer_name(node)
+        for node in traces
+        if node not in ratios and choice_at(node, batch_norm) != "inference"
+    ]
+    return _Choices(ratios, modes, Unchosen(as_exported, removed))
 
 
 def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Sequence[str]) -> None:
@@ -260,34 +165,3 @@ def _put_back(removed: Sequence[str]) -> str:
     if removed:
         return f"Pass {argument('dropout', 0.1)} for the removed Dropout of {some_names(removed, 5)}"
     return "To insert Dropout, use onnxtrain.restore_dropout(model, p, before=[...])"
-
-
-def place_name(node: ir.Node) -> str:
-    """Returns the name of a Dropout for error messages: that of its module, its node, or its output."""
-    return next(iter(_names(node)), str(node.outputs[0].name))
-
-
-def _update_as_pytorch(nodes: Iterable[ir.Node]) -> None:
-    """Marks BatchNormalization nodes whose running variance is updated as in PyTorch, from the unbiased variance."""
-    # Nodes that were exported in training mode are not passed in: they keep ONNX's population variance.
-    for node in nodes:
-        if node.op_type == "BatchNormalization":
-            mark_unbiased(node)
-
-
-def _names(node: ir.Node) -> list[str]:
-    """Returns the names that patterns can match for a node, the name of its PyTorch module first."""
-    # If a pattern matches nothing, the error message shows the first name.
-    names = []
-    scope = module_scope(node)
-    if scope is not None:
-        names.append(scope)
-    scale = node.inputs[1] if node.op_type == "BatchNormalization" else None
-    if scale is not None and scale.name:
-        names += [scale.name.rpartition(".")[0], scale.name]
-    if node.name:
-        names.append(node.name)
-        # TorchScript's exporter writes the path of the module, as in "/body/bn/BatchNormalization".
-        if node.name.startswith("/"):
-            names.append(node.name[1:].rpartition("/")[0].replace("/", "."))
-    return [name for name in dict.fromkeys(names) if name]

@@ -1,4 +1,4 @@
-"""Chooses the parameters to train, and turns parameters into graph inputs."""
+"""Starts a build: finds the parameters that the loss depends on, and turns parameters into graph inputs."""
 
 from __future__ import annotations
 
@@ -12,38 +12,34 @@ from onnxtrain.autodiff import active_values
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.losses import TARGET_KEY
 from onnxtrain.passes import promote_initializers, settle_shapes
-from onnxtrain.recipe import Recipe
-from onnxtrain.selection import select_parameters, some_names
+from onnxtrain.selection import Selection, some_names
 from onnxtrain.training.build_state import Build
-from onnxtrain.training.sparse_gradients import match_sparse
 
 _log = get_logger()
 
 
-def choose_parameters(
-    forward: ir.Model, recipe: Recipe, adapters: Collection[str]
+def start_build(
+    forward: ir.Model, selection: Selection, adapters: Collection[str]
 ) -> tuple[Build, Collection[ir.Value]]:
-    """Sorts the initializers of the forward graph into trained parameters, frozen parameters and running statistics.
+    """Starts the build of a forward graph whose parameters have been selected.
 
     Args:
         forward: the forward graph.
-        recipe: how to train.
+        selection: its initializers by role.
         adapters: names of parameters that the loss must depend on.
 
     Returns:
         The new build, and the values between the trained parameters and the loss.
 
     Raises:
-        GraphBuildError: a name is unknown, or both trainable and frozen; the loss does not depend on an adapter.
-        NothingToTrain: no parameter is left to train, or the loss depends on none of them.
+        GraphBuildError: a parameter has no value; the loss does not depend on an adapter.
+        NothingToTrain: the loss depends on none of the parameters to train.
     """
-    selection = select_parameters(forward, recipe.requires_grad, recipe.frozen_params)
-    sparse = match_sparse(recipe.sparse_gradients or (), selection.trainable)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
     build = Build(
         forward,
         list(selection.trainable),
-        sparse,
+        list(selection.sparse),
         parameters={name: tensor for name, tensor in values.items() if name in selection.parameters},
         statistics={name: values[name] for name in selection.statistics},
     )

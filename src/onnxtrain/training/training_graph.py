@@ -15,12 +15,13 @@ import onnx_ir as ir
 from onnxtrain.losses import loss_mean
 from onnxtrain.recipe import Recipe
 from onnxtrain.runtime.manifest import METADATA_KEY
+from onnxtrain.selection import select_parameters
 from onnxtrain.training.eval_graph import build_eval_model
 from onnxtrain.training.export_warnings import warn_of_export
 from onnxtrain.training.forward_graph import build_forward_graph, named
 from onnxtrain.training.gradient_graph import build_training_model
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
-from onnxtrain.training.trained_parameters import choose_parameters, promote_parameters
+from onnxtrain.training.trained_parameters import promote_parameters, start_build
 from onnxtrain.training.training_manifest import describe_training
 
 
@@ -87,7 +88,10 @@ def build_training_graphs(
     """
     mean = loss_mean(named(model, loss))
     forward, unchosen = build_forward_graph(model, loss, recipe)
-    build, active = choose_parameters(forward, recipe, adapters)
+    selection = select_parameters(
+        forward, recipe.requires_grad, recipe.frozen_params, recipe.sparse_gradients
+    )
+    build, active = start_build(forward, selection, adapters)
     build.input_gradients = input_gradients
     warn_of_export(forward, build.trainable, active, unchosen)
     promote_parameters(build)

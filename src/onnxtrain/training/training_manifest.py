@@ -32,6 +32,15 @@ def describe_training(build: Build, training: ir.Model) -> dict[str, Any]:
     users = [
         value for name, value in inputs.items() if name not in {*build.parameters, *build.statistics, *drawn}
     ]
+    of_users, of_targets = (
+        [
+            _user_entry(value, key, input_gradients)
+            for value in users
+            if (TARGET_KEY in value.metadata_props) == (key == TARGET_KEY)
+        ]
+        for key in (LABELS_KEY, TARGET_KEY)
+    )
+    of_hosts = [_tensor_entry(inputs[name]) | {"holds": list(HOLDS)} for name in sorted(drawn)]
     return {
         "format": FORMAT,
         # Runtimes of version 1 do not know sparse gradients and must not load such a file; they load all others.
@@ -39,16 +48,8 @@ def describe_training(build: Build, training: ir.Model) -> dict[str, Any]:
         "fingerprint": fingerprint(
             *([(e["name"], e["dtype"], e["shape"]) for e in group] for group in (parameters, statistics))
         ),
-        "inputs": [
-            _user_entry(value, LABELS_KEY, input_gradients)
-            for value in users
-            if TARGET_KEY not in value.metadata_props
-        ],
-        "targets": [
-            _user_entry(value, TARGET_KEY, input_gradients)
-            for value in users
-            if TARGET_KEY in value.metadata_props
-        ],
+        "inputs": of_users,
+        "targets": of_targets,
         "outputs": returned,
         "loss": returned[0],
         "parameters": [
@@ -58,7 +59,7 @@ def describe_training(build: Build, training: ir.Model) -> dict[str, Any]:
             for entry in parameters
         ],
         "statistics": [entry | {"output": build.updated[entry["name"]]} for entry in statistics],
-        "host_inputs": [_tensor_entry(inputs[name]) | {"holds": list(HOLDS)} for name in sorted(drawn)],
+        "host_inputs": of_hosts,
         "draws": any(
             "Dropout" in node.op_type and (node.domain != "" or trains(node)) for node in every_node(training)
         ),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.tidy.constants import add_constant
-from onnxtrain.passes.tidy.unique_names import fresh_name
+from onnxtrain.passes.tidy.replace_value import replace_node
+from onnxtrain.passes.tidy.unique_names import fresh_names
 
 # Metadata key of PyTorch's Dynamo exporter: the classes of the modules that contain a node, outermost first.
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
@@ -35,30 +38,44 @@ def dropout_traces(graph: ir.Graph) -> list[ir.Node]:
     ]
 
 
-def constant_ratio(model: ir.Model, ratio: float) -> ir.Value:
-    """Returns a new constant for the ratio of Dropout nodes."""
-    name = fresh_name(model, "onnxtrain.ratio")
-    return add_constant(model.graph, ir.tensor(np.array(ratio, np.float32), name=name))
+def write_dropout(model: ir.Model, ratios: Mapping[ir.Node, float]) -> list[ir.Node]:
+    """Sets the ratios of Dropout nodes, and inserts Dropout at other nodes, in place; modes are not changed.
 
+    Args:
+        model: the model.
+        ratios: ratio per place: a Dropout, a trace (:func:`dropout_traces`), which a Dropout replaces, or another node,
+            before whose first input a Dropout is inserted.
 
-def write_dropout(model: ir.Model, node: ir.Node, ratio: ir.Value) -> ir.Node:
-    """Inserts an inference-mode Dropout of a node's first input before the node, and returns the Dropout."""
-    value = node.inputs[0]
-    assert value is not None
-    dropout = ir.node("Dropout", [value, ratio], name=f"{node.name or node.outputs[0].name}.dropout")
-    result = dropout.outputs[0]
-    result.name = fresh_name(model, f"{value.name}.dropout")
-    result.type, result.shape = value.type, value.shape
-    # A Dropout for a trace keeps its metadata, so that patterns can find it by the module's name.
-    dropout.metadata_props.update(node.metadata_props if node.op_type == "Identity" else {})
-    node.prepend(dropout)
-    return dropout
-
-
-def set_ratio(node: ir.Node, ratio: ir.Value) -> None:
-    """Sets the ratio of a Dropout node, an optional input that defaults to 0.5."""
-    node.resize_inputs(max(2, len(node.inputs)))
-    node.replace_input_with(1, ratio)
+    Returns:
+        The Dropout nodes of all places; new ones are in inference mode.
+    """
+    new = {node: value for node in ratios if node.op_type != "Dropout" and (value := node.inputs[0])}
+    numbers = list(dict.fromkeys(ratios.values()))
+    bases = ["onnxtrain.ratio"] * len(numbers) + [f"{value.name}.dropout" for value in new.values()]
+    names = iter(fresh_names(model, bases))
+    constants = {
+        number: add_constant(model.graph, ir.tensor(np.array(number, np.float32), name=next(names)))
+        for number in numbers
+    }
+    written = []
+    for node, number in ratios.items():
+        dropout, value = node, node.inputs[0]
+        if node in new and value is not None:
+            dropout = ir.node("Dropout", [value], name=f"{node.name or node.outputs[0].name}.dropout")
+            result = dropout.outputs[0]
+            result.name, result.type, result.shape = next(names), value.type, value.shape
+            node.prepend(dropout)
+            if node.op_type == "Identity":
+                # Keeps the trace's metadata, so that patterns find the Dropout by its module's name.
+                dropout.metadata_props.update(node.metadata_props)
+                replace_node(node, result)
+            else:
+                node.replace_input_with(0, result)
+        # The ratio is an optional input that defaults to 0.5.
+        dropout.resize_inputs(max(2, len(dropout.inputs)))
+        dropout.replace_input_with(1, constants[number])
+        written.append(dropout)
+    return written
 
 
 def mark_adapter_dropout(node: ir.Node) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.tidy.constants import add_constant
+from onnxtrain.passes.tidy.constants import add_constant, known_array
 from onnxtrain.passes.tidy.replace_value import stand_in
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
@@ -91,6 +91,14 @@ def is_training_batch_norm(node: ir.Node) -> bool:
         and node.domain == ""
         and node.attributes.get_int("training_mode", 0) == 1
     )
+
+
+def trains(node: ir.Node) -> bool:
+    """True if a Dropout is in training mode, or may be because its mode is computed at run time."""
+    if len(node.inputs) < 3 or node.inputs[2] is None:
+        return False
+    mode = known_array(node.inputs[2])
+    return mode is None or bool(mode)
 
 
 def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:

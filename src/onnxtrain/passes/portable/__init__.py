@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from onnxtrain.passes.parameters.training_mode import trains
 from onnxtrain.passes.portable._nodes import every_node
 from onnxtrain.passes.portable._squares import HOLDS
 from onnxtrain.passes.portable.batch_norm import TrainingBatchNormPass
-from onnxtrain.passes.portable.dropout import trains
 from onnxtrain.passes.portable.infinities import InfinitiesPass
 from onnxtrain.passes.portable.obstacles import Obstacle, find_obstacles
 from onnxtrain.passes.portable.pipeline import make_portable

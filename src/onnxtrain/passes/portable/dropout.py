@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.passes.parameters.training_mode import trains
 from onnxtrain.passes.portable._nodes import constant_input, standard_nodes
 from onnxtrain.passes.portable._squares import ELEMENTS, Squares
 from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node, stand_in
@@ -33,14 +34,6 @@ def _replace(node: ir.Node, result: ir.Value, mask: ir.Value | None) -> None:
         stand_in(node.outputs[1], mask, node)
     node.resize_outputs(1)
     replace_node(node, result)
-
-
-def trains(node: ir.Node) -> bool:
-    """True if a Dropout is in training mode, or may be because its mode is computed at run time."""
-    if len(node.inputs) < 3 or node.inputs[2] is None:
-        return False
-    mode = constant_input(node, 2)
-    return mode is None or bool(mode)
 
 
 def write_mask(node: ir.Node, key: ir.Value, number: int) -> None:

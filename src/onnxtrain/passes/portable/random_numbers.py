@@ -10,9 +10,10 @@ import onnx_ir as ir
 from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import RANDOM_OPS
+from onnxtrain.passes.parameters.training_mode import trains
 from onnxtrain.passes.portable._nodes import every_node
 from onnxtrain.passes.portable._squares import ELEMENTS, HOLDS, Squares
-from onnxtrain.passes.portable.dropout import trains, write_mask
+from onnxtrain.passes.portable.dropout import write_mask
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 from onnxtrain.passes.tidy.unique_names import fresh_name

@@ -14,6 +14,7 @@ from onnxtrain.passes.runtime_faults.running_statistics import IsolateStatistics
 from onnxtrain.passes.runtime_faults.scan_outputs import ScanOutputsPass
 from onnxtrain.passes.runtime_faults.slice_axes import SliceAxesPass
 from onnxtrain.passes.runtime_faults.swish import SwishPass
+from onnxtrain.passes.runtime_faults.unread_masks import UnreadMasksPass
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.constants import lift_constants
 from onnxtrain.passes.tidy.cross_entropy import CrossEntropyPass
@@ -55,6 +56,9 @@ def apply_workarounds(model: ir.Model, *, keep_unread: bool = False) -> ir.Model
     # of which only the shape was read, and folded. Subgraphs come first, because they read values of enclosing graphs.
     for graph in () if keep_unread else reversed([model.graph, *model.graph.subgraphs()]):
         remove_unread_nodes(graph)
+    # After the removal: a removed node may have read a mask.
+    if UnreadMasksPass()(model).modified:
+        lift_constants(model)
     # Constants that were lifted from subgraphs may have the name of another value.
     name_apart(model)
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
@@ -43,5 +43,14 @@ def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
 
 def fresh_name(model: ir.Model, base: str) -> str:
     """Returns `base` if no value of the model has this name, else `base_2` or the next free number."""
+    return fresh_names(model, [base])[0]
+
+
+def fresh_names(model: ir.Model, bases: Iterable[str]) -> list[str]:
+    """Returns a free name for each base, as :func:`fresh_name` does; all of them differ."""
     taken = {value.name for graph in model.graphs() for value in values_of(graph)}
-    return numbered(base, taken) if base in taken else base
+    names = []
+    for base in bases:
+        names.append(numbered(base, taken) if base in taken else base)
+        taken.add(names[-1])
+    return names

@@ -1,27 +1,53 @@
-"""Updates running variances with the unbiased variance of the batch, as PyTorch does; ONNX uses the biased variance."""
+"""Updates the running statistics of BatchNormalization as PyTorch does."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.passes import is_training_batch_norm
 
-_KEY = "onnxtrain.unbiased_running_variance"
-"""Metadata key of a BatchNormalization node whose running variance is updated as in PyTorch."""
+UNBIASED_KEY = "onnxtrain.unbiased_running_variance"
+"""Metadata key of a BatchNormalization node whose running variance is updated as in PyTorch, from the batch's unbiased
+variance. Clones and files keep it."""
 
 # Index of the input and of the output in BatchNormalization-14.
 _INPUT_VAR, _RUNNING_VAR = 4, 2
 
 
-def mark_unbiased(node: ir.Node) -> None:
-    """Marks a BatchNormalization for :func:`update_unbiased`."""
-    # Clones and files keep metadata; the node is rewritten much later, when the training model is built.
-    node.metadata_props[_KEY] = "1"
+def chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
+    """Makes each updated running statistic an output named `<statistic>_updated`.
+
+    If several nodes share a statistic, each updates the result of the previous node, as in PyTorch, where the layers
+    run in turn.
+
+    Returns:
+        The name of the output per statistic.
+    """
+    latest: dict[str, ir.Value] = {}
+    writer = Emitter(model.graph)
+    for node in filter(is_training_batch_norm, tuple(model.graph)):
+        # Outputs 1 and 2, the updated mean and variance, are optional and may be left out in the file.
+        node.resize_outputs(3)
+        for index in (3, 4):
+            statistic = node.inputs[index]
+            if statistic is None or statistic.name not in names:
+                continue
+            name = str(statistic.name)
+            if name in latest:
+                node.replace_input_with(index, latest[name])
+            output = node.outputs[index - 2]
+            output.shape, output.type = statistic.shape, statistic.type
+            latest[name] = output if index == 3 else _update_unbiased(writer, node)
+    for name, value in latest.items():
+        value.name = writer.unique_name(f"{name}_updated")
+    return {name: str(latest[name].name) for name in names}
 
 
-def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
+def _update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     """Rewrites a marked training BatchNormalization so that its running variance is updated as in PyTorch.
 
     PyTorch: running' = momentum * running + (1 - momentum) * variance * n / (n - 1), for n values per channel. ONNX
@@ -38,7 +64,7 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     """
     running, updated_biased = node.inputs[_INPUT_VAR], node.outputs[_RUNNING_VAR]
     x = node.inputs[0]
-    if node.metadata_props.pop(_KEY, None) is None or running is None or x is None:
+    if node.metadata_props.pop(UNBIASED_KEY, None) is None or running is None or x is None:
         return updated_biased
     with op.placing(before=node):
         factor = _bessel(op, x, running)

@@ -1,41 +1,40 @@
-"""Replaces dense gradients of embedding tables with sparse ones, which hold only the rows that a batch reads.
+"""Makes gradients outputs of a training model: dense gradients, and sparse ones of embedding tables.
 
-The dense gradient of a table of a million rows has a million rows, and a batch of 100 words fills at most 100 of them.
+A sparse gradient holds only the rows that a batch reads. The dense gradient of a table of a million rows has a million
+rows, of which a batch of 100 words fills at most 100.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
 from onnxtrain._words import argument
-from onnxtrain.emitter import Emitter
+from onnxtrain.autodiff import append_outputs
+from onnxtrain.emitter import Emitter, values_by_name
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.functions import DOMAIN, embedding_gradient
-from onnxtrain.selection import matched_names, some_names
+from onnxtrain.selection import some_names
+from onnxtrain.training.build_state import Build
 
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
-def match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str]:
-    """Returns the trained parameters that match the names and patterns of `sparse_gradients`, in graph order.
-
-    Raises:
-        GraphBuildError: a name or pattern matches no trained parameter.
-    """
-    wanted = matched_names(
-        patterns,
-        trainable,
-        lambda pattern: GraphBuildError(
-            f"building the training graph: no trained parameter matches {pattern!r} of {argument('sparse_gradients')}; "
-            f"the trained parameters are {some_names(trainable)}"
-        ),
-    )
-    return [name for name in trainable if name in wanted]
+def append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.Value]) -> None:
+    """Appends gradients and updated statistics to the training model's outputs, in `describe_training`'s order."""
+    count = len(build.trainable)
+    append_outputs(training, build.trainable, gradients[:count])
+    # Read from the outputs: parameters may share one gradient (as in x + y), of which `append_outputs` makes copies.
+    tables = dict(zip(build.trainable, list(training.graph.outputs)[-count:], strict=True))
+    parameters = {str(value.name): value for value in build.forward.graph.inputs}
+    build.row_indices = _keep_rows(training, {name: tables[name] for name in build.sparse}, parameters)
+    values = values_by_name(training.graph)
+    training.graph.outputs.extend(values[output] for output in build.updated.values())
+    append_outputs(training, build.input_gradients, gradients[count:])
 
 
-def keep_rows(
+def _keep_rows(
     model: ir.Model, gradients: Mapping[str, ir.Value], parameters: Mapping[str, ir.Value]
 ) -> dict[str, str]:
     """Replaces dense embedding gradients `[n, *rest]` with sparse ones: the gathered rows `[reads, *rest]`.

@@ -1,0 +1,53 @@
+"""Converts models to ORT format, which minimal builds of ONNX Runtime read."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError
+from onnxtrain.passes import save_model
+from onnxtrain.runtime.atomic import FileSet
+
+
+def write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_library: Path | None) -> None:
+    """Adds a model in ORT format to a set of files; `path` is the path of its ONNX file."""
+    # onnxruntime's converter only reads and writes files, so it works in a temporary folder. It writes additional
+    # files, such as the list of ops that the model needs: all new files are copied.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        source = Path(folder) / path.name
+        save_model(model, source)
+        before = set(source.parent.iterdir())
+        _convert_to_ort(source, path, custom_op_library)
+        for made in sorted(set(source.parent.iterdir()) - before):
+            files.copy(made, made.name)
+
+
+def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) -> None:
+    """Converts the ONNX file `source` to ORT format, next to it; `path` names the model in error messages."""
+    # Importing the tool configures logging for the whole process, and running it prints its progress.
+    root = logging.getLogger()
+    handlers = list(root.handlers)
+    from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
+
+    root.handlers[:] = handlers
+    logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
+    try:
+        with redirect_stdout(StringIO()):
+            convert_onnx_models_to_ort(
+                source,
+                output_dir=source.parent,
+                custom_op_library_path=custom_op_library,
+                optimization_styles=[OptimizationStyle.Fixed],
+            )
+    # onnxruntime's own exceptions have no common base class but Exception.
+    except Exception as error:
+        raise ModelError(
+            f"Converting '{path}' to ORT format failed: {error}. Nothing has been written; check "
+            "custom_op_library, or leave out ort_format."
+        ) from error

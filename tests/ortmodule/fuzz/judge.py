@@ -120,10 +120,6 @@ def _differences(
         kind = "raises" if own.error and len(own.seen) <= len(eager.seen) else "accepts"
         said = f"own after {len(own.seen)}: {_short(own.error)}; eager after {len(eager.seen)}: {_short(eager.error)}"
         found[min(len(own.seen), len(eager.seen))] = _Difference(kind, f"after {len(own.seen)}", said)
-    elif own.modes != eager.modes:
-        found[len(own.seen)] = _Difference(
-            "value", "modes at the end", f"eager {eager.modes}, own {own.modes}"
-        )
     return found
 
 

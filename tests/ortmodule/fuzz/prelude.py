@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import nn
-from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -20,11 +18,7 @@ __all__ = [
     "FLOAT",
     "Add",
     "F",
-    "Marked",
-    "Once",
-    "SDPBackend",
     "Scaled",
-    "Square",
     "StraightThrough",
     "add_one",
     "aliases",
@@ -36,24 +30,19 @@ __all__ = [
     "double_grad",
     "double_input",
     "double_output",
-    "fails",
     "gradients",
     "halve_grad",
     "halved",
     "in_thread",
     "ints",
-    "modes",
     "nn",
     "note",
     "parametrizations",
     "pixel_unshuffled",
     "randn",
-    "sdpa_kernel",
     "state",
-    "swap",
     "torch",
     "untied",
-    "wrapped_like",
 ]
 
 FLOAT = torch.float32
@@ -127,59 +116,6 @@ class Scaled(torch.autograd.Function):
     def backward(ctx: Any, ct: torch.Tensor) -> Any:
         x, y = ctx.saved_tensors
         return 0.5 * ct * y, 2 * ct * x
-
-
-class Square(torch.autograd.Function):
-    """x * x, with derivatives of its own, for transforms, too."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x * x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return 3 * ct * x
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return 5 * tangent * x
-
-
-class Marked(torch.autograd.Function):
-    """Writes to its argument."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
-        return ct * 2
-
-
-class Once(torch.autograd.Function):
-    """A sine without a second derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return ct * x.cos()
 
 
 class Add(nn.Module):
@@ -302,37 +238,3 @@ def aliases(net: nn.Module, inputs: dict[str, Any], out: Any, see: Any) -> None:
             ]
         )
     see("aliases", found)
-
-
-def fails(why: str) -> Any:
-    """Raises ValueError."""
-    raise ValueError(why)
-
-
-def modes() -> tuple[Any, ...]:
-    """Returns the modes of the thread, and the next number of its generator."""
-    generator = torch.get_rng_state()
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cuda.math_sdp_enabled(),
-        int(generator.to(torch.int64).mul(torch.arange(1, generator.numel() + 1)).sum()),
-    )
-
-
-def swap(first: torch.Tensor, second: torch.Tensor) -> None:
-    """Exchanges the memory of two parameters."""
-    first.data, second.data = second.data, first.data
-
-
-def wrapped_like(model: nn.Module, module: nn.Module) -> nn.Module:
-    """Returns another module as the tested one is wrapped."""
-    from onnxtrain.ortmodule import ORTModule
-
-    if isinstance(model, ORTModule):
-        return ORTModule(module)
-    if model._compiled_call_impl is not None:
-        module.compile(backend="aot_eager")
-    return module

@@ -41,14 +41,12 @@ class Record:
     Attributes:
         seen: names and values, tensors as `Seen`, in the order of the scenario.
         error: what ended the run, if anything did.
-        modes: the modes of PyTorch at the end.
         fallbacks: why ORTModule ran graphs in PyTorch.
         graphs: how many graphs ORTModule had.
     """
 
     seen: list[tuple[str, Any]] = field(default_factory=list)
     error: BaseException | None = None
-    modes: tuple[Any, ...] = ()
     fallbacks: list[str] = field(default_factory=list)
     graphs: int = 0
 
@@ -85,7 +83,6 @@ def _run(text: str, kind: str, attempt: int) -> Record:
             program.scenario(net, model, see)
         except Exception as error:
             record.error = error
-        record.modes = prelude.modes()
         if isinstance(model, ORTModule):
             report = list(model.report())
             record.graphs = len(report)

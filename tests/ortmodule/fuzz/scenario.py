@@ -18,58 +18,13 @@ def write_scenario(writer: Writer, inputs: Inputs, changing: bool) -> list[str]:
     """Returns the lines of a scenario; `changing` allows calls of other sizes than the first."""
     choose = writer.choose
     lines = _setup(writer)
-    others = writer.choose.choice([0, 0, 0, 1, 2, 4])
     calls = choose.choice([1, 2, 2, 3])
     for call in range(calls):
         lines += _before(writer, call)
-        if call < others:
-            lines += _other(writer)
         lines += _call(writer, inputs, call, changing)
         lines += _after(writer, call)
     lines.append("state(net, see)")
     return _in_threads(writer, lines)  # last, so that it moves no other draw of a seed
-
-
-_OTHERS = (
-    "nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.7))",
-    "nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1), nn.Dropout(0.9))",
-    "nn.TransformerEncoderLayer(3, 1, 5, dropout=0.6, batch_first=True)",
-    "nn.Dropout(0.5)",
-    "nn.Sequential(nn.BatchNorm1d(3), nn.Dropout1d(0.3))",
-    "nn.Tanh()",
-)
-
-
-def _other(writer: Writer) -> list[str]:
-    """Another wrapped module in the same process, which may live on or not."""
-    module = writer.choose.choice(_OTHERS)
-    shape = "4, 5, 3" if "Transformer" in module else "4, 3"
-    lines = [
-        f"other = wrapped_like(model, {module})",
-        "torch.manual_seed(7)",
-        f"see('other', other(randn({shape})))",
-    ]
-    return [*lines, "del other"] if writer.odds(0.5) else lines
-
-
-def _swapped(writer: Writer) -> list[str]:
-    """Parameters take the memory of one another, or other memory."""
-    named = list(writer.scope["self"].named_parameters())
-    pairs = [(a, b) for a, p in named for b, q in named if a < b and p.shape == q.shape]
-    if pairs and writer.odds(0.5):
-        first, second = writer.choose.choice(pairs)
-        return [f"swap(net.get_parameter({first!r}), net.get_parameter({second!r}))"]
-    name = writer.choose.choice(named)[0]
-    return [
-        writer.choose.choice(
-            [
-                f"net.get_parameter({name!r}).data = net.get_parameter({name!r}).data * 0.5",
-                f"net.get_parameter({name!r}).data.mul_(0.5)",
-                f"with torch.no_grad(): net.get_parameter({name!r}).copy_(net.get_parameter({name!r}) * 0.5)",
-                f"net.get_parameter({name!r}).grad = None",
-            ]
-        )
-    ]
 
 
 def _in_threads(writer: Writer, lines: list[str]) -> list[str]:
@@ -141,8 +96,6 @@ def _before(writer: Writer, call: int) -> list[str]:
         )
     if call and names and writer.odds(0.06):
         lines.append("net.requires_grad_(False)")
-    if call and names and writer.odds(0.1):
-        lines += _swapped(writer)
     return lines
 
 
@@ -184,13 +137,7 @@ def _call(writer: Writer, inputs: Inputs, call: int, changing: bool) -> list[str
         lines += ["with torch.no_grad():", f"    {text}"]
     else:
         lines.append(text)
-    return [
-        *lines,
-        "see('out', out)",
-        "see('modes', modes())",
-        "aliases(net, inputs, out, see)",
-        "see('inputs', inputs)",
-    ]
+    return [*lines, "see('out', out)", "aliases(net, inputs, out, see)", "see('inputs', inputs)"]
 
 
 _FIRST_ORDER = ("use_reentrant=True", "weight_norm")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
-from ortmodule.fuzz import edges, expressions, memory, states
+from ortmodule.fuzz import edges, expressions, memory
 from ortmodule.fuzz.layers import write_layer
 from ortmodule.fuzz.writer import Unfit, Writer
 
@@ -268,67 +267,6 @@ def _read(writer: Writer) -> bool:
     return writer.write([f"{made} = {writer.fill(writer.choose.choice(table))}"], [made])
 
 
-def _error(writer: Writer) -> bool:
-    """An error inside of contexts, which is caught outside of them."""
-    writer.features.add("break")
-    made = writer.new()
-    managers = [writer.choose.choice(states.MANAGERS) for _ in range(writer.choose.choice([1, 1, 2]))]
-    first, last = writer.fill("{x}"), writer.fill("{x}")
-    lines = ["try:", f"    with {', '.join(managers)}:", f"        {made} = {first} * 2"]
-    lines += [f"        {made} = {writer.fill(writer.choose.choice(states.ERRORS))}"]
-    lines += ["except (ArithmeticError, LookupError, RuntimeError, ValueError):"]
-    lines += [f"    {made} = {last} * (2 + torch.is_grad_enabled() + torch.is_autocast_enabled('cpu'))"]
-    return writer.write(lines, [made])
-
-
-def _context(writer: Writer) -> bool:
-    """Statements in a context, or in two."""
-    manager = writer.choose.choice(states.MANAGERS)
-    if "autocast" in manager:
-        writer.features.add("autocast")
-    if "fork_rng" in manager:
-        writer.features.add("draws")
-    with writer.region(f"with {manager}:", eval(manager, writer.scope)):
-        _block(writer)
-    return True
-
-
-def _transform(writer: Writer) -> bool:
-    made = writer.new()
-    text = writer.fill(writer.choose.choice(states.TRANSFORMS))
-    return writer.write([f"{made} = {text}"], [made])
-
-
-def _statistics(writer: Writer) -> bool:
-    """Running statistics are read after the BatchNorm that updates them."""
-    norms = [
-        name for name in writer.layers if isinstance(writer.value(name), nn.modules.batchnorm._BatchNorm)
-    ]
-    norms = [name for name in norms if writer.value(name).track_running_stats]
-    if not norms:
-        return False
-    made, norm = writer.new(), writer.choose.choice(norms)
-    text = writer.choose.choice(states.STATISTICS).replace("{v}", made).replace("{l}", norm)
-    return writer.write([writer.fill(text)], [made])
-
-
-def _inner_step(writer: Writer) -> bool:
-    """Forward steps an optimizer that the module holds."""
-    net = writer.scope["self"]
-    if not hasattr(net, "p0"):
-        return False
-    if not hasattr(net, "inner"):
-        writer.declare("self.inner = [torch.optim.SGD([self.p0], lr=0.1)]")
-    return writer.write(["self.inner[0].step()"], [])
-
-
-def _circular(writer: Writer) -> bool:
-    """A list that holds itself."""
-    made = writer.new()
-    lines = [f"{made} = [{writer.fill('{x}')}]", f"{made}.append({made})", f"{made} = {made}[1][1][0] * 2"]
-    return writer.write(lines, [made])
-
-
 def _note_features(writer: Writer, text: str) -> None:
     if "alpha_dropout" in text or "randperm" in text:
         writer.features.add("draws")
@@ -360,12 +298,4 @@ _KINDS: dict[Callable[[Writer], bool], float] = {
     _read: 5,
     _draw: 2,
     _rebound: 1,
-    _error: 3,
-    _context: 3,
-    _transform: 4,
-    _statistics: 2,
-    _inner_step: 0.7,
-    _circular: 0.4,
-    _expression(states.LONG): 2,
-    _expression(states.TIES): 2,
 }

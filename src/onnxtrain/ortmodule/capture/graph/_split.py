@@ -44,7 +44,6 @@ def split_at_custom_functions(
     Returns:
         A graph that calls the parts.
     """
-    _bind_symbols(graph_module.graph)
     # Parts are numbered: all nodes before a custom function, the custom function, all nodes before the next one, ...
     numbers: dict[fx.Node, int] = {}
     without_grad: dict[int, bool] = {}
@@ -74,24 +73,6 @@ def split_at_custom_functions(
         run = part.forward if has_custom_function(part) else compile_part(part)
         setattr(whole, name, _Part(run, part))
     return whole
-
-
-def _bind_symbols(graph: fx.Graph) -> None:
-    """Adds a node that reads a size for each symbol that first occurs as a size of a tensor, e.g. of `x[mask]`."""
-    # `split_module` passes the symbols in the sizes of a tensor to a part along with the tensor. It raises KeyError for
-    # a symbol that is not the value of a node (https://github.com/pytorch/pytorch/issues/130534).
-    bound: set[Any] = set()
-    for node in list(graph.nodes):
-        value = node.meta.get("example_value")
-        if isinstance(value, torch.SymInt):
-            bound.add(value.node.expr)
-        if not isinstance(value, torch.Tensor):
-            continue
-        for axis, size in enumerate(value.shape):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.expr not in bound:
-                with graph.inserting_after(node):
-                    graph.call_method("size", (node, axis)).meta["example_value"] = size
-                bound.add(size.node.expr)
 
 
 def _is_custom(node: Any) -> bool:

@@ -93,7 +93,8 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
                 _Call(program, replay, needs, step, recorded), tensors, *[tensors[i] for i in recorded]
             )
             return outputs
-    return tuple(program.inference.run(tensors))
+    # E.g. a custom function in `torch.func.vjp` has saved a wrapper, which outlives the transform and has no memory.
+    return tuple(program.inference.run(list(map(_unwrap, tensors))))
 
 
 def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool) -> list[torch.Tensor]:

@@ -185,3 +185,94 @@ def test_a_custom_function_inside_a_transform(name: str, function: Any) -> None:
     model = Calls(lambda x, p: TRANSFORMS[name](function.apply, x * 1.3))
     x = torch.randn(2, 3)
     torch.testing.assert_close(result(ORTModule(model), x), result(model, x))
+
+
+class Drawn(nn.Module):
+    """A lazy layer after a dropout, which draws first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lazy = nn.Sequential(nn.Dropout(0.5), nn.LazyLinear(3), nn.LazyBatchNorm1d())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.lazy(x))
+
+
+def test_lazy_parameters_are_drawn_when_their_layer_is_reached() -> None:
+    results = []
+    for wrap in (lambda module: module, ORTModule):
+        torch.manual_seed(0)
+        model = wrap(Drawn())
+        calls = [model(torch.ones(4, 5)), model(torch.ones(4, 5))]
+        results.append([*calls, torch.rand(1), *model.state_dict().values()])
+    torch.testing.assert_close(results[1], results[0])
+    assert model.report().runs_in_onnxruntime
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("randomness", ["same", "different"])
+@pytest.mark.parametrize("dropout", ["dropout", "dropout1d", "alpha_dropout", "feature_alpha_dropout"])
+def test_random_numbers_inside_vmap(dropout: str, randomness: str) -> None:
+    function = getattr(nn.functional, dropout)
+    model = Calls(lambda x, p: torch.vmap(lambda row: function(row, training=True), randomness=randomness)(x))
+    x = torch.randn(4, 2, 6)
+    results = []
+    for run in (model, ORTModule(model)):
+        torch.manual_seed(0)
+        results.append([run(x), torch.rand(1)])
+    torch.testing.assert_close(results[1], results[0])
+
+
+class Saves(torch.autograd.Function):
+    """Its backward, which Dynamo captures on its own, reads what a transform has wrapped."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return g * x.cos()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", ["grad", "vjp", "vmap of grad"])
+def test_saved_tensors_of_a_custom_function_inside_a_transform(name: str, grad: bool) -> None:
+    model = Calls(lambda x, p: TRANSFORMS[name](lambda t: Saves.apply(t).sin(), x * 1.3))
+    ours, x = ORTModule(model), torch.randn(2, 3)
+    for _ in range(2):
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(ours(x), model(x))
+
+
+class Rows(nn.Module):
+    """A size that depends on data, in a graph with a custom function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = self.p[x[:, 0] > 0]
+        return chosen * x[0, 0], Saves.apply(chosen) * 2
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+def test_a_data_dependent_size_before_a_custom_function() -> None:
+    model = Rows()
+    ours = ORTModule(model)
+    for seed in range(3):
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
+        results = []
+        for run in (model, ours):
+            outputs = run(x)
+            results.append([*outputs, *torch.autograd.grad(sum(out.sum() for out in outputs), [model.p])])
+        torch.testing.assert_close(results[1], results[0])

@@ -183,6 +183,8 @@ def _write_state(writer: Writer, inputs: Inputs) -> None:
     if writer.odds(0.6):
         shape = choose.choice([f"{size}", f"{size}, {size}", f"4, {size}", "1", ""])
         _hold(writer, "p0", f"nn.Parameter(randn({shape}))")
+    if hasattr(net, "p0") and writer.odds(0.3):
+        _hold(writer, "p2", f"nn.Parameter(randn({shape}))")
     if writer.odds(0.2):
         _hold(writer, "p1", "nn.Parameter(randn(5, 3))")
     if writer.odds(0.4):

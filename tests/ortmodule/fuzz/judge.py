@@ -14,7 +14,7 @@ from ortmodule.fuzz.run import Record, Seen, run
 
 __all__ = ["FINDINGS", "Verdict", "judge"]
 
-FINDINGS = ("value", "gradient", "dtype", "aliases", "structure", "raises", "accepts", "fails")
+FINDINGS = ("value", "gradient", "dtype", "aliases", "structure", "raises", "accepts", "modes", "fails")
 
 _TIMES_OWN_ERROR = 10
 _RELATIVE = 1e-6
@@ -29,7 +29,7 @@ class Verdict:
     Attributes:
         kind: "same", "refused" (by all), "none for zero" (a gradient is None, or zeros, in the place of the other),
             "as torch.compile", "rounding" (float64 with noise differs as much), "unstable" (eager PyTorch itself is),
-            or what differs: "value", "gradient", "dtype", "aliases", "structure", "raises", "accepts"; "fails" if ONNX
+            or what differs: "value", "gradient", "dtype", "aliases", "structure", "raises", "accepts", "modes"; "fails" if ONNX
             Runtime refuses at run time what it is given, so that PyTorch computes it.
         where: the name of the first thing that differs.
         detail: both values.
@@ -87,7 +87,8 @@ def judge(text: str, features: frozenset[str] = frozenset()) -> Verdict:
     if not left or (own.error and compiled.error):
         return _verdict(own, "as torch.compile", found.where, found.detail)
     if all(one.kind in ("value", "gradient") for one in left.values()):
-        if any(not _differences(eager, own, double, run(text, "noise", attempt)) for attempt in range(3)):
+        noise = "noise in float32" if "draws" in features else "noise"
+        if any(not _differences(eager, own, double, run(text, noise, attempt)) for attempt in range(3)):
             return _verdict(own, "rounding", found.where, found.detail)
         if _differences(eager, run(text, "eager"), double):
             return _verdict(own, "unstable", found.where, found.detail)
@@ -120,6 +121,11 @@ def _differences(
         kind = "raises" if own.error and len(own.seen) <= len(eager.seen) else "accepts"
         said = f"own after {len(own.seen)}: {_short(own.error)}; eager after {len(eager.seen)}: {_short(eager.error)}"
         found[min(len(own.seen), len(eager.seen))] = _Difference(kind, f"after {len(own.seen)}", said)
+    elif own.modes != eager.modes:
+        left = {
+            name: (value, own.modes[name]) for name, value in eager.modes.items() if own.modes[name] != value
+        }
+        found[len(own.seen)] = _Difference("modes", "at the end", f"(eager, own): {left}")
     return found
 
 

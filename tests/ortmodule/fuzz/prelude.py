@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -21,12 +23,27 @@ __all__ = [
     "Scaled",
     "StraightThrough",
     "add_one",
+    "Dirty",
+    "Halves",
+    "Masked",
+    "Once",
+    "Scaling",
+    "SetUp",
+    "VmapRule",
     "aliases",
+    "attempted",
     "attended",
     "backward",
     "bools",
     "checkpoint",
     "contextlib",
+    "default_dtype",
+    "deterministic",
+    "gc",
+    "modes",
+    "packed",
+    "unpacked",
+    "wrapped",
     "double_grad",
     "double_input",
     "double_output",
@@ -116,6 +133,193 @@ class Scaled(torch.autograd.Function):
     def backward(ctx: Any, ct: torch.Tensor) -> Any:
         x, y = ctx.saved_tensors
         return 0.5 * ct * y, 2 * ct * x
+
+
+class SetUp(torch.autograd.Function):
+    """Rounds; its derivative is 2, also under transforms, which derive a rule for vmap."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).round() / 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
+        return 2 * ct
+
+    @staticmethod
+    def jvp(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+        return 2 * t
+
+
+class VmapRule(SetUp):
+    """The same with a rule for vmap of its own."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: torch.Tensor) -> Any:
+        return VmapRule.apply(x), dims[0]
+
+
+class Scaling(torch.autograd.Function):
+    """x³ / 10 with a wrong derivative that depends on x."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x**3 / 10
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return ct * x.cos()
+
+
+class Once(torch.autograd.Function):
+    """2x, whose derivative cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
+        return 3 * ct
+
+
+class _DoublesInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
+        return 5 * ct
+
+
+class Dirty:
+    """2x, written to a copy of x."""
+
+    @staticmethod
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        return _DoublesInPlace.apply(x.clone())
+
+
+class _Parts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        sign = x.sign()
+        ctx.mark_non_differentiable(sign)
+        ctx.save_for_backward(sign)
+        return x / 2, sign
+
+    @staticmethod
+    def backward(ctx: Any, ct: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        (sign,) = ctx.saved_tensors
+        return ct * sign
+
+
+class Halves:
+    """x / 2 and the sign of x, which is not differentiable."""
+
+    @staticmethod
+    def apply(x: torch.Tensor) -> torch.Tensor:
+        half, sign = _Parts.apply(x)
+        return half + sign
+
+
+class Masked(nn.Module):
+    """Nested dropout layers of one kind with two probabilities."""
+
+    def __init__(self, kind: str, p: float, q: float) -> None:
+        super().__init__()
+        layer = getattr(nn, kind)
+        self.layers = nn.Sequential(layer(p), nn.Sequential(nn.Tanh(), layer(q)), layer(p))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+wrap: Callable[[nn.Module], Any] = lambda net: net
+"""What makes of a module that with which the program is run, such as ORTModule."""
+
+
+def wrapped(net: nn.Module) -> Any:
+    """Returns the module as the program is run: itself, compiled, or in an ORTModule."""
+    return wrap(net)
+
+
+def attempted(see: Any, call: Callable[[], Any]) -> Any:
+    """Returns what a call returns, or None and records the kind of its error."""
+    try:
+        return call()
+    except Exception as error:
+        see("error", type(error).__name__)
+        return None
+
+
+def modes() -> dict[str, Any]:
+    """Returns what a forward may leave switched in the thread, and the place in the stream of random numbers."""
+    nesting = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return {
+        "gradients": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": (torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu")), nesting),
+        "cached casts": torch.is_autocast_cache_enabled(),
+        "transforms": torch._C._functorch.get_dynamic_layer_stack_depth(),
+        "tangents": (forward_ad._current_level, torch._C._is_fwd_grad_enabled()),
+        "hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        "attention": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
+        "threads": torch._C._is_multithreading_enabled(),
+        "anomalies": torch.is_anomaly_enabled(),
+        "functions": len(torch.overrides._get_current_function_mode_stack()),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "dtype": "own" if torch.get_default_dtype() == FLOAT else str(torch.get_default_dtype()),
+        "next random": torch.random.get_rng_state().sum(dtype=torch.int64).item(),
+    }
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def packed(tensor: torch.Tensor) -> Any:
+    return tensor, 1.0
+
+
+def unpacked(kept: Any) -> torch.Tensor:
+    return kept[0] * kept[1]
 
 
 class Add(nn.Module):

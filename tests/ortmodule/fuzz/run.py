@@ -17,13 +17,14 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.parameter import UninitializedTensorMixin
 
 from onnxtrain.ortmodule import ORTModule
 from ortmodule.fuzz import prelude
 
 __all__ = ["KINDS", "Record", "Seen", "run"]
 
-KINDS = ("eager", "float64", "noise", "aot_eager", "ORTModule")
+KINDS = ("eager", "float64", "noise", "noise in float32", "aot_eager", "ORTModule")
 
 
 @dataclass
@@ -43,12 +44,14 @@ class Record:
         error: what ended the run, if anything did.
         fallbacks: why ORTModule ran graphs in PyTorch.
         graphs: how many graphs ORTModule had.
+        modes: what the program has left switched in the thread.
     """
 
     seen: list[tuple[str, Any]] = field(default_factory=list)
     error: BaseException | None = None
     fallbacks: list[str] = field(default_factory=list)
     graphs: int = 0
+    modes: dict[str, Any] = field(default_factory=dict)
 
 
 def run(text: str, kind: str, attempt: int = 0) -> Record:
@@ -56,7 +59,8 @@ def run(text: str, kind: str, attempt: int = 0) -> Record:
 
     Args:
         text: the program.
-        kind: one of `KINDS`; "noise" is float64 with noise in all numbers that the program begins with.
+        kind: one of `KINDS`; "noise" is float64 with noise in all numbers that the program begins with; "noise in float32"
+            draws the random numbers of float32.
         attempt: which noise.
     """
     record = _run(text, kind, attempt)
@@ -68,6 +72,8 @@ def run(text: str, kind: str, attempt: int = 0) -> Record:
 
 def _run(text: str, kind: str, attempt: int) -> Record:
     record = Record()
+    torch.set_grad_enabled(True)  # which an earlier program may have left off
+    torch.use_deterministic_algorithms(False)
 
     def see(name: str, value: Any) -> None:
         record.seen.append((name, pytree.tree_map_only(torch.Tensor, _snapshot, value)))
@@ -78,11 +84,13 @@ def _run(text: str, kind: str, attempt: int) -> Record:
         program = _imported(text, Path(directory))
         torch.manual_seed(0)
         net = _net(program, text, kind, Path(directory))
-        model = {"aot_eager": _compiled, "ORTModule": ORTModule}.get(kind, _itself)(net)
+        prelude.wrap = {"aot_eager": _compiled, "ORTModule": ORTModule}.get(kind, _itself)
+        model = prelude.wrap(net)
         try:
             program.scenario(net, model, see)
         except Exception as error:
             record.error = error
+        record.modes = prelude.modes()
         if isinstance(model, ORTModule):
             report = list(model.report())
             record.graphs = len(report)
@@ -103,6 +111,8 @@ def _net(program: ModuleType, text: str, kind: str, directory: Path) -> torch.nn
     with torch.no_grad():
         for (name, value), (_, of_float32) in zip(_held(net), _held(own), strict=True):
             del name
+            if isinstance(value, UninitializedTensorMixin):
+                continue
             wanted = of_float32.to(value.dtype)
             value.copy_(
                 prelude.disturbed(wanted) if kind == "noise" and wanted.is_floating_point() else wanted
@@ -125,7 +135,8 @@ def _itself(net: torch.nn.Module) -> Any:
 
 @contextlib.contextmanager
 def _numbers(kind: str, attempt: int) -> Iterator[None]:
-    noise, prelude.noise = prelude.noise, 1e-7 * (1 + attempt) if kind == "noise" else 0.0
+    relative = {"noise": 1e-7, "noise in float32": 3e-7}.get(kind, 0.0)
+    noise, prelude.noise = prelude.noise, relative * (1 + attempt)
     before = prelude.FLOAT
     try:
         if kind in ("float64", "noise"):
@@ -157,5 +168,7 @@ def _imported(text: str, directory: Path) -> ModuleType:
     return module
 
 
-def _snapshot(tensor: torch.Tensor) -> Seen:
+def _snapshot(tensor: torch.Tensor) -> Any:
+    if isinstance(tensor, UninitializedTensorMixin):
+        return type(tensor).__name__
     return Seen(tensor.detach().clone(), tensor.requires_grad)

@@ -18,9 +18,11 @@ def write_scenario(writer: Writer, inputs: Inputs, changing: bool) -> list[str]:
     """Returns the lines of a scenario; `changing` allows calls of other sizes than the first."""
     choose = writer.choose
     lines = _setup(writer)
+    others = writer.odds(0.12)
     calls = choose.choice([1, 2, 2, 3])
     for call in range(calls):
         lines += _before(writer, call)
+        lines += _others(writer, call) if others else []
         lines += _call(writer, inputs, call, changing)
         lines += _after(writer, call)
     lines.append("state(net, see)")
@@ -73,6 +75,34 @@ def _setup(writer: Writer) -> list[str]:
         lines.append("net.p0.register_hook(double_grad)")
     if list(writer.scope["self"].parameters()):
         lines.append("optimizer = torch.optim.SGD(net.parameters(), lr=0.1)")
+    return lines
+
+
+_MASKS = ("Dropout", "Dropout", "AlphaDropout", "FeatureAlphaDropout", "Dropout1d")
+
+
+def _others(writer: Writer, call: int) -> list[str]:
+    """Writes lines that wrap, call and drop other modules, which draw masks."""
+    choose = writer.choose
+    writer.features.add("draws")  # alpha dropout fills with numbers of the dtype
+
+    def another() -> str:
+        p, q = choose.choice(["0.1", "0.5", "0.7"]), choose.choice(["0.0", "0.2", "0.5", "0.9"])
+        return f"wrapped(Masked({choose.choice(_MASKS)!r}, {p}, {q}))"
+
+    lines = []
+    if call == 0:
+        lines.append(f"others = [{', '.join(another() for _ in range(choose.randint(1, 4)))}]")
+    elif writer.odds(0.5):
+        lines += [choose.choice(["others.pop()", "others.pop(0)"]), "gc.collect()"]
+        lines.append(f"others.append({another()})")
+    lines.append("torch.manual_seed(7)")
+    for _ in range(choose.randint(1, 3)):
+        place = choose.choice(["0", "-1", "len(others) // 2"])
+        size = choose.choice(["2, 3, 4", "3, 2, 2", "2, 3, 4"])
+        lines.append(f"see('other', others[{place}](randn({size})))")
+    if call and writer.odds(0.3):
+        lines += ["del model", "gc.collect()", "model = wrapped(net)"]
     return lines
 
 
@@ -137,7 +167,15 @@ def _call(writer: Writer, inputs: Inputs, call: int, changing: bool) -> list[str
         lines += ["with torch.no_grad():", f"    {text}"]
     else:
         lines.append(text)
-    return [*lines, "see('out', out)", "aliases(net, inputs, out, see)", "see('inputs', inputs)"]
+    if "may raise" in writer.features:
+        lines[-1] = lines[-1].replace("out = model(", "out = attempted(see, lambda: model(") + ")"
+    return [
+        *lines,
+        "see('modes', modes())",
+        "see('out', out)",
+        "aliases(net, inputs, out, see)",
+        "see('inputs', inputs)",
+    ]
 
 
 _FIRST_ORDER = ("use_reentrant=True", "weight_norm")

@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 import torch
 
-from ortmodule.fuzz import edges, expressions, memory
+from ortmodule.fuzz import edges, expressions, extremes, memory
+from ortmodule.fuzz.held import write_data, write_optimizer, write_statistics
 from ortmodule.fuzz.layers import write_layer
+from ortmodule.fuzz.regions import write_context, write_switch
+from ortmodule.fuzz.transforms import write_transform
 from ortmodule.fuzz.writer import Unfit, Writer
 
-__all__ = ["write_refused", "write_statement"]
+__all__ = ["write_block", "write_refused", "write_statement"]
 
 _ATTEMPTS = 12
 
@@ -77,7 +80,7 @@ _PARAMETER_WRITES = (
 def _no_grad(writer: Writer) -> bool:
     header = writer.choose.choice(["with torch.no_grad():", "with torch.set_grad_enabled(False):"])
     with writer.region(header, torch.no_grad()):
-        _block(writer)
+        write_block(writer)
     return True
 
 
@@ -85,7 +88,7 @@ def _enable_grad(writer: Writer) -> bool:
     if writer.grad:
         return False
     with writer.region("with torch.enable_grad():", torch.enable_grad()):
-        _block(writer)
+        write_block(writer)
     return True
 
 
@@ -95,11 +98,12 @@ def _autocast(writer: Writer) -> bool:
     writer.features.add("autocast")
     header = "with torch.autocast('cpu', dtype=torch.bfloat16):"
     with writer.region(header, torch.autocast("cpu", dtype=torch.bfloat16)):
-        _block(writer)
+        write_block(writer)
     return True
 
 
-def _block(writer: Writer) -> None:
+def write_block(writer: Writer) -> None:
+    """Writes one to three statements."""
     if writer.depth > 2:
         return
     for _ in range(writer.choose.randint(1, 3)):
@@ -163,6 +167,52 @@ _REFUSED = (
     "F.conv2d({x}, torch.ones(1, 1, 1, 1))",
     "{x}.long().mean()",
     "{x} & {x}",
+    "F.celu({x}, 0.0)",
+    "{x}.sort(dim=7)[0]",
+    "{x}.cummax(7)[0]",
+    "1 - ({x} > 0)",
+    "({x} > 0) - ({x} < 0)",
+    "F.smooth_l1_loss({x}, {x} + 1, beta=-1)",
+    "F.huber_loss({x}, {x} + 1, delta=0.0)",
+    "torch.add({n}, {n}, alpha=0.5)",
+    "{n}.var()",
+    "{n}.softmax(-1)",
+    "{n}.pow(-1)",
+    "{x1}.repeat_interleave(torch.tensor([1, -1]), 0)",
+    "F.binary_cross_entropy({x}.sigmoid(), torch.full_like({x}, 1.5))",
+    "F.embedding_bag(torch.tensor([[0, -1]]), {p})",
+    "torch.bincount(torch.tensor([1, -1]))",
+    "torch.multinomial(torch.tensor([-1.0, 2.0]), 1)",
+    "F.dropout({x}, 1.5)",
+    "F.one_hot({n}.abs() + 1, 1)",
+    "{x1}.unfold(0, 99, 1)",
+    "F.pad({x1}, (-99, 0))",
+    "{x1}.split(0)",
+    "{x1}.chunk(0)",
+    "{x}.std(7)",
+    "torch.stack([])",
+    "torch.quantile({x}.reshape(-1), 1.5)",
+    "F.group_norm({x2}, 7)",
+    "F.layer_norm({x1}, (17,))",
+    "F.interpolate({x3=}, size=0)",
+    "F.max_pool1d({x3=}, 99)",
+    "{x1}.scatter(0, torch.zeros((1,) * {x1}.dim()), 1.0)",
+    "{x1}.topk(99)[0]",
+    "{x1}.kthvalue(99)[0]",
+    "{x1}.narrow(0, 0, 99)",
+    "{x1}.permute(0, 0)",
+    "{x1}.movedim(0, 9)",
+    "torch.full_like({x}, 1e40).clamp(max=3.4e39)",
+    "torch.linspace(0, 1, -1)",
+    "torch.arange(3, 1)",
+    "{x1}.masked_fill({n}, 1.0)",
+    "torch.where({x}, {x}, {x})",
+    "F.nll_loss({x2=}, {x2=}.argmax(1) * 1.0)",
+    "torch.einsum('ij,jk->ik', {x2=}, torch.ones(17, 2))",
+    "torch.max(torch.zeros(0), 0)[0]",
+    "torch.zeros(0).argmax()",
+    "{x}.clamp()",
+    "{x}.requires_grad_().resize_(3)",
 )
 _REFUSED_INDICES = (
     "{x1}.index_select(0, torch.tensor([-1]))",
@@ -298,4 +348,16 @@ _KINDS: dict[Callable[[Writer], bool], float] = {
     _read: 5,
     _draw: 2,
     _rebound: 1,
+    write_context: 7,
+    write_switch: 1.2,
+    write_transform: 6,
+    write_data: 5,
+    write_optimizer: 1.2,
+    write_statistics: 3,
+    _expression(extremes.LONG): 3,
+    _expression(extremes.TIES): 3,
+    _expression(extremes.SPECIAL): 3,
+    _expression(extremes.EMPTY): 3,
+    extremes.write_self_holding: 1,
+    extremes.write_lazy: 1,
 }

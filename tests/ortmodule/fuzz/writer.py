@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -129,6 +130,22 @@ class Writer:
             self.body.append(f"{'    ' * self.depth}pass")
         self.depth -= 1
 
+    def nest(self, headers: list[str], write: Callable[[], None]) -> None:
+        """Writes a block inside of `headers`, each of which is in the one before; see :meth:`region`."""
+        if not headers:
+            write()
+            return
+        header = headers[0]
+        expression = header.removeprefix("with ").removesuffix(":")
+        manager = self.value(expression) if header.startswith("with ") else contextlib.nullcontext()
+        with contextlib.ExitStack() as entered:
+            try:
+                entered.enter_context(manager)
+            except RuntimeError as error:  # some managers exclude others
+                raise Unfit from error
+            with self.region(header, contextlib.nullcontext()):
+                self.nest(headers[1:], write)
+
     # Templates
 
     def fill(self, template: str) -> str:
@@ -185,7 +202,8 @@ class Writer:
             return choose.choice(["True", "False"])
         if kind == "z":
             return self.float()
-        assert first is not None
+        if first is None:
+            raise Unfit
         if kind == "y":
             return self.pick(lambda t: t.dtype == first.dtype and t.shape == first.shape)
         rank = first.dim()

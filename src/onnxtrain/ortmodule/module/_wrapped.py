@@ -11,7 +11,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import Report
-from onnxtrain.ortmodule._torch import dynamo_config
 from onnxtrain.ortmodule.capture._break_even import BreakEven
 from onnxtrain.ortmodule.module._engine import compile_module
 from onnxtrain.ortmodule.module._pytorch_work import being_traced, has_hooks, watched
@@ -46,10 +45,10 @@ class Wrapped:
         _refuse_partitioned(self.module)
         self.call = self._compile(self.module)
         if any(_is_lazy(layer) for layer in self.module.modules()):
-            # Dynamo materializes lazy parameters when it captures the first call. A size that has varied in another
-            # model of the process would be symbolic, and a parameter cannot have a symbolic size.
-            with dynamo_config.patch(automatic_dynamic_shapes=False):
-                return self.call(*args, **kwargs)
+            # PyTorch runs the first call of a lazy module: it draws the parameters when the call reaches their layer,
+            # after the random numbers of the layers before it. Dynamo would draw them first, and then put the generator
+            # back.
+            return self.module(*args, **kwargs)
         return self.call(*args, **kwargs)
 
     # The first call may come from a module that is being captured, whose capture must not include the compilation.

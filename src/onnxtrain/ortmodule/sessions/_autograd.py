@@ -93,7 +93,7 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
                 _Call(program, replay, needs, step, recorded), tensors, *[tensors[i] for i in recorded]
             )
             return outputs
-    # Results of a transform that has ended may still be wrapped.
+    # E.g. a custom function in `torch.func.vjp` has saved a wrapper, which outlives the transform and has no memory.
     return tuple(program.inference.run(list(map(_unwrap, tensors))))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.passes.split_module import split_module
 
 from onnxtrain.ortmodule._torch import set_grad_enabled
@@ -60,7 +61,12 @@ def split_at_custom_functions(
         without_grad.setdefault(numbers[node], ungraded)
         if node.target is set_grad_enabled:
             ungraded = not node.args[0]
+    _hide_unbound_sizes(graph_module)
     whole = split_module(graph_module, graph_module, lambda node: numbers[node], keep_original_order=True)
+    for part in (graph_module, whole, *whole.children()):
+        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+            if _HIDDEN in node.meta:
+                node.meta["example_value"] = node.meta.pop(_HIDDEN)
     for name, part in list(whole.named_children()):
         if not isinstance(part, fx.GraphModule) or not name.startswith("submod_"):
             continue
@@ -73,6 +79,26 @@ def split_at_custom_functions(
         run = part.forward if has_custom_function(part) else compile_part(part)
         setattr(whole, name, _Part(run, part))
     return whole
+
+
+_HIDDEN = "hidden example_value"
+
+
+def _hide_unbound_sizes(graph_module: fx.GraphModule) -> None:
+    """Renames the entry `example_value` of nodes with a data-dependent size that no node of the graph holds.
+
+    The size of `x[mask]` is such a symbol. `split_module` (PyTorch 2.13) makes the symbols in the sizes of a value
+    inputs of each part that reads the value, and raises KeyError for a symbol without a node (pytorch#130534).
+    """
+    values = {
+        node: node.meta["example_value"]
+        for node in graph_module.graph.nodes
+        if node.meta.get("example_value") is not None
+    }
+    bound = {value.node.expr for value in values.values() if isinstance(value, torch.SymInt | torch.SymFloat)}
+    for node, value in values.items():
+        if isinstance(value, torch.Tensor) and not free_symbols(value) <= bound:
+            node.meta[_HIDDEN] = node.meta.pop("example_value")
 
 
 def _is_custom(node: Any) -> bool:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
+from onnxtrain.ortmodule._torch import get_dynamic_layer_stack_depth
 from onnxtrain.ortmodule.lowering._table import (
     DRAWN_BETWEEN_PARTS,
     Lowering,
@@ -104,7 +105,8 @@ def _probability(p: float) -> float:
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     """Computes dropout as eager PyTorch does on the CPU; also supports symbolic sizes."""
     p = _probability(p)
-    if not training or p == 0 or isinstance(p, torch.SymFloat):
+    # Only PyTorch's own operators know how vmap draws, e.g. one mask for all examples with `randomness="same"`.
+    if not training or p == 0 or isinstance(p, torch.SymFloat) or get_dynamic_layer_stack_depth():
         return functional.dropout(x, p, training, inplace)
     # Eager PyTorch draws nothing if p == 1.
     if p == 1:
@@ -132,7 +134,8 @@ def _feature_dropout(
         inplace: True to write the result to `x`.
     """
     p = _probability(p)
-    if not training or p == 0 or p == 1 or x.dim() != rank or isinstance(p, torch.SymFloat):
+    nothing_to_draw = not training or p == 0 or p == 1 or isinstance(p, torch.SymFloat)
+    if nothing_to_draw or x.dim() != rank or get_dynamic_layer_stack_depth():
         return function(x, p, training, inplace)
     channels = x.new_empty((x.shape[0], x.shape[1], *[1] * (rank - 2)))
     noise = torch.bernoulli(channels, 1 - p) / (1 - p)

@@ -26,9 +26,9 @@ _NOT_WRITTEN = ("output", "overwrite", "json", "config")
 
 
 def use_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Makes the values of a file the defaults of the command that is being parsed; the callback of `--config`.
+    """Callback of `--config`: makes the values of a TOML file the defaults of the command that is being parsed.
 
-    Options on the command line override them, as they override all defaults.
+    Options on the command line override these defaults.
 
     Raises:
         InputError: the file is missing or is not TOML, or the command has no such option or does not accept a value.

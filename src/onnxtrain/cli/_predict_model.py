@@ -34,10 +34,10 @@ def model_predictions(
         batch_size: samples per batch; None for the fixed batch size of the model, or 32.
 
     Returns:
-        Outputs by name, [samples, ...], and the encoder in the model; None for a model without one.
+        Outputs by name, [samples, ...], and the model's table encoder, or None if it has no encoder.
 
     Raises:
-        InputError: the data does not fit the model, or an output has no batch axis.
+        InputError: the data does not match the model's inputs, or an output has no batch axis.
     """
     # A plain session, because any tool may have written the file.
     session = open_session(path, "model", CPU, None)

@@ -49,8 +49,8 @@ class _Saved(NamedTuple):
     """Options of a resumed run, read from its checkpoint.
 
     Attributes:
-        options: values of options by name; only some options for a run started in Python.
-        outside: stored paths that may not be used, by option, because they are outside the directory of the run.
+        options: option values by name; incomplete if the run was started in Python.
+        outside: stored paths that are rejected because they lie outside the run's directory, by option.
         data: digest of the training data; None if it is unknown.
     """
 

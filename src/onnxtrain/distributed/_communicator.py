@@ -35,7 +35,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast(self, arrays: Sequence[Array], root: int = 0) -> None:
-        """Replaces each array by that of worker `root`, in place; arrays are C-contiguous, of any dtype."""
+        """Overwrites each array, in place, with the corresponding array of worker `root`; C-contiguous, any dtype."""
 
     @abstractmethod
     def move(self, array: Array, source: int, target: int) -> None:

@@ -26,11 +26,11 @@ class SpecializedOp(CompositeOp):
     """A composite op with a single body, which may depend on static sizes.
 
     Args:
-        name: op type, e.g. `ConvolutionGradient`, without the number and dtype that names of functions end with.
+        name: op type, e.g. `ConvolutionGradient`, without the suffixes of function names (number and dtype).
         inputs: names of the inputs and their shapes. The body may rely on static sizes.
-        attributes: as for :class:`CompositeOp`. They pass a kernel the values that are hard-coded in the body.
+        attributes: as for :class:`CompositeOp`. They give native kernels the values that are hard-coded in the body.
         outputs: number of outputs.
-        key: describes what the body was built for. Ops with equal keys have equal bodies.
+        key: identifies the body, e.g. by the static sizes in it. Ops with equal keys share one function.
         body: as for :class:`CompositeOp`. It may ignore its attributes.
     """
 

@@ -34,7 +34,7 @@ class Match(dict[str, Any]):
 
 
 class Pattern(Protocol):
-    """A computation whose result a value may be."""
+    """A pattern of ops that can match the computation of a value."""
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
         """Yields every way to match the value, as an extension of `match`."""

@@ -103,7 +103,7 @@ def _scores(value: ir.Value | None) -> _Scores | None:
 
 
 def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    """Returns the value that `value` is a multiple of, and the factor."""
+    """Strips multiplications by constants: returns x and the factor such that `value` is factor * x."""
     scale = 1.0
     while (node := _producer(value, "Mul", "Div")) is not None:
         first, second = node.inputs

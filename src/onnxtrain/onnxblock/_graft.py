@@ -136,13 +136,13 @@ def append(
         write: called with an emitter and one value per input; returns the output or outputs. Initializers that it
             creates are constants, not parameters. Inputs that it adds to the emitter's graph become inputs of the base
             model.
-        wish: name of the first output, if it is not in use, e.g. "loss".
+        wish: preferred name of the first output, e.g. "loss"; gets a number appended if it is already in use.
 
     Returns:
         The names of the outputs in the base model.
 
     Raises:
-        GraphBuildError: the base model has no value with one of the names, or `write` raises the error.
+        GraphBuildError: the base model has no value with one of the names in `inputs`; errors of `write` pass through.
     """
     base = accessor.model
     values = {name: describe(accessor, name, doing) for name in inputs}

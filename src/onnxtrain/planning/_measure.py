@@ -38,7 +38,7 @@ class Measured(NamedTuple):
 
 
 def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> Measured:
-    """Trains in a separate process, with the artifacts and the `inputs.npz` of a directory.
+    """Runs training steps in a separate process and measures them; reads artifacts and `inputs.npz` from a directory.
 
     Args:
         directory: directory of the artifacts.
@@ -47,7 +47,7 @@ def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> M
         threads: number of threads per op; None for ONNX Runtime's default.
 
     Raises:
-        OnnxTrainError: the steps failed for another reason than memory.
+        OnnxTrainError: the steps failed for a reason other than memory.
     """
     # Run by path: `-m` would import `onnxtrain.planning`, and with it everything that builds graphs.
     command = [sys.executable, "-P", _dry_run.__file__, *map(str, (directory, steps, limit, threads or 0))]

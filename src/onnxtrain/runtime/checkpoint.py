@@ -120,7 +120,11 @@ def _properties(text: str) -> dict[str, int | float | str]:
 
 
 def _progress(text: str) -> OptimizerProgress | None:
-    """Parses step count and learning rates from JSON, or null; raises ValueError if one is out of range."""
+    """Parses the step count and learning rates from JSON; returns None for the JSON value null.
+
+    Raises:
+        ValueError: the step count or a learning rate is out of range.
+    """
     progress = parse_json(text)
     if progress is None:
         return None

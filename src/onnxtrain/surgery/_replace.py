@@ -128,7 +128,11 @@ def replace_head(
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
-    """Follows the class axis to the output, and updates its size in shapes on the way."""
+    """Propagates a new number of classes from the layer to the model's output, in the shapes of all values between.
+
+    Raises:
+        ModelError: a node between them requires the old number of classes, or its effect on the axis is unknown.
+    """
     axis, old, at = layer.axis, layer.classes, layer.node
     # For the same number of classes, no shape changes, and ops that cannot be followed do no harm.
     if old == classes:
@@ -237,7 +241,7 @@ def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
 
 
 def _drop_bias(layer: Linear) -> None:
-    """Removes the bias of a layer, with its Add; a graph output keeps its name."""
+    """Removes the bias of a layer and, if a separate Add applies it, the Add; the graph output keeps its name."""
     if layer.add is None:
         layer.node.resize_inputs(2)
         return

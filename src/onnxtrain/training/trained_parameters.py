@@ -27,14 +27,14 @@ def choose_parameters(
 
     Args:
         forward: the forward graph.
-        recipe: how to train.
+        recipe: selects the trainable, frozen and sparse parameters.
         adapters: names of parameters that the loss must depend on.
 
     Returns:
-        The new build, and the values between the trained parameters and the loss.
+        The initial state of the build, and the values between the trained parameters and the loss.
 
     Raises:
-        GraphBuildError: a name is unknown, or both trainable and frozen; the loss does not depend on an adapter.
+        GraphBuildError: a name is unknown or both trainable and frozen, or the loss does not depend on an adapter.
         NothingToTrain: no parameter is left to train, or the loss depends on none of them.
     """
     selection = select_parameters(forward, recipe.requires_grad, recipe.frozen_params)

@@ -177,7 +177,7 @@ class OnnxPart:
             return outputs
 
     def run(self, *args: Any) -> tuple[Any, ...]:
-        """Runs a part of a captured graph; returns its outputs. Such a part writes to no argument."""
+        """Runs this part of a captured graph and returns its outputs; does not modify the arguments."""
         tensors = [a if isinstance(a := args[i], torch.Tensor) else _scalar(a) for i in self.inputs]
         results = self.results(args, tensors)
         return tuple(output_of(kind, value, args, results) for kind, value in self.outputs)

@@ -277,10 +277,12 @@ def contraction_order(
 
 
 def _as_pairs(best: Mapping[int, tuple[_Cost, int]], everything: int, count: int) -> list[tuple[int, int]]:
-    """Converts a contraction tree to pairs of positions in the current list of operands.
+    """Converts a contraction tree to a list of pairwise contractions, given as positions of operands.
+
+    The result of a contraction is appended to the operands, and its two operands are removed.
 
     Args:
-        best: for each subset of the operands, a bit mask, its cost and one of the two parts that it is contracted from.
+        best: maps each subset of the operands (a bit mask) to its cost and one of the two subsets to contract into it.
         everything: the subset of all operands.
         count: number of operands.
     """

@@ -118,13 +118,13 @@ def _rewrite(loop: ir.Node, bags: _Bags) -> None:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Returns the node of this op that computes a value; None if another op does."""
+    """Returns the node that computes a value if its op type is `op_type`, else None; looks through copies."""
     node = _through(value).producer() if value is not None else None
     return node if node is not None and node.op_type == op_type and node.domain == "" else None
 
 
 def _through(value: ir.Value | None) -> ir.Value:
-    """Returns the value of which a value is a copy, perhaps of another integer dtype or with an axis of size one."""
+    """Follows a value back through copies, integer casts and axes of size one to the value that they copy."""
     assert value is not None
     while True:
         node = value.producer()

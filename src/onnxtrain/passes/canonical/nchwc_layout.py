@@ -237,7 +237,10 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
 
 
 def _add_unpacked(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
-    """Adds an initializer under a new name: readers of the file expect packed weights under the old one."""
+    """Adds an unpacked weight as an initializer named `<packed name>.<role>`.
+
+    The packed weight's name stays unused: users of the file expect the packed layout under that name.
+    """
     name = fresh_name(model, f"{packed.name}.{role}")
     value = add_initializer(model.graph, ir.Tensor(np.ascontiguousarray(array), name=name))
     value.metadata_props.update(packed.metadata_props)

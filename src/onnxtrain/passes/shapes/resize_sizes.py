@@ -92,7 +92,7 @@ def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
 
 
 def _all_sizes(node: ir.Node, resized: dict[int, int]) -> ir.Value:
-    """Emits an int64 vector of the sizes of all axes: `resized` by axis, and the input's sizes of other axes."""
+    """Emits the output shape as an int64 vector: sizes from `resized`, {axis: size}, and from the input elsewhere."""
     source = node.inputs[0]
     assert source is not None
     assert source.shape is not None

@@ -51,7 +51,7 @@ class Task:
         return loss_class(self.loss).activation == "softmax"
 
     def check(self) -> None:
-        """Raises InputError unless `positive` is a class."""
+        """Raises InputError unless `positive` is None or the index of a class."""
         if self.positive is None:
             return
         check_positive(self.positive)
@@ -82,8 +82,8 @@ class _Scores:
     Attributes:
         scores: [n, classes] for one class per position; [n] for one yes-or-no question; [n, labels] for several
             questions.
-        truth: labels [n], or 0 and 1 in the shape of `scores`.
-        one_of: number of classes of which one is right; 0 if each logit answers a question of its own.
+        truth: labels [n], or zeros and ones in the shape of `scores`.
+        one_of: number of mutually exclusive classes; 0 if each logit is a separate yes-or-no question.
     """
 
     scores: Array
@@ -92,7 +92,7 @@ class _Scores:
 
     @property
     def guess(self) -> Array:
-        """Predicted labels, or 0 and 1, in the shape of `truth`."""
+        """Predictions in the shape of `truth`: labels, or zeros and ones."""
         return self.scores.argmax(axis=1) if self.one_of else (self.scores > 0).astype(np.int64)
 
     @property
@@ -198,9 +198,9 @@ def _require_one_right(name: str, data: _Scores) -> None:
 
 
 def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Returns the area under the ROC curve: of the positive class, or the mean of each class against the rest.
+    """Returns the area under the ROC curve: for the positive class if set, else the mean over one-vs-rest curves.
 
-    Both of two classes have the same area. NaN if a class, or its opposite, does not occur, or if a logit is NaN.
+    With two classes, both have the same area. NaN if a class has no positive or no negative samples, or a logit is NaN.
     """
     data = _scores(name, task, prediction, target)
     if not data.judgeable:

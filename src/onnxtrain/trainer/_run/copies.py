@@ -23,7 +23,7 @@ def stamp(path: Path) -> Stamp:
 
 
 class Copies:
-    """Copies files, and remembers which were equal, so that saving after each epoch does not compare gigabytes."""
+    """Copies files that differ from the target; caches comparisons, because each save would compare gigabytes again."""
 
     def __init__(self) -> None:
         # The versions of source and target that were equal, by target.

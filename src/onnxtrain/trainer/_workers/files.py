@@ -41,7 +41,7 @@ def receive_files(communicator: Communicator, directory: Path) -> None:
     """Receives the files that worker 0 sends with :func:`send_files`, and writes them to a directory.
 
     Raises:
-        WorkersError: a file name leads out of the directory.
+        WorkersError: a file name points outside the directory.
     """
     for name, size in communicator.share():
         # External data may be in a subdirectory, but a name from the network must not leave the directory.

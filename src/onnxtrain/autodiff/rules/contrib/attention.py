@@ -220,8 +220,8 @@ def _rotate(
 ) -> ir.Value:
     """Rotates features of `[batch, sequence, heads, size]` by the angles in the node's cos_cache and sin_cache.
 
-    The caches have one column per pair of features. Unless `whole`, there may be fewer pairs than features: only the
-    leading features are rotated, as in Phi.
+    The caches have one column per rotated pair of features. If `whole` is False, they may cover only the leading
+    features, as in Phi; the remaining features are not rotated.
     """
     half = op.Shape(n.cos_cache, start=1)
     if not whole:

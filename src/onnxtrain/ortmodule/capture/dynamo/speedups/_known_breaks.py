@@ -19,7 +19,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 class _Break(NamedTuple):
-    """The reason of a graph break in a called function, and the stack there, as Dynamo reports them."""
+    """Message, kind and stack of a graph break in a called function, as Dynamo reports them."""
 
     message: str
     kind: str

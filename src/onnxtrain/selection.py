@@ -86,7 +86,7 @@ def set_module_scope(node: ir.Node, module: str) -> None:
 
 
 def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, list[str]]:
-    """Returns the names that each pattern matches; a pattern that equals a name matches this name alone.
+    """Returns the names that each pattern matches; a pattern that equals a name matches only that name.
 
     `*` matches any text, dots included, `?` one character, `[...]` one of several characters. Matching is
     case-sensitive.

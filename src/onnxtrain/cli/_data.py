@@ -66,7 +66,7 @@ def to_arrays(
         targets: targets to encode, as `label_targets` returns them; empty for prediction.
 
     Raises:
-        InputError: the table does not fit the run, or the run was not trained on a table.
+        InputError: the table does not match the run's inputs, or the run was not trained on a table.
     """
     if not isinstance(data, Table):
         return data

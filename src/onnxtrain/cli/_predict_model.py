@@ -71,7 +71,7 @@ def _plain_predictions(
     """Returns the outputs of a model that takes numbers.
 
     Raises:
-        InputError: the data does not fit the model, or an input is not a tensor of numbers.
+        InputError: the data does not match the model's inputs, or an input is not a tensor of numbers.
     """
     specs = []
     for value in session.get_inputs():

@@ -61,7 +61,7 @@ def fit_encoder(
         stratify: True if the trainer splits off the same fraction of each class.
 
     Raises:
-        InputError: the table does not fit the encoder or the model, or `--target` is missing or superfluous.
+        InputError: the table does not match the encoder or the model, or `--target` is missing or superfluous.
     """
     if bool(targets) != bool(encoder.target):
         raise InputError(

@@ -323,7 +323,7 @@ def _fitted_encoder(
         The encoder, or None for data that is not a table.
 
     Raises:
-        InputError: options for tables were given with other data, or the table does not fit.
+        InputError: options for tables were given with other data, or the table does not match the model's inputs.
     """
     if not isinstance(data, Table) or encoder is None:
         if given := options.table.given():

@@ -82,7 +82,8 @@ def write_predictions(options: PredictOptions) -> None:
     """Writes the outputs of a run or of an .onnx file for each sample.
 
     Raises:
-        InputError: the suffix of the output is unknown, the data does not fit, or there are no probabilities to write.
+        InputError: the suffix of the output is unknown, the data does not match the model's inputs, or there are no
+            probabilities to write.
         ModelError: the output cannot be written.
     """
     source, path, output = options.source, options.data, options.output

@@ -25,7 +25,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def sum(self, arrays: Sequence[Array], bucket_bytes: int = 2**20, *, compressed: bool = False) -> None:
-        """All-reduces the arrays: replaces each by its sum over all workers, in place.
+        """All-reduces the arrays: replaces each with its sum over all workers, in place.
 
         Args:
             arrays: C-contiguous arrays of float32, float64 or int64, with the same shapes on all workers.
@@ -51,7 +51,7 @@ class Communicator(ABC):
 
 
 class Solo(Communicator):
-    """A group with a single worker, for programs that were started alone."""
+    """A group with a single worker, for programs that were started without others."""
 
     rank = 0
     size = 1

@@ -121,7 +121,7 @@ def check_gradients(
         One check per parameter.
 
     Raises:
-        OnnxTrainError: the model cannot be loaded or differentiated, or an input does not fit.
+        OnnxTrainError: the model cannot be loaded or differentiated, or an input has the wrong dtype or shape.
     """
     forward = canonicalize(load_model(model), wrt or ())
     # In training mode, BatchNormalization's gradient also flows through the batch statistics, so it is worth checking.

@@ -1,4 +1,4 @@
-"""Replaces chains of standard ops by composite ops whose gradients are composite ops too.
+"""Replaces chains of standard ops with composite ops whose gradients are composite ops too.
 
 A fusion consists of a pattern, written as the computation that it recognizes, and a composite op (see `norms.py`).
 `lists.py` defines which fusions run in which pipeline, and in which order.

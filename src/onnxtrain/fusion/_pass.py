@@ -1,4 +1,4 @@
-"""Replaces the chains of nodes that patterns recognize by composite ops."""
+"""Replaces the chains of nodes that patterns recognize with composite ops."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def _transposed_keys(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Val
 
 
 def _source_of_swap(keys: ir.Value) -> ir.Value | None:
-    """Returns the value of which `keys` is the transpose; None if there is none."""
+    """Returns the value that `keys` transposes; None if there is none."""
     node = keys.producer()
     if node is not None and _is(node, "Transpose"):
         return node.inputs[0] if list(node.attributes.get_ints("perm") or []) == _SWAP else None

@@ -200,7 +200,7 @@ def _widens(value: ir.Value | None) -> bool:
 
 
 def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
-    """Returns the float32 value of which `value` is the rounding, with the same shape; None if `value` is not rounded.
+    """Returns the float32 value that was rounded to `value`, with the same shape; None if `value` is not rounded.
 
     Reshapes of the rounded value are repeated for the unrounded one, before `product`.
     """

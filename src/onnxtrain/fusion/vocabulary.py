@@ -27,7 +27,7 @@ _MANY_CLASSES = 4096
 
 
 class VocabularyLossPass(KeepingPass):
-    """Replaces float32 LogSoftmax over at least 4096 classes by a function that has a native kernel.
+    """Replaces float32 LogSoftmax over at least 4096 classes with a function that has a native kernel.
 
     The kernel overwrites the logits. The cross-entropy gradient is delayed until the loss has been computed, so that it
     can reuse the buffer of the log-probabilities. Run this pass last: other passes don't recognize the function. On a

@@ -1,4 +1,4 @@
-"""Defines `LoraConfig`: which linear layers get an adapter, of which rank and scale."""
+"""Defines `LoraConfig`: which linear layers get an adapter, and its rank and scale."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def train_adapters(
 
 
 def loaded_for_adapters(model: ModelSource) -> ir.Model:
-    """Loads a model and inlines its functions, in which layers would have no names of their own."""
+    """Loads a model and inlines its functions, because layers inside functions have no names to select them by."""
     loaded = load_model(model)
     if loaded.functions:
         inline_functions(loaded)

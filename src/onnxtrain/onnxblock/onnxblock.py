@@ -213,7 +213,7 @@ def output_names(result: str | Iterable[str], doing: str) -> list[str]:
 
 
 def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> None:
-    """Replaces the outputs of the base model by the values `names`."""
+    """Replaces the outputs of the base model with the values `names`."""
     infos = []
     for name in names:
         value = _graft.describe(accessor, name, doing)

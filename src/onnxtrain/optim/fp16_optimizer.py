@@ -12,7 +12,7 @@ __all__ = ["FP16_Optimizer"]
 def FP16_Optimizer(optimizer: Any, **options: Any) -> NoReturn:
     """Always raises an error that says what to use instead.
 
-    In onnxruntime-training, it replaced methods of Apex, DeepSpeed and Megatron optimizers by CUDA kernels.
+    In onnxruntime-training, it replaced methods of Apex, DeepSpeed and Megatron optimizers with CUDA kernels.
 
     Raises:
         CompatError: always.

@@ -24,8 +24,8 @@ class Prodigy(Optimizer):
     c·r + (1 - c)·lr·d²·<g, x0 - w>;  s' = c·s + (1 - c)·lr·d²·g; m' = beta1·m + (1 - beta1)·d·g;  v' = beta2·v + (1 -
     beta2)·d²·g²; w' = (1 - lr·d·weight_decay)·w - lr·d·m'/(sqrt(v') + d·eps).
 
-    Pass `learning_rate=1.0` to the trainer; a schedule may lower it. Parameters of a group with another rate or weight
-    decay have an estimate of their own.
+    Pass `learning_rate=1.0` to the trainer; a schedule may lower it. Each group of parameters with a different rate or
+    weight decay has its own estimate.
 
     Attributes:
         elementwise: False, as r and d are sums over all parameters.

@@ -41,6 +41,6 @@ class Rows:
         return self._op.Gather(table, self._rows)
 
     def write(self, table: ir.Value, values: ir.Value) -> ir.Value:
-        """Replaces the rows of a table by `values` [rows, *rest]; returns the table."""
+        """Replaces the rows of a table with `values` [rows, *rest]; returns the table."""
         # If a host binds the result to the table's memory, ONNX Runtime's ScatterND only writes these rows.
         return self._op.ScatterND(table, self._op.Unsqueeze(self._rows, [-1]), values)

@@ -13,7 +13,7 @@ from onnxtrain.passes.portable import Obstacle, find_obstacles, make_portable
 
 @dataclass(frozen=True)
 class HostProfile:
-    """Hosts for which artifacts are made, described by what they lack.
+    """A class of hosts that artifacts are built for, described by the features that they lack.
 
     Attributes:
         drawn: random ops of the training model that draw from one of its inputs instead, so that all hosts draw the

@@ -64,7 +64,7 @@ class PlanChoice:
         complete: False if the dry run was stopped or failed.
         fits: True if the dry run was completed within the given memory.
         problem: error message if the choice cannot be trained, otherwise empty.
-        recommended: True for the recommended choice, of which there is at most one.
+        recommended: True for the recommended choice; at most one choice is recommended.
     """
 
     name: str

@@ -71,7 +71,7 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 def _compute_scales(graph: ir.Graph) -> None:
-    """Replaces Exp of a trained logarithm by the scale."""
+    """Replaces Exp of a trained logarithm with the scale."""
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Exp" else None
         if source is None or not _is_constant(source) or LOGARITHM not in str(source.name):
@@ -81,7 +81,7 @@ def _compute_scales(graph: ir.Graph) -> None:
 
 
 def _round(graph: ir.Graph, node: ir.Node) -> None:
-    """Replaces the QuantizeLinear of a master by its integers."""
+    """Replaces the QuantizeLinear of a master with its integers."""
     master, scale = node.inputs[0], node.inputs[1]
     assert master is not None
     if not _is_constant(scale):
@@ -131,7 +131,7 @@ def _round_bias(model: ir.Model, layer: ir.Node) -> None:
 
 
 def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
-    """Replaces the rounding of a bias that :func:`prepare` has added by int32 integers."""
+    """Replaces the bias rounding that :func:`prepare` has added with int32 integers."""
     bias = integer_bias(layer)
     chain = [] if bias is None else _rounding(bias.value)
     if bias is None or not chain:
@@ -165,7 +165,7 @@ def _scale_of(value: ir.Value | None) -> Array | None:
 
 
 def _replace(graph: ir.Graph, node: ir.Node, name: str, array: Array) -> None:
-    """Replaces a node by an initializer."""
+    """Replaces a node with an initializer."""
     value = _add(Emitter(graph), name, array)
     node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
     graph.remove(node, safe=True)

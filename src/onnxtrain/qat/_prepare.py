@@ -1,4 +1,4 @@
-"""Replaces the integer weights of a quantized model by quantized float32 masters."""
+"""Replaces the integer weights of a quantized model with quantized float32 masters."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
 
 
 def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
-    """Replaces integers by QuantizeLinear of a float32 master."""
+    """Replaces integers with QuantizeLinear of a float32 master."""
     # Listed first, because uses change while inputs are replaced. A weight that two layers read has one master.
     readers = [(use.node, use.idx) for use in weight.value.uses()]
     array = weight.real()
@@ -123,7 +123,7 @@ def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
 
 
 def _round_master_of_bias(op: Emitter, bias: IntegerBias) -> None:
-    """Replaces the int32 bias of an integer product by the rounding of a float32 master."""
+    """Replaces the int32 bias of an integer product with the rounding of a float32 master."""
     integers = bias.value
     name = _END.sub("", str(integers.name))
     name = name if name != integers.name else f"{name}.master"
@@ -153,7 +153,7 @@ def _zero(op: Emitter, weight: IntegerWeight) -> ir.Value:
 
 
 def _replace_scales(op: Emitter, values: list[ir.Value]) -> None:
-    """Replaces each scale by Exp of a trainable logarithm."""
+    """Replaces each scale with Exp of a trainable logarithm."""
     for scale in values:
         array = constant(scale).astype(np.float32)
         # A scale of zero, for a weight of zeros, has no logarithm.

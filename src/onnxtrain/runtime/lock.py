@@ -23,7 +23,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ProcessLock:
-    """Locks a resource that each process has of its own, e.g. a registry. In a forked process, the lock is free.
+    """Locks a per-process resource, e.g. a registry. In a forked process, the lock is free.
 
     A plain `threading.Lock` that another thread held during the fork would remain locked in the new process.
     """

@@ -1,4 +1,4 @@
-"""Replaces the last linear layer of a model by one with another number of outputs."""
+"""Replaces the last linear layer of a model with a layer for a different number of classes."""
 
 from __future__ import annotations
 

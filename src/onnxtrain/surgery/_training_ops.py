@@ -84,7 +84,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
 
 
 def _lower_optimizers(model: ir.Model) -> None:
-    """Replaces Adam, Adagrad and Momentum nodes by standard ops, including subgraphs."""
+    """Replaces Adam, Adagrad and Momentum nodes with standard ops, including subgraphs."""
     main = Emitter(model.graph, functions=model.functions)
     modified = False
     for graph in tuple(model.graphs()):
@@ -113,7 +113,7 @@ def _lower_optimizers(model: ir.Model) -> None:
 
 
 def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
-    """Replaces a node by values, which take the names of its outputs; None for unread outputs."""
+    """Replaces a node with values, which take the names of its outputs; None for unread outputs."""
     # Through copies, because two outputs may be the same value, or the value an input that keeps its own name.
     graph = node.graph
     assert graph is not None
@@ -263,7 +263,7 @@ def _nodes_between(model: ir.Model, node: ir.Node) -> list[ir.Node]:
 
 
 def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
-    """Replaces one Gradient node by the computation of its gradients."""
+    """Replaces one Gradient node with the computation of its gradients."""
     xs, zs = _sources(node)
     input_names = [None if value is None else str(value.name) for value in node.inputs]
     if len(input_names) != len(xs) + len(zs) or None in input_names:

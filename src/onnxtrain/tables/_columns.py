@@ -113,7 +113,7 @@ class NumberColumn(Column):
             scale: True to scale to mean 0 and standard deviation 1.
 
         Raises:
-            InputError: a value is infinite, or the rule does not fit numbers.
+            InputError: a value is infinite, or the rule is not for numbers.
         """
         _require_finite(values)
         numbers = values.numbers[rows & ~values.missing]
@@ -203,7 +203,7 @@ class CategoryColumn(Column):
             unknown: treatment of unknown categories.
 
         Raises:
-            InputError: the rule does not fit categories.
+            InputError: the rule is not for categories.
         """
         texts = values.texts()
         counted = [text for text, counts in zip(texts, rows, strict=True) if counts and text is not None]

@@ -198,7 +198,7 @@ class TableEncoder:
             Arrays by the names of inputs and targets.
 
         Raises:
-            InputError: the table does not fit the model, or a value cannot be encoded.
+            InputError: the table does not match the model's inputs, or a value cannot be encoded.
         """
         table = as_table(table)
         blocks = {c.name: c.encode(self._values(table, c.name)) for c in self._fitted()}

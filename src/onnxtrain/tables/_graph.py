@@ -19,7 +19,7 @@ _MOST_NAMED = 10**6
 
 
 def attach_columns(graph: ir.Graph, columns: Sequence[Column], missing: Sequence[str]) -> None:
-    """Replaces the inputs of a network by the columns of a table, and encodes these.
+    """Replaces the inputs of a network with the columns of a table, and encodes the columns in the graph.
 
     Args:
         graph: graph of the network, changed in place. A single input takes all encoded columns side by side; each of

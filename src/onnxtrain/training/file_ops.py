@@ -67,7 +67,7 @@ def _join(graph: ir.Graph, add: ir.Node, norm: ir.Node) -> None:
 def restore_file_ops(training: ir.Model, forward: ir.Model) -> None:
     """Adds the file's ops next to their function bodies, and redirects the readers of each body to the op.
 
-    The body's gradients stay as accurate: the results of op and body differ by rounding alone.
+    The body's gradients stay as accurate: the results of op and body differ only by rounding.
 
     Args:
         training: the graph with gradients, changed in place. The results of a body have the names of the op's results.

@@ -61,7 +61,7 @@ def _pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
 
 
 class DropCachePass(ir.passes.InPlacePass):
-    """Removes the cache inputs of a graph that does not return the cache; attention reads the new tokens alone.
+    """Removes the cache inputs of a graph that does not return the cache; attention reads only the new tokens.
 
     A mask over past and new tokens gets the length of the new tokens: its symbolic size becomes that of the queries.
     """

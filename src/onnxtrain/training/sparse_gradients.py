@@ -52,7 +52,7 @@ def keep_rows(
         The output with the row indices per parameter, int64 `[reads]`, e.g. {"table": "table_grad_indices"}.
 
     Raises:
-        GraphBuildError: a parameter is read by another op than Gather on axis 0, or has an unsupported dtype.
+        GraphBuildError: a parameter is read by an op other than Gather on axis 0, or has an unsupported dtype.
     """
     op = Emitter(model.graph, functions=model.functions)
     outputs = model.graph.outputs

@@ -104,7 +104,7 @@ defvjp("ThresholdedRelu", X=lambda op, n, ct: op.Where(op.Greater(n.X, n.attr("a
 
 @vjp("Shrink", wrt=("input",))
 def shrink(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Shrink: ct outside of [-lambd, lambd], 0 inside and on the bounds, as in PyTorch."""
+    """VJP of Shrink: ct outside [-lambd, lambd], 0 inside and at the bounds, as in PyTorch."""
     outside = op.Or(op.Less(n.input, -n.attr("lambd")), op.Greater(n.input, n.attr("lambd")))
     return op.Where(outside, ct, 0.0)
 

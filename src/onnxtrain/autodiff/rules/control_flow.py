@@ -104,7 +104,7 @@ def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
 
 @dataclass(frozen=True)
 class _Slices:
-    """A stacked value of which each iteration reads or writes one slice.
+    """A stacked value; each iteration reads or writes one slice of it.
 
     Attributes:
         value: the stacked value.

@@ -58,7 +58,7 @@ def normalizer(op: Emitter, n: NodeView) -> ir.Value:
     imputed_value_floats=None, imputed_value_int64s=None, replaced_value_float=0.0, replaced_value_int64=0,
 )  # fmt: skip
 def imputer(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes Imputer: replaces missing values by constants."""
+    """Decomposes Imputer: replaces missing values with constants."""
     missing = n.attr("replaced_value_float")
     # NaN, the usual marker of a missing value, doesn't equal itself.
     is_missing = op.IsNaN(n.X) if np.isnan(missing) else op.Equal(n.X, missing)

@@ -115,7 +115,7 @@ def _read_message(artifacts: str | os.PathLike[str], message: Message) -> tuple[
         The loaded model, and the message's config.
 
     Raises:
-        InputError: the message does not fit the artifacts.
+        InputError: the message does not match the artifacts.
     """
     content = message.content
     records = list(content.array_records.values())

@@ -232,7 +232,7 @@ class CheckedStrategy(Strategy):
             )
 
     def _layout(self, message: Message) -> Hashable:
-        """Returns what must be equal in all replies: names of records and of metrics, lengths of lists."""
+        """Returns the layout that all replies must share: names of records and metrics, and lengths of lists."""
         metrics = self._metrics(message)
         return (
             tuple(message.content.array_records),

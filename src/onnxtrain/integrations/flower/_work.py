@@ -198,7 +198,7 @@ class Work:
             The mean loss of the last epoch; NaN if all its labels are ignored.
 
         Raises:
-            InputError: the arrays do not fit the model.
+            InputError: the arrays do not match the model's parameters.
             DivergenceError: the loss is NaN or infinite.
         """
         count = self.count(data)

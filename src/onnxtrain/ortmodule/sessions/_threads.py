@@ -141,8 +141,8 @@ def choose_step_threads() -> _StepThreads | None:
     """Registers global optimizer hooks that run short optimizer steps on one thread.
 
     Returns:
-        The hooks. None, without effect, if PyTorch uses one thread or another OpenMP than GNU's, or if a variable in
-        `_SET_BY_USER` is set.
+        The hooks. None, without registering any, if PyTorch uses a single thread, if its OpenMP is not GNU's, or if a
+        variable in `_SET_BY_USER` is set.
     """
     if torch.get_num_threads() == 1 or any(name in os.environ for name in _SET_BY_USER):
         return None

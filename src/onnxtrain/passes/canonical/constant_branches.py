@@ -1,4 +1,4 @@
-"""Replaces If nodes that have a constant condition by the taken branch."""
+"""Replaces each If node with a constant condition with its taken branch."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _ellipsis_letters(terms: Sequence[str], operands: Sequence[ir.Value], equati
 
 
 def _with_ellipsis(write: WriterBefore, letter: str) -> Write:
-    """Returns a writer that replaces `letter` in equations by an ellipsis."""
+    """Returns a writer that replaces `letter` in equations with an ellipsis."""
 
     def write_node(op_type: str, *inputs: ir.Value, equation: str) -> ir.Value:
         return write(op_type, *inputs, equation=equation.replace(letter, "..."))

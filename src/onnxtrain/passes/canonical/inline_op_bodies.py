@@ -1,4 +1,4 @@
-"""Replaces ops by function bodies: those of their ONNX schemas, or those registered in `op_bodies`."""
+"""Replaces ops with function bodies: those of their ONNX schemas, or those registered in `op_bodies`."""
 
 from __future__ import annotations
 

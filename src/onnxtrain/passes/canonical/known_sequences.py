@@ -1,4 +1,4 @@
-"""Replaces sequences and optionals by their elements where these are known statically."""
+"""Replaces sequences and optionals with their elements where the elements are known statically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaces sequences to which a Loop appends tensors by scan outputs of the Loop."""
+"""Turns sequences to which a Loop appends tensors into scan outputs of the Loop."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _is_rewritten(reader: ir.Node, element: ir.Value | None) -> bool:
 
 
 def _rewrite(node: ir.Node, state: int) -> None:
-    """Replaces the sequence at index `state` of a Loop's states by a scan output, and rewrites its readers."""
+    """Turns the sequence at index `state` of a Loop's states into a scan output, and rewrites its readers."""
     body, sequence = node.attributes["body"].as_graph(), node.outputs[state]
     insert = body.outputs[1 + state].producer()
     assert insert is not None

@@ -75,7 +75,7 @@ class _Conv:
         weight: float32 `[out, in / group, height, width]`, including padding.
         bias: float32 `[out]`, including padding; None without a bias.
         group: number of channel groups.
-        is_depthwise: True if each channel is a group of its own.
+        is_depthwise: True if each channel is its own group.
     """
 
     def __init__(self, node: ir.Node) -> None:
@@ -248,7 +248,7 @@ def _add_unpacked(model: ir.Model, packed: ir.Value, array: Array, role: str) ->
 
 
 def _rewrite_reorder(node: ir.Node) -> None:
-    """Removes a ReorderInput or ReorderOutput, or replaces it by a Transpose if it also transposes."""
+    """Removes a ReorderInput or ReorderOutput, or replaces it with a Transpose if it also transposes."""
     (x,), last = node.inputs, node.attributes.get_int("channels_last", 0)
     assert x is not None
     if last:

@@ -10,7 +10,7 @@ from onnxtrain.op_bodies import op_shapes
 
 
 def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
-    """Replaces nodes of nonstandard ops in a proto by calls of functions that have the same output shapes.
+    """Replaces nonstandard ops in a proto with calls to functions that have the same output shapes.
 
     Args:
         model: the model from which `lean` was made, with the same nodes in the same order; not modified.

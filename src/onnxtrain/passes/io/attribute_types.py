@@ -1,4 +1,4 @@
-"""Finds attributes without a type, or of another type than in the op's schema, e.g. a float instead of an int."""
+"""Finds attributes without a type, or whose type differs from the op's schema, e.g. a float instead of an int."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 
 def mistyped_attribute(model: ir.Model) -> str | None:
-    """Returns a description of the first attribute without a type or of another type than the schema's, or None.
+    """Returns a description of the first attribute without a type or with a type that contradicts the schema, or None.
 
     onnx's checker finds these as well, but it runs after passes of onnx_ir, which raise TypeError for such a Constant.
     """

@@ -1,4 +1,4 @@
-"""Replaces outputs that are dictionaries by tensors, because onnx_ir and gradients do not support dictionaries."""
+"""Replaces dictionary outputs with tensors, because onnx_ir and gradients do not support dictionaries."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def _restore_linear_weights(model: ir.Model) -> None:
 
 
 def _restore_statistics(model: ir.Model) -> None:
-    """Gives running statistics that share an initializer with other inputs initializers of their own."""
+    """Splits initializers that running statistics share with other inputs, so that each has its own."""
     for node in tuple(model.graph):
         if node.op_type != "BatchNormalization" or node.domain != "":
             continue

@@ -11,7 +11,7 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node, stan
 
 
 def remove_idle_dropout(model: ir.Model) -> None:
-    """Replaces inference-mode Dropout by its input, and its second output by a mask of ones, in place.
+    """Replaces inference-mode Dropout with its input, and its second output with a mask of ones, in place.
 
     onnxruntime-web's bundles with WebGPU have no Dropout.
     """
@@ -44,7 +44,7 @@ def trains(node: ir.Node) -> bool:
 
 
 def write_mask(node: ir.Node, key: ir.Value, number: int) -> None:
-    """Replaces a Dropout by data * (mask ? 1 / (1 - ratio) : 0)."""
+    """Replaces a Dropout with data * (mask ? 1 / (1 - ratio) : 0)."""
     write, data, mode = WriterBefore(node), node.inputs[0], node.inputs[2]
     assert data is not None
     dtype = data.dtype or ir.DataType.FLOAT

@@ -1,4 +1,4 @@
-"""Replaces random number generators of ONNX Runtime, whose state is hidden in the session, by a graph input."""
+"""Replaces random number generators of ONNX Runtime, whose state is hidden in the session, with a graph input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> ir.Value | None:
-    """Replaces random ops by integer ops on an added input, in place.
+    """Replaces random ops with integer ops on an added input, in place.
 
     ONNX Runtime keeps the state of RandomNormal and other ops in the session, where no checkpoint can include it, and a
     seed gives different numbers in a browser and in Python. Numbers computed from the input are the same on every host

@@ -12,7 +12,7 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 
 class NegativeStepsPass(ir.passes.InPlacePass):
-    """Replaces a Slice with a negative step by a Gather along each axis that it reverses.
+    """Rewrites a Slice with negative steps as a Gather along each axis that it reverses.
 
     The default bundle of onnxruntime-web (JSEP, 1.30) silently returns other elements on WebGPU. Starts and ends may be
     computed at run time, but axes and steps must be constants.
@@ -66,7 +66,7 @@ def _reverse(node: ir.Node) -> None:
 
 
 class WrappingPadPass(ir.passes.InPlacePass):
-    """Replaces a Pad in mode "wrap" by a Gather along each padded axis.
+    """Rewrites a Pad in mode "wrap" as a Gather along each padded axis.
 
     The default bundle of onnxruntime-web (JSEP, 1.30) silently pads with other elements on WebGPU. The pads must be
     constants.

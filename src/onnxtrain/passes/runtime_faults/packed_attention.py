@@ -1,4 +1,4 @@
-"""Replaces MultiHeadAttention with packed queries, keys and values by standard ops."""
+"""Expands MultiHeadAttention with packed queries, keys and values into standard ops."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 
 class PadAxesPass(ir.passes.InPlacePass):
-    """Replaces the axes of a Pad by pads for all axes. Expects inferred ranks; nodes of unknown rank are not modified.
+    """Removes the axes input of Pad: its pads then cover all axes. Needs inferred ranks; skips nodes of unknown rank.
 
     The transpose optimizer of ONNX Runtime (1.32, level basic) moves a Transpose past a Pad and permutes the pads as if
     there were a pair for each axis in order. With `axes` it pads other axes, or gathers beyond the pads, which is an

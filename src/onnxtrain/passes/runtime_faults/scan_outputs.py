@@ -25,7 +25,7 @@ class ScanOutputsPass(ir.passes.InPlacePass):
 
 
 def _copy_inputs(body: ir.Graph) -> bool:
-    """Replaces outputs of a body that are inputs of the body by copies. Returns True if there were any."""
+    """Makes outputs of a body that are also its inputs separate copies. Returns True if there were any."""
     inputs = {id(value) for value in body.inputs}
     places = [place for place, value in enumerate(body.outputs) if id(value) in inputs]
     for place in places:

@@ -1,4 +1,4 @@
-"""Replaces Swish by Sigmoid and Mul at opsets where ONNX Runtime cannot run it."""
+"""Replaces Swish with Sigmoid and Mul at opsets where ONNX Runtime cannot run it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SwishPass(ir.passes.InPlacePass):
 
 
 def _write(node: ir.Node) -> None:
-    """Replaces a Swish by x·Sigmoid(alpha·x)."""
+    """Replaces a Swish with x·Sigmoid(alpha·x)."""
     x = node.inputs[0]
     alpha, scaled = node.attributes.get_float("alpha", 1.0), x
     if alpha != 1.0:

@@ -34,7 +34,7 @@ class TimeFirstPass(ir.passes.InPlacePass):
 
 
 def _rewrite(node: ir.Node) -> None:
-    """Replaces a layer by one with layout=0, with a Transpose of each input and output that has a batch axis."""
+    """Rewrites a layer to layout=0, with a Transpose of each input and output that has a batch axis."""
     for index in _BATCHED_INPUTS:
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is not None:

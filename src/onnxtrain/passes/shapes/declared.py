@@ -9,7 +9,7 @@ from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 
 
 def correct_declared_shapes(model: ir.Model) -> bool:
-    """Replaces declared shapes of computed values by inferred ones where the two contradict, in place.
+    """Overwrites declared shapes of computed values, in place, where inferred shapes contradict them.
 
     onnx's shape inference keeps a declaration even if its own result differs, and gradients would then be built for the
     wrong shape. ONNX Runtime warns and uses the inferred shape. Sizes that cannot be inferred remain as declared.

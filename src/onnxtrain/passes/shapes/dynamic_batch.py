@@ -130,7 +130,7 @@ class _Walk:
     # Rewrites by op type, for nodes with an input that depends on the batch.
 
     def _rewrite_reshape(self, node: ir.Node) -> None:
-        """Replaces the batch size in a constant target shape by 0 or -1, so that this axis follows the input."""
+        """Replaces the batch size in a constant target shape with 0 or -1, so that this axis follows the input."""
         data, target = node.inputs[:2]
         wanted = self._constant(target)
         # The input may be a computed size, whose content depends on the batch but whose shape does not.
@@ -175,7 +175,7 @@ class _Walk:
                 self.modified = True
 
     def _rewrite_resize(self, node: ir.Node) -> None:
-        """Replaces the batch in constant sizes by the input's size at run time."""
+        """Replaces a constant batch size in `sizes` with the input's size at run time."""
         sizes = self._constant(node.inputs[3]) if len(node.inputs) > 3 else None
         if sizes is not None and "axes" not in node.attributes and sizes[:1].tolist() == [self._batch]:
             node.replace_input_with(3, self._shape(node, node.inputs[0], sizes[1:].tolist()))
@@ -209,7 +209,7 @@ class _Walk:
                 self._repeat(node, index, value, dims, axis)
 
     def _repeat(self, node: ir.Node, index: int, value: ir.Value, dims: Dims, axis: int) -> None:
-        """Replaces input `index`, whose rows along `axis` are equal, by one row that is expanded to the batch size."""
+        """Replaces input `index`, whose rows along `axis` are equal, with one row expanded to the batch size."""
         row = self._one_row(node, value, dims, axis)
         shape = self._shape(node, self._symbol, dims[axis + 1 :], dims[:axis])
         rows = write_before(node, f"row_per_sample_{index}", "Expand", row, shape)

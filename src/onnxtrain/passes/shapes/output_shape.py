@@ -1,4 +1,4 @@
-"""Replaces `output_shape` of transposed convolutions that shrink their input by explicit padding."""
+"""Replaces `output_shape` of transposed convolutions that shrink their input with explicit padding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnxtrain.passes.shapes.outdated_sizes import forget_downstream_sizes
 
 
 class OutputShapePass(ir.passes.InPlacePass):
-    """Replaces `output_shape` of a ConvTranspose by `pads` if an output size is smaller than the input size.
+    """Replaces `output_shape` of a ConvTranspose with `pads` if an output size is smaller than the input size.
 
     onnx's shape inference (1.23) stops early for such nodes and returns an output with too few axes. The pads are those
     that the specification of ConvTranspose prescribes. Expects static spatial sizes; other nodes are not modified.

@@ -73,7 +73,7 @@ def _intended_sizes(node: ir.Node) -> tuple[list[int], list[int]]:
 
 
 def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
-    """Replaces the scales of a Resize by larger ones, or in mode `nearest` by sizes."""
+    """Replaces the scales of a Resize with larger ones, or with sizes in mode `nearest`."""
     scales = node.inputs[2]
     assert scales is not None
     assert scales.const_value is not None

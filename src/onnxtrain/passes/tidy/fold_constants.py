@@ -37,7 +37,7 @@ _UNKNOWN = np.iinfo(np.int64).min + 4801
 
 
 class FoldConstantsPass(ir.passes.InPlacePass):
-    """Replaces small computations on constants by their results, in the main graph.
+    """Replaces small computations on constants with their results, in the main graph.
 
     Constants are initializers that are marked as constants, integer and Boolean initializers, and static dimensions,
     even of a shape that also has symbolic ones: for `x: [n, 8]`, Gather(Shape(x), 1) is 8. Parameters are not folded. A
@@ -208,7 +208,7 @@ def run_node(node: ir.Node, inputs: Sequence[Array | None], opset: int) -> list[
 
 
 def _replace(model: ir.Model, output: ir.Value, array: Array) -> None:
-    """Replaces `output` by an initializer of the same name, marked as a constant."""
+    """Replaces `output` with an initializer of the same name, marked as a constant."""
     name, output.name = output.name, None
     output.replace_all_uses_with(add_constant(model.graph, ir.tensor(array, name=name)))
 

@@ -39,7 +39,7 @@ def finite_parameters(store: Store) -> bool:
 
 
 def not_finite(store: Store) -> str | None:
-    """Returns what an update made NaN or infinite, e.g. "parameters"; None if all values are finite."""
+    """Returns which state an update made NaN or infinite, e.g. "parameters"; None if all values are finite."""
     if not finite_parameters(store):
         return "parameters"
     moments = (buffer for group in store.moments.values() for buffer in group.values())

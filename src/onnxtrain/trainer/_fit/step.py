@@ -315,7 +315,7 @@ class Stepper:
             raise Diverged(f"the update made the {what} NaN or infinite", of_update=True)
 
     def _not_finite(self) -> str | None:
-        """Returns what is not finite, e.g. "parameters", for the message; None if everything is finite."""
+        """Returns which state is not finite, e.g. "parameters", for the message; None if everything is finite."""
         return not_finite(self._run.store)
 
     def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:

@@ -101,7 +101,7 @@ class LossModel:
             arrays: arguments of the eval model.
 
         Raises:
-            InputError: the loss is not a sum or mean over samples, so some of the samples have no loss of their own.
+            InputError: the loss is not a sum or mean over samples, so there is no per-sample loss.
         """
         # Only a sum or mean over samples adds up from two parts; a loss over pairs of samples, for example, does not.
         cuts = (slice(None, count), slice(count, None))
@@ -142,7 +142,7 @@ def _refusal(reason: str) -> InputError:
 
 
 def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
-    """Turns the outputs `names` into inputs and keeps only the loss as output; returns the inputs' names by output."""
+    """Turns the outputs `names` into inputs and keeps only the loss output; returns the inputs' names by output."""
     graph = model.graph
     values = {str(value.name): value for value in graph.outputs}
     loss = graph.outputs[0]

@@ -76,7 +76,7 @@ class WorkerStepper(Stepper):
         return super()._is_used(step) or (every is not None and step % every == 0)
 
     def _not_finite(self) -> str | None:
-        """Returns what is not finite on some worker, as optimizer shards differ. None if everything is finite."""
+        """Returns which state is not finite on any worker (each sees only its optimizer shard), or None."""
         told = self._workers.communicator.gather(super()._not_finite())
         return next((what for what in told if what is not None), None)
 

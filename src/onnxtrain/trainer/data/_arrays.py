@@ -38,7 +38,7 @@ class ArraySource(IndexedSource):
         """Checks the data and opens it.
 
         Raises:
-            InputError: the data does not fit the model.
+            InputError: the data does not match the model's inputs and targets.
         """
         # Checking the values of a memory-mapped file would read all of it before training.
         on_disk = any(isinstance(entry, np.memmap) for entry in (*raw.inputs, *raw.targets, raw.weights))

@@ -44,7 +44,7 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
         loose: ignore unknown names in a mapping.
 
     Raises:
-        InputError: the number of arrays or their names do not fit.
+        InputError: the number of arrays or their names do not match the model's inputs or targets.
     """
     # Checked first, because a frame is a mapping too, but its columns need conversion.
     if is_frame(data):

@@ -15,7 +15,7 @@ _FIXED = (int, float, str, bytes, np.generic, type(None))
 
 
 def held(value: Any) -> Any:
-    """Returns a copy of a batch, a sample or an entry of one, in which arrays have memory of their own.
+    """Returns a copy of a batch, a sample or an entry of one, with newly allocated arrays.
 
     Lists, tuples and mappings are copied recursively; other values that are not arrays, such as strings, are shared.
 

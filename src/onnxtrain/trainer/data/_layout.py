@@ -240,7 +240,7 @@ class Layout:
         """Converts a batch to checked arrays in the model's dtypes.
 
         Raises:
-            InputError: the batch does not fit the model.
+            InputError: the batch does not match the model's inputs and targets.
         """
         # The models were built from the first batch, without weights.
         if raw.weights is not None and not self.weighted:

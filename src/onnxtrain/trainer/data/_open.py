@@ -49,7 +49,7 @@ def open_source(
         at: the epoch that will be read first.
 
     Raises:
-        InputError: the data does not fit the model.
+        InputError: the data does not match the model's inputs and targets.
     """
     augment = None if transform is None else Transform(transform)
     padding = Padding.of(layout)

@@ -51,7 +51,7 @@ class SampleSource(IndexedSource):
         """Opens a dataset and checks its first sample.
 
         Raises:
-            InputError: the dataset is empty, or the sample does not fit the model.
+            InputError: the dataset is empty, or the sample does not match the model's inputs and targets.
         """
         size, fixed = check_batch_size(layout.specs, options.batch_size)
         drop = (fixed and options.training) or options.drop_last

@@ -116,7 +116,7 @@ class Source(Protocol):
         """Yields the batches of an epoch, starting with batch `start`, as arrays in the model's order.
 
         Raises:
-            InputError: a batch does not fit the model, or there is no batch.
+            InputError: a batch does not match the model's inputs and targets, or there is no batch.
         """
 
 
@@ -125,7 +125,7 @@ class Options(NamedTuple):
 
     Attributes:
         batch_size: samples per batch; None for the default.
-        training: True for training data, of which a model with a fixed batch size gets only complete batches.
+        training: True for training data; a model with a fixed batch size then gets only complete batches.
         drop_last: True to drop an incomplete last batch.
         limit: number of batches per epoch; None for all.
     """

@@ -130,7 +130,7 @@ class StreamSource:
         """Checks the first batch, and whether it has weights.
 
         Raises:
-            InputError: there is no batch, or it does not fit the model.
+            InputError: there is no batch, or it does not match the model's inputs and targets.
         """
         self._mark = self._states()
         # The generators were recorded before the first batch is drawn, which a resumed fit must draw again.
@@ -178,7 +178,7 @@ class StreamSource:
         return self._mark
 
     def _restore(self, mark: str) -> None:
-        """Restores the stream's own random generators; raises InputError if the states do not fit them."""
+        """Restores the stream's own random generators; raises InputError if the states are not from them."""
         try:
             for generator, state in zip(self._generators, mark.split(), strict=True):
                 # Written through numpy, so that torch need not be imported here.

@@ -119,7 +119,7 @@ class Padding:
         """Combines samples into arrays by name.
 
         Raises:
-            InputError: a sample lacks an entry, or its entries do not fit.
+            InputError: a sample lacks an entry, or the lengths or shapes of its entries do not match.
         """
         rows = [self._entries(sample) for sample in samples]
         numbers = list(indices) or list(range(len(rows)))

@@ -50,7 +50,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Replaces `scaled_dot_product_attention` by `onnxtrain::attention` if that op supports the arguments."""
+    """Replaces `scaled_dot_product_attention` with `onnxtrain::attention` if that op supports the arguments."""
     # The op supports a mask or causal attention, but not both, and neither dropout nor grouped-query attention.
     is_basic = not dropout_p and not enable_gqa and not (is_causal and attn_mask is not None)
     if not is_basic or not _is_supported(query, key, value, attn_mask):

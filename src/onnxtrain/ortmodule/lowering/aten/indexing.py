@@ -20,7 +20,7 @@ INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 
 def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Replaces `one_hot` by a scatter, which raises for classes that are out of range."""
+    """Replaces `one_hot` with a scatter, which raises for classes that are out of range."""
     if isinstance(num_classes, int) and num_classes <= 0:
         return _torch.one_hot(classes, num_classes)
     zeros = torch.zeros((*classes.shape, num_classes), dtype=torch.int64, device=classes.device)
@@ -86,7 +86,7 @@ class _AdvancedIndex:
 def _without_masks(
     low: Lowering, indices: Sequence[ir.Value | None], fakes: Any
 ) -> tuple[list[ir.Value | None], list[Any]]:
-    """Replaces each mask by index tensors, one per axis of the mask. Returns all index tensors and their shapes."""
+    """Replaces each mask with index tensors, one per axis of the mask. Returns all index tensors and their shapes."""
     values: list[ir.Value | None] = []
     shapes: list[Any] = []
     for value, fake in zip(indices, fakes, strict=True):

@@ -320,7 +320,7 @@ def unique(
 
 
 def _unique_floats(low: Lowering, x: ir.Value) -> tuple[ir.Value, ...]:
-    """Returns what `unique` does. ONNX Runtime's Unique (1.32) loses numbers where there are NaN."""
+    """Returns the same results as `unique`. ONNX Runtime's Unique (1.32) loses numbers where there are NaN."""
     op = low.op
     flat = op.Reshape(x, [-1])
     size = op.Shape(flat)

@@ -209,7 +209,7 @@ def _limited_windows(
 
 
 def _pad_to_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
-    """Replaces ceil mode by padding at the end, in place, so that AveragePool counts it. Specializes the sizes."""
+    """Replaces ceil mode with padding at the end, in place, so that AveragePool counts it. Specializes the sizes."""
     rank = len(attributes["kernel_shape"])
     sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)
     for axis, (size_in, size_out) in enumerate(sizes):

@@ -125,7 +125,7 @@ def _variance(
 def _mean_square(
     low: Lowering, deviation: ir.Value, axes: list[int] | None, correction: float | None, keepdim: bool
 ) -> ir.Value:
-    """Returns the sum of squares of deviations divided by their number less the correction."""
+    """Returns the sum of squared deviations, divided by their number minus the correction."""
     op = low.op
     correction = 1 if correction is None else correction
     if correction == 0:

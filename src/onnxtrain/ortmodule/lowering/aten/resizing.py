@@ -23,7 +23,7 @@ def _interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Any:
-    """Replaces `interpolate` by one ATen op, which tracing keeps whole; it decomposes the function itself."""
+    """Replaces `interpolate` with one ATen op, which tracing keeps whole; it decomposes the function itself."""
     rank = x.dim() - 2
     # The ATen ops below do not support these arguments.
     if antialias or recompute_scale_factor or mode not in _UPSAMPLE:

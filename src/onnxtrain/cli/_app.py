@@ -1,4 +1,4 @@
-"""Declares the commands of `onnxtrain`. The implementation of each command is in a module of its own."""
+"""Declares the commands of `onnxtrain`. Each command is implemented in its own module."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _read(context: typer.Context, path: Path) -> dict[str, Any]:
 
 
 def _parameters(context: typer.Context) -> dict[str, Any]:
-    """Returns the parameters of a command by their keys in an options file."""
+    """Returns the parameters of a command, keyed as in an options file."""
     parameters: dict[str, Any] = {}
     for parameter in context.command.params:
         if parameter.param_type_name == "argument":

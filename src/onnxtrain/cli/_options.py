@@ -62,7 +62,7 @@ class ModelOptions:
 @dataclass(frozen=True)
 @with_recipe_options("memory")
 class MemoryOptions:
-    """Options of `train` and `artifacts` that trade time for memory, which `plan` tries instead of taking them."""
+    """Options of `train` and `artifacts` that trade time for memory; `plan` does not take them, but tries them."""
 
     panel: ClassVar[str] = "Model"
     kept: ClassVar[Kept] = "run"

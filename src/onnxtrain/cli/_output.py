@@ -146,7 +146,7 @@ def logging_to_terminal(level: int) -> Iterator[None]:
 
 
 def guarded(run: Callable[[], None], *, debug: bool) -> None:
-    """Runs a command; exits with code 1 on an error, of which an OnnxTrainError is printed as one message.
+    """Runs a command; prints an OnnxTrainError as one message, and exits with code 1 on any error.
 
     Args:
         run: runs the command.

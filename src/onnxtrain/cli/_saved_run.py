@@ -18,7 +18,7 @@ def saved_properties(directory: Path) -> Properties | None:
     A save that was interrupted between its renames is finished first.
 
     Raises:
-        CheckpointError: the checkpoint is corrupt, or a link that leads out of the directory.
+        CheckpointError: the checkpoint is corrupt, or a link that points outside the directory.
         OSError: the checkpoint cannot be read.
     """
     path = own_file(directory, CHECKPOINT)

@@ -190,7 +190,7 @@ def equal_to(wanted: float) -> Pattern:
 
 
 def either(*patterns: Pattern) -> Pattern:
-    """Returns a pattern that matches whatever any of the given patterns matches."""
+    """Returns a pattern that matches if any of the given patterns does."""
     return _Either(patterns)
 
 

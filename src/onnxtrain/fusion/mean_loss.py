@@ -11,7 +11,7 @@ from onnxtrain.passes import CrossEntropyPass
 
 
 class MeanLossPass(KeepingPass):
-    """Replaces float32 NegativeLogLikelihoodLoss with reduction "mean" by a function that has a native kernel.
+    """Rewrites float32 NegativeLogLikelihoodLoss with reduction "mean" as a function that has a native kernel.
 
     The loss must have int64 labels, an `ignore_index` and no class weights. `SoftmaxCrossEntropyLoss` of a matrix is
     first split into LogSoftmax and this loss (:class:`CrossEntropyPass`).

@@ -1,4 +1,4 @@
-"""Defines the host profiles: for each, how models are rewritten for its hosts, and what these cannot run."""
+"""Defines the host profiles: how models are rewritten for each kind of host, and which ops the hosts cannot run."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def own_file(directory: Path, name: str) -> Path:
         name: name in the directory, e.g. "checkpoint".
 
     Raises:
-        CheckpointError: the file is a symbolic link that leads out of the directory, or a pipe or a device.
+        CheckpointError: the file is a symbolic link that points outside the directory, or a pipe or a device.
     """
     path = directory / name
     if path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):
@@ -75,7 +75,7 @@ def own_file(directory: Path, name: str) -> Path:
 
 
 def require_inside(folder: str | os.PathLike[str], directory: Path) -> None:
-    """Raises CheckpointError if a folder in a run's directory is, or is reached by, a link that leads outside."""
+    """Raises CheckpointError if a folder in a run's directory is, or is reached through, a link that points outside."""
     folder = Path(folder).absolute()
     below = folder.is_relative_to(directory.absolute())
     if below and not folder.resolve().is_relative_to(directory.resolve()):
@@ -92,7 +92,7 @@ def keep_inside(path: str | os.PathLike[str], directory: Path) -> None:
     Elsewhere, such a file belongs to the user and is not removed.
 
     Raises:
-        CheckpointError: a link in the directory leads outside.
+        CheckpointError: a link in the directory points outside.
     """
     folder = Path(path).absolute().parent
     require_inside(folder, directory)

@@ -316,7 +316,7 @@ def finish_interrupted(path: str | os.PathLike[str]) -> None:
 
 
 class FileSet:
-    """Writes several files of a directory that replace the old ones together or not at all.
+    """Writes several files of a directory so that all of them replace the old ones together, or none does.
 
     Use it in a `with` statement. The new files replace the old ones when the statement ends without an exception; after
     an exception nothing has changed. A symbolic link is replaced by the file. Older external data of a written model

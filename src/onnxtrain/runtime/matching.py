@@ -1,4 +1,4 @@
-"""Checks that a checkpoint belongs to a model, and sorts its store in the order of the model's manifest."""
+"""Checks that a checkpoint belongs to a model, and sorts its store into the order of the model's manifest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def join_differences(differences: Sequence[str]) -> str:
 def _differences(
     kind: str, expected: Sequence[ParameterSpec | StatisticSpec], actual: Mapping[str, Buffer]
 ) -> list[str]:
-    """Describes the tensors that are missing, extra, or of a wrong dtype or shape; `kind` is e.g. "parameter"."""
+    """Describes the tensors that are missing, extra, or have the wrong dtype or shape; `kind` is e.g. "parameter"."""
     differences = []
     for spec in expected:
         buffer = actual.get(spec.name)
@@ -60,7 +60,7 @@ def _arrange(group: dict[str, Buffer], expected: Sequence[ParameterSpec | Statis
 
 
 def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None:
-    """Raises an error if LoRA adapters of a checkpoint were trained on other base weights, or with another scaling.
+    """Raises an error if LoRA adapters of a checkpoint were trained on different base weights, or with a different scaling.
 
     Args:
         in_model: description of the adapters in the metadata of the training model, as JSON; None without adapters.

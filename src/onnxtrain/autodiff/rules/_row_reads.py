@@ -111,7 +111,7 @@ class RowRead:
         return _rows(op, ct, self.count, op.shape_of(self.source), kept, dims)
 
     def _stack_of_slice(self, op: Emitter, ct: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Returns the stacks of a Slice: rows that it would read behind the end get the index of the end."""
+        """Returns the stacks of a Slice: rows that it would read past the end get the index of the end."""
         start, end = op.Reshape(self.node.inputs[1], [1]), op.dim(self.source, self.axis)
         start = op.Cast(start, to=ir.DataType.INT64)
         start = op.Where(op.Less(start, 0), op.Add(start, end), start)
@@ -130,10 +130,10 @@ class RowRead:
 
 
 def row_reads(op: Emitter, nodes: Iterable[ir.Node], sources: Collection[ir.Value]) -> list[RowRead]:
-    """Returns the nodes of an iteration that read rows of outer tensors at places that the iteration computes.
+    """Returns the nodes of an iteration that read rows of outer tensors at positions that the iteration computes.
 
-    Tensors of which an iteration reads more than a quarter are left out: the stacks would need more memory than the
-    sum of the cotangents needs time.
+    Reads of more than a quarter of a tensor are left out: stacks of their rows would cost much memory and save little
+    time.
 
     Args:
         op: emitter of the loop's body.

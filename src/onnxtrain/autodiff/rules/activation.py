@@ -84,7 +84,7 @@ def softsign(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("HardSigmoid", wrt=("X",))
 def hard_sigmoid(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of HardSigmoid: ct * alpha strictly between the kinks, 0 on and beyond them, as in PyTorch."""
+    """VJP of HardSigmoid: ct * alpha strictly between the kinks, 0 at and beyond them, as in PyTorch."""
     inside = op.And(_positive(op, n.out.Y), op.Less(n.out.Y, 1.0))
     return op.Where(inside, op.Mul(ct, n.attr("alpha")), 0.0)
 

@@ -84,7 +84,7 @@ def _nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
 def _entered(
     traceback: TracebackType | None, leave: dict[str, Callable[[Any], object]]
 ) -> list[tuple[str, Any]]:
-    """Returns name and result of the nodes that entered a mode which the graph has not left, the last one first."""
+    """Returns (name, result) of each node whose mode the graph has entered but not yet left, latest first."""
     found = []
     while traceback is not None and leave:
         frame = traceback.tb_frame

@@ -117,13 +117,13 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 def node_memory(node: fx.Node) -> int | None:
-    """Returns :func:`memory_of` a node's result, or None if the result is not a plain tensor."""
+    """Returns the storage identifier of a node's result; None if it is not a plain tensor."""
     value = node.meta.get("example_value")
     return memory_of(value) if isinstance(value, torch.Tensor) and is_plain(value) else None
 
 
 def backward_functions(value: Any) -> set[Any]:
-    """Returns all backward functions of a tensor's autograd graph: its `grad_fn` and all that it leads to."""
+    """Returns all backward functions of a tensor's autograd graph: those reachable from its `grad_fn`."""
     if not isinstance(value, torch.Tensor) or not value.requires_grad or is_transformed(value):
         return set()
     stack, seen = [value.grad_fn], set()

@@ -54,7 +54,7 @@ class Complex:
 
 
 class UnsupportedATenOp(Exception):
-    """Raised for an ATen op, or arguments of it, that ONNX Runtime cannot run. The message says which and why."""
+    """Raised for an ATen op or arguments that ONNX Runtime cannot run. The message names the op and the reason."""
 
 
 LoweringFunction = Callable[..., Any]
@@ -296,7 +296,7 @@ class Lowering:
 
 
 def _fits(number: int | float, dtype: ir.DataType) -> bool:
-    """True if a Python number is in the range of `dtype`. Infinities and NaN are in that of floating-point dtypes."""
+    """True if a Python number is in the range of `dtype`. Infinities and NaN are in range for floating-point dtypes."""
     if dtype == ir.DataType.BOOL or not math.isfinite(number):
         return True
     return bool(dtype.min <= number <= dtype.max)

@@ -1,4 +1,4 @@
-"""Checks that inputs of a node that must share a dtype do."""
+"""Checks that the inputs of a node have equal dtypes where the op's schema requires it."""
 
 from __future__ import annotations
 

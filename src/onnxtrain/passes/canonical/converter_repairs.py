@@ -42,7 +42,7 @@ def drop_saved_statistics(model: ir.Model, opset: int) -> None:
 
 
 def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
-    """Repairs, in place, ops of a converted model that compute something else than they did at `opset`.
+    """Repairs, in place, ops of a converted model whose results differ from those at `opset`.
 
     Args:
         model: a model that the version converter has converted from `opset` to the canonical opset.
@@ -85,7 +85,7 @@ def _restore_setting(node: ir.Node) -> None:
 
 
 def _restore_resize(node: ir.Node) -> None:
-    """Makes a Resize that was an Upsample or Resize-10 sample at `i / scale`, where Resize-11 samples at pixel centers.
+    """Restores the sampling positions `i / scale` of an Upsample or Resize-10; Resize-11 samples at pixel centers.
 
     In nearest mode, ONNX Runtime rounds the position up when shrinking and down when enlarging.
     """

@@ -1,4 +1,4 @@
-"""Writes attributes explicitly whose defaults onnx's shape inference gets wrong."""
+"""Sets attributes explicitly if onnx's shape inference assumes a wrong default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives op settings such as axes and sizes the rank of the op's schema; ONNX Runtime also accepts other ranks."""
+"""Reshapes op settings, e.g. axes and sizes, to the rank in the op's schema; ONNX Runtime accepts other ranks, too."""
 
 from __future__ import annotations
 

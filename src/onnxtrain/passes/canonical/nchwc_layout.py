@@ -1,4 +1,4 @@
-"""Rewrites convolutional models that onnxruntime has optimized for one kind of CPU in standard ops."""
+"""Restores standard ops in convolutional models that onnxruntime has optimized for one kind of CPU."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class _Channels:
                 self._join(*inputs, node.outputs[0])
 
     def of(self, value: ir.Value | None) -> int | None:
-        """Returns the number of channels; None if all stored channels count or `value` is not blocked."""
+        """Returns the number of channels; None if all stored channels are needed or `value` is not blocked."""
         if value is None or value not in self._set:
             return None
         root = self._root(value)

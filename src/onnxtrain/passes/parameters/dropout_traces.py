@@ -1,4 +1,4 @@
-"""Finds what PyTorch's exporter leaves of Dropout modules, and inserts Dropout there."""
+"""Finds traces of Dropout modules in files from PyTorch's exporter, and inserts Dropout there."""
 
 from __future__ import annotations
 

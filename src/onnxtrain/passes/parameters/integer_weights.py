@@ -84,7 +84,7 @@ class IntegerBias:
         node: the QLinearConv or QGemm.
         index: index of the bias among the node's inputs.
         scales: the initializers with the scales of the activations and of the weight.
-        factor: another factor of the bias's scale: `alpha` of a QGemm, 1 for a QLinearConv.
+        factor: additional factor of the bias's scale: `alpha` of a QGemm, 1 for a QLinearConv.
     """
 
     node: ir.Node
@@ -132,7 +132,7 @@ def integer_weights(model: ir.Model) -> list[IntegerWeight]:
 
 
 def integer_weight(node: ir.Node) -> IntegerWeight | None:
-    """Returns the integer weight or bias that a node reads; None if it reads none, or one that other nodes compute."""
+    """Returns the integer weight or bias that a node reads; None if it reads none, or a computed one."""
     place = _WEIGHTS.get((node.domain, node.op_type))
     # Ops that only read activations (QLinearAdd, ...) have no weights.
     if place is None:
@@ -153,7 +153,7 @@ def integer_weight(node: ir.Node) -> IntegerWeight | None:
 
 
 def scales(model: ir.Model) -> list[ir.Value]:
-    """Returns the scales of all quantizing and dequantizing nodes that are initializers, each once."""
+    """Returns the initializers that are scales of quantizing and dequantizing nodes, each once."""
     return list(dict.fromkeys(_scales(model)))
 
 

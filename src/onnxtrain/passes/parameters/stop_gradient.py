@@ -1,4 +1,4 @@
-"""Finds where a PyTorch model stops gradients by `detach()` or `stop_gradient`."""
+"""Finds where a PyTorch model stops gradients with `detach()` or `stop_gradient`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class TrainingBatchNormPass(ir.passes.InPlacePass):
-    """Computes statistics by ReduceMean, and updates the running statistics by Add and Mul.
+    """Computes statistics with ReduceMean, and updates the running statistics with Add and Mul.
 
     ONNX Runtime's WebGPU provider (1.30) fails when it runs a BatchNormalization with training_mode=1, and its CUDA
     provider (1.31) has no kernel for it. The batch is reshaped to rank 3 first, because the WebGPU provider also fails

@@ -1,4 +1,4 @@
-"""Computes the indices of MaxPool by ArgMax."""
+"""Computes the indices of MaxPool with ArgMax."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _indices(node: ir.Node) -> ir.Value:
 
 
 def _padded(write: WriterBefore, x: ir.Value, kernel: list[int], pads: list[int]) -> ir.Value:
-    """Pads with minus infinity, at the end by an additional window, which ceil_mode may read."""
+    """Pads with minus infinity, including one additional window at the end, which ceil_mode may read."""
     rank = len(kernel)
     ends = [pad + size for pad, size in zip(pads[rank:], kernel, strict=True)]
     lowest = write("CastLike", write.number(-math.inf, ir.DataType.FLOAT), x)

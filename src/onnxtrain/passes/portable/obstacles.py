@@ -1,4 +1,4 @@
-"""Finds what keeps a model from running in every stock build of ONNX Runtime."""
+"""Finds nodes that keep a model from running in every stock build of ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from onnxtrain.passes.tidy.unique_names import fresh_name
 
 
 class IsolateStatisticsPass(ir.passes.InPlacePass):
-    """Replaces the statistics of a training BatchNormalization with unshared ones if nothing reads the updated ones.
+    """Replaces the statistics of a training BatchNormalization with unshared ones if the updated ones are unused.
 
     ONNX Runtime (1.20 to 1.32) merges initializers of equal content, and its BatchNormalization kernel overwrites the
     old statistics if the updated ones are not graph outputs. In a new network, the running mean equals the bias (zeros)

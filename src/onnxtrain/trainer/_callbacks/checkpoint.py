@@ -69,7 +69,7 @@ class ModelCheckpoint(Monitor):
         return self.every_n_steps is not None and step % self.every_n_steps == 0
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the monitored value will be recorded, and that no link leads out of the trainer's directory."""
+        """Checks that the monitored value will be recorded, and that no link points outside the trainer's directory."""
         require_inside(self.path, trainer.directory)
         if self.monitored:
             super().on_fit_begin(trainer)

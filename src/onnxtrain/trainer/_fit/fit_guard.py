@@ -11,7 +11,7 @@ from onnxtrain.runtime.lock import StateLock
 
 
 class FitGuard:
-    """Records the thread that runs a fit, and refuses calls that would disturb the fit.
+    """Records the thread that runs a fit, and rejects calls that would interfere with it.
 
     Args:
         lock: the trainer's lock.
@@ -50,7 +50,7 @@ class FitGuard:
 
         Args:
             doing: name of the call, for the message, e.g. "Trainer.fit()".
-            elsewhere: allow the call in the thread of the fit, e.g. in a callback.
+            elsewhere: True to allow the call in the thread that runs the fit, e.g. in a callback.
         """
         thread = self._thread
         if thread is None or (elsewhere and thread is threading.current_thread()):

@@ -1,4 +1,4 @@
-"""Defines what a fit asks of the processes that train together, with the answers of a process that trains alone."""
+"""Defines the interface between a fit and the processes that train together, implemented for a single process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Workers:
         return contextlib.nullcontext(True)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Marks code that only this process runs: it writes files, and waits for nobody."""
+        """Marks code that only this process runs: saves in the block do not wait for other processes."""
         return contextlib.nullcontext()
 
     def saving(self, store: Store) -> contextlib.AbstractContextManager[bool]:

@@ -65,7 +65,7 @@ def find_files(directory: Path) -> Files:
 
     Raises:
         CheckpointError: the directory contains no run, several runs, or a run without optimizer; or a file is a
-            symbolic link that leads out of the directory.
+            symbolic link that points outside the directory.
         ModelLoadError: the manifest is damaged.
     """
     manifest = find_manifest(directory)

@@ -123,7 +123,7 @@ class ArraySource(IndexedSource):
         return np.asarray(array if self.chosen is None else array[self.chosen])
 
     def held_out(self, samples: Array, transform: Transform | None = None) -> ArraySource:
-        """Returns some of the samples, to evaluate on, with their own transform instead of the augmentation."""
+        """Returns a source of the given samples for validation, with `transform` in place of the augmentation."""
         if self.transform is not None and transform is None:
             # Without the transform, the arrays themselves must fit the model.
             try:

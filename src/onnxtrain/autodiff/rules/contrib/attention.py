@@ -131,7 +131,7 @@ def _additive_mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, lik
     A mask of rank 2 or 3 is 1 for valid keys. A mask of rank 1 holds the number of valid keys of each sequence.
 
     Raises:
-        NoGradientRule: the mask has another rank.
+        NoGradientRule: the mask is not of rank 1, 2 or 3.
     """
     rank = n.rank(mask)
     if rank == 1:

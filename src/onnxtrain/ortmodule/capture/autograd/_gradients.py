@@ -84,7 +84,7 @@ def _read_statistics(graph_module: fx.GraphModule) -> dict[fx.Node, tuple[fx.Nod
 
 
 def _argument(node: fx.Node, index: int, *names: str) -> Any:
-    """Returns an argument of a node that is given by position or by one of its names, or None."""
+    """Returns a node's argument, passed by position or under one of several names; None if it is absent."""
     if index < len(node.args):
         return node.args[index]
     return next((node.kwargs[name] for name in names if name in node.kwargs), None)
@@ -98,7 +98,7 @@ def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
 
     Raises:
         NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or it writes to a
-            detached alias such that one memory would have two gradients.
+            detached alias such that the same memory would have two gradients.
     """
     _refuse_derivatives(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]

@@ -138,8 +138,8 @@ def _eager_error(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
 def _other_dtypes(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
     """Yields other dtypes for the same tensors, which eager PyTorch may accept.
 
-    First the default dtype of each tensor's kind, e.g. float32 for float64; then with one tensor of another kind; at
-    last float32 for all tensors.
+    First the default dtype of each tensor's kind, e.g. float32 for float64; then with the kind of one
+    tensor changed; finally float32 for all tensors.
     """
     kinds = tuple(
         torch.float32

@@ -1,4 +1,4 @@
-"""Tells where and why Dynamo broke a graph. The statement at a graph break runs in PyTorch."""
+"""Describes where and why Dynamo broke a graph. The statement at a graph break runs in PyTorch."""
 
 from __future__ import annotations
 

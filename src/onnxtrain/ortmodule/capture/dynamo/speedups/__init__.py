@@ -1,4 +1,4 @@
-"""Shortens captures, and the guards that each call checks. Without these patches the graphs are the same.
+"""Speeds up captures and guard checks. The patches in this package do not change the captured graphs.
 
 `ENABLED` switches all of them.
 """
@@ -28,7 +28,7 @@ end graphs after a few operators with symbolic sizes, it makes captures a tenth 
 
 
 class Speedups:
-    """Speeds up the captures of one call of an ORTModule: a capture uses what earlier ones have found out."""
+    """Speeds up the captures of one call of an ORTModule: each capture reuses findings of earlier ones."""
 
     def __init__(self) -> None:
         self._captures = 0
@@ -50,7 +50,7 @@ class Speedups:
             return with_room(capture, *args, **kwargs)
 
     def attempt(self) -> AbstractContextManager[None]:
-        """Returns a context for one attempt to capture: if it raises, what it has found out is dropped."""
+        """Returns a context for one attempt to capture; if the attempt raises, its findings are dropped."""
         return self._breaks.attempt()
 
 

@@ -1,7 +1,7 @@
 """Skips Dynamo's measurement of its guards.
 
-For each graph Dynamo (PyTorch 2.13) measures how long its guards take, and flushes the processor's caches for that: 17
-ms, of which only the log hears (https://github.com/pytorch/pytorch/pull/154764).
+For each graph Dynamo (PyTorch 2.13) measures how long its guards take, after flushing the processor's caches. This
+takes 17 ms, and only the log uses the result (https://github.com/pytorch/pytorch/pull/154764).
 """
 
 from __future__ import annotations

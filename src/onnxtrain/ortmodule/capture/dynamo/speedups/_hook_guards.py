@@ -1,4 +1,4 @@
-"""Skips Dynamo's guards on `_forward_hooks_with_kwargs` and its like, which guards on the hooks themselves imply.
+"""Skips Dynamo's guards on `_forward_hooks_with_kwargs` etc., which the guards on the hooks themselves imply.
 
 `module._forward_hooks_with_kwargs` tells which of the hooks in `module._forward_hooks` take keyword arguments. For each
 module, Dynamo (PyTorch 2.13) guards that both are empty. A call of 80 small layers takes 5 % longer with both guards.

@@ -27,7 +27,7 @@ class _Break(NamedTuple):
 
 
 class KnownBreaks:
-    """Records the calls of functions in which graphs have broken."""
+    """Records the function calls that have broken graphs."""
 
     def __init__(self) -> None:
         # By code of the caller, then by the offset of the call in it and the id of the called code. No code object is
@@ -58,7 +58,7 @@ _KNOWN: ContextVar[KnownBreaks | None] = ContextVar("onnxtrain known breaks", de
 
 
 def _record_breaks() -> Callable[[], None]:
-    """Makes Dynamo record in which calls graphs break, and break there at once; returns the undo function."""
+    """Patches Dynamo to record the calls that break graphs, and to break early there; returns the undo function."""
     before = InliningInstructionTranslator.inline_call_
 
     def inline_call_(self: Any) -> Any:

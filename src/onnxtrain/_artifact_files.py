@@ -35,10 +35,10 @@ _log = get_logger()
 
 @dataclass(frozen=True)
 class Files:
-    """Files of a training run: where, under which names, in which formats.
+    """Files of a training run: their directory, names and formats.
 
     Attributes:
-        directory: directory of the files; made if missing.
+        directory: directory of the files; created if missing.
         prefix: text before every file name, e.g. "net_".
         nominal_checkpoint: True to also write a checkpoint without data.
         ort_format: True to also write the models in ORT format.

@@ -6,7 +6,7 @@ import logging
 
 
 def printable(text: object) -> str:
-    r"""Returns a text on a single line, with all characters escaped for which `str.isprintable` is False.
+    r"""Returns a text on a single line; escapes all characters for which `str.isprintable` is False.
 
     Such characters clear screens, set titles and fill clipboards (ESC, C1), reverse the text that follows
     (bidirectional marks), begin a line that seems to come from this program (line breaks), or cannot be encoded

@@ -118,7 +118,7 @@ def _by_pattern(read: Callable[[str], Any], allowed: str) -> Callable[[Sequence[
 
     Args:
         read: converts the text of one value; raises ValueError if it is wrong.
-        allowed: describes the right values, as the end of a message.
+        allowed: describes the valid values, as the end of a message.
     """
 
     def parse(texts: Sequence[str] | None) -> Any:
@@ -406,7 +406,7 @@ class Recipe:
 def filled_recipe(
     function: Callable[..., object], recipe: Recipe | None, arguments: Mapping[str, Any]
 ) -> Recipe:
-    """Returns the recipe that a function was called with, or makes it of the function's other arguments.
+    """Returns the recipe that a function was called with, or builds it from the function's other arguments.
 
     Args:
         function: the function, e.g. `generate_artifacts`; defaults of its parameters are those of its signature.
@@ -435,7 +435,7 @@ def filled_recipe(
 
 
 def _name_list(option: str, names: object) -> list[str] | None:
-    """Returns names as a list; a single name needs none. Raises TypeError if they are not strings."""
+    """Returns names as a list; a single string is one name. Raises TypeError if they are not strings."""
     if names is None:
         return None
     if isinstance(names, str):

@@ -170,7 +170,7 @@ def _expanded(model: ir.Model, names_or_patterns: Sequence[str]) -> list[str]:
 
 
 def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the parameters that each pattern matches, or, if there are none, its scales and rotary caches."""
+    """Returns, by pattern, the matching parameters or, if there are none, the matching scales and rotary caches."""
     # In an int4 language model, 13 of 19 floating-point initializers were scales and rotary caches. "*" should not
     # match these.
     patterns = list(patterns)
@@ -341,6 +341,6 @@ def batch_norms(model: ir.Model) -> list[tuple[ir.Node, bool]]:
 
 
 def _statistics(model: ir.Model, *, in_training: bool) -> set[str]:
-    """Returns the running statistics of BatchNormalization nodes in training mode, or of those in inference mode."""
+    """Returns the running statistics of all BatchNormalization nodes in training mode (or in inference mode)."""
     nodes = [node for node, training in batch_norms(model) if training == in_training]
     return {str(value.name) for node in nodes for value in node.inputs[3:5] if value}

@@ -8,7 +8,7 @@ from onnxtrain.runtime.dtypes import Array
 
 
 def group_arrays(arrays: Sequence[Array], limit: int) -> list[list[int]]:
-    """Groups consecutive arrays of the same dtype, up to `limit` bytes per group; a larger array is alone.
+    """Groups consecutive arrays of the same dtype, up to `limit` bytes per group; a larger array forms its own group.
 
     Returns:
         The groups, as lists of indices of arrays.

@@ -12,7 +12,7 @@ from onnxtrain.errors import InputError, MissingPackageError
 
 
 def join_group(strategy: DataParallel) -> Communicator:
-    """Joins the other workers; a process that was started alone is a group of one.
+    """Joins the other workers; a process that was started on its own is a group of one.
 
     `torchrun`, `onnxtrain train --workers`, :func:`launch` and Ray set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
     SLURM sets SLURM_PROCID and SLURM_NTASKS; the job script must set the other two. An existing PyTorch process group
@@ -38,7 +38,7 @@ def join_group(strategy: DataParallel) -> Communicator:
 
 
 def read_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Reads the rank and the number of workers; returns None for a process that was started alone.
+    """Reads the rank and the number of workers; returns None for a process that was started on its own.
 
     >>> read_place({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "host", "MASTER_PORT": "29500"})
     (1, 4)
@@ -69,7 +69,7 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def threads_of_worker() -> int | None:
-    """Returns the number of threads for a worker: its share of this machine's cores, or None if it is alone there."""
+    """Returns the number of threads for a worker: its share of this machine's cores; None for the only worker there."""
     # Set by torchrun and our launchers. If every worker had threads for all cores, they would slow each other down.
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if not local.isdecimal() or int(local) < 2:

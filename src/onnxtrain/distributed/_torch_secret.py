@@ -75,7 +75,7 @@ class SignedStore(dist.Store):  # type: ignore[name-defined, misc]
 
 
 def prove_membership(token: str, timeout: timedelta) -> None:
-    """Proves to each worker of the process group that this worker knows the token, and requires the same proof of them.
+    """Proves to each worker of the process group that this worker knows the token, and requires the same from them.
 
     Args:
         token: token of the group.

@@ -64,7 +64,7 @@ def write_adapters(
 
 @dataclass(frozen=True)
 class _Form:
-    """The form of a layer's output, to which an adapter is added in floating point.
+    """The representation of a layer's output, e.g. quantized; adapters are added to its floating-point value.
 
     Attributes:
         scale: scale and zero point of the layer's output, e.g. values `y_scale` and `y_zero_point`; [] if it is not

@@ -213,5 +213,5 @@ def _all_values(holds: Any) -> Any:
 
 
 def is_named(name: str, module: str) -> bool:
-    """True if a name of a list applies to a module: if it is the path or its end."""
+    """True if a name in a list selects a module: it equals the module's path or the end of the path."""
     return module == name or module.endswith(f".{name}")

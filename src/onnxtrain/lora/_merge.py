@@ -1,4 +1,4 @@
-"""Merges adapters into the weights of a model, which then computes the same without them."""
+"""Merges adapters into the weights of a model, so that it computes the same results without adapters."""
 
 from __future__ import annotations
 

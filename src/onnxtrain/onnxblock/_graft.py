@@ -1,4 +1,4 @@
-"""Appends grafts to the base model: nodes that an emitter emits to a small graph of its own.
+"""Appends grafts to the base model: nodes that an emitter first emits to a small, separate graph.
 
 The base model is a `ModelProto`, because users' blocks append nodes to it directly. The losses and other graph code of
 this package use an emitter with onnx_ir. A graft connects the two: its inputs have the dtypes and shapes of values of

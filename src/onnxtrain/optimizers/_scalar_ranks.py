@@ -1,4 +1,4 @@
-"""Gives the scalars of optimizer steps the rank of the parameter, where ONNX Runtime is slow otherwise."""
+"""Reshapes scalars of optimizer steps to the parameter's rank where ONNX Runtime would otherwise be slow."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Trains the integer weights of a quantized model (quantization-aware training, QAT).
 
-`prepare` replaces the integers with quantized float32 masters, training updates the masters by straight-through
+`prepare` replaces the integers with quantized float32 masters, training updates the masters with straight-through
 gradients, and `convert` rounds them to integers again.
 """
 

@@ -60,7 +60,7 @@ def _arrange(group: dict[str, Buffer], expected: Sequence[ParameterSpec | Statis
 
 
 def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None:
-    """Raises an error if LoRA adapters of a checkpoint were trained on different base weights, or with a different scaling.
+    """Raises an error if a checkpoint's LoRA adapters were trained on different base weights or with different scaling.
 
     Args:
         in_model: description of the adapters in the metadata of the training model, as JSON; None without adapters.

@@ -269,7 +269,7 @@ def _last_ops(value: ir.Value) -> str:
 
 
 def _layers(model: ir.Model) -> str:
-    """Returns the names of the last linear layers of a model for messages, by their weights."""
+    """Returns the names of the last linear layers' weights, for messages."""
     layers = [read_linear(node, any_kernel=True) for node in model.graph]
     names = [str(layer.weight.name) for layer in layers if isinstance(layer, Linear)]
     return ", ".join(list(dict.fromkeys(names))[-5:]) or "none"

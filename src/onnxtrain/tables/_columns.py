@@ -282,7 +282,10 @@ COLUMN_TYPES = {kind.__name__: kind for kind in (NumberColumn, CategoryColumn)}
 
 
 def column_from_dict(content: dict[str, Any]) -> Column:
-    """Returns the column of :meth:`Column.to_dict`. Raises KeyError or TypeError: the content is damaged."""
+    """Restores a column from the result of :meth:`Column.to_dict`.
+
+    Raises KeyError or TypeError: the content is damaged.
+    """
     content = dict(content)
     return COLUMN_TYPES[content.pop("type")](**content)
 

@@ -50,7 +50,7 @@ class TableEncoder:
         inputs: columns to feed to the model, in this order; by default all others.
         id: columns that are not inputs, such as keys.
         sample_weight: column with the weight of each row, which is not an input.
-        missing: strings that stand for a missing value, besides the empty string, e.g. ["NA", "-999"].
+        missing: strings that stand for a missing value, in addition to the empty string, e.g. ["NA", "-999"].
         impute: rule that fills missing values: "mean", "median", "most_frequent" or "value=VALUE", as
             `SimpleImputer` of scikit-learn; or rules by column, of which "*" is for all others, e.g.
             {"age": "median", "cabin": "value=none"}. In a rule for all columns, a mean or median of categories is the

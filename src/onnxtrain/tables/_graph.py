@@ -1,4 +1,4 @@
-"""Writes the encoding of a table in front of a network, and probabilities and classes behind it."""
+"""Writes the encoding of a table before a network, and probabilities and classes after it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attach_columns(graph: ir.Graph, columns: Sequence[Column], missing: Sequence
         graph: graph of the network, changed in place. A single input takes all encoded columns side by side; each of
             several inputs takes the column of its name.
         columns: encoding of each column.
-        missing: strings that stand for a missing value, besides the empty string.
+        missing: strings that stand for a missing value, in addition to the empty string.
     """
     op = Emitter(graph)
     writer = ColumnWriter(op, missing)

@@ -27,7 +27,7 @@ class FillRule(NamedTuple):
 
     Attributes:
         text: "mean", "median", "most_frequent" or "value=VALUE".
-        column: name of the column if the rule is for this column alone; None for a rule for all columns.
+        column: name of the column if the rule is only for this column; None for a rule for all columns.
     """
 
     text: str

@@ -130,7 +130,7 @@ class Table:
 
         Args:
             name: name of the column.
-            missing: strings that stand for a missing value, besides the empty string, e.g. ["NA", "-999"].
+            missing: strings that stand for a missing value, in addition to the empty string, e.g. ["NA", "-999"].
 
         Raises:
             InputError: the column does not exist, or holds dates or other objects.
@@ -203,7 +203,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 
 def _read_csv(pandas: Any, path: Path) -> Any:
-    """Returns the frame of a .csv file, all of whose fields are strings."""
+    """Reads a .csv file as a frame of strings."""
     # Excel begins files with a byte order mark.
     encoding = "utf-8-sig"
     with path.open(encoding=encoding, newline="") as file:
@@ -277,7 +277,7 @@ def _spelled_as(texts: Collection[str], raw: Array, missing: Array) -> Array:
 def _parse_numbers(raw: Array, missing: Array) -> tuple[Array, Array]:
     """Parses numbers in an array of objects.
 
-    "inf" is a number, which the encoding refuses with its place. "nan" is a text unless it is declared as missing.
+    "inf" is a number, which the encoder rejects with its row. "nan" is a text unless it is declared as missing.
     Booleans are numbers only if the column holds nothing else: "true" may be one of several categories.
 
     Returns:

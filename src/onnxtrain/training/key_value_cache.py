@@ -45,7 +45,7 @@ def find_cache(graph: ir.Graph) -> dict[str, str]:
 
 
 def _pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
-    """Returns pairs of an input that may hold past keys or values, and the output that holds them with the new ones."""
+    """Returns pairs: an input that may hold past keys or values, and the output with the new ones appended."""
     indices = _CACHES.get((node.domain, node.op_type), ())
     pairs = [
         (node.inputs[index], node.outputs[output])

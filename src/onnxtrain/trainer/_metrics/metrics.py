@@ -270,7 +270,7 @@ class Averages:
         }
 
     def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
-        """Returns loss and metrics of the whole dataset by key, with a prefix; NaN if no label counted."""
+        """Returns loss and metrics of the whole dataset by key, with a prefix; NaN if all labels were ignored."""
         values = self.running(metrics)
         # Concatenated once, at the end of the epoch; concatenating batch by batch would copy repeatedly.
         joined = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]

@@ -175,7 +175,7 @@ def _sklearn(name: str) -> Any:
 def _decided(
     name: str, task: Task, prediction: Array, target: Array, *, function: str, average: str | None
 ) -> float:
-    """Returns f1, precision or recall: of the positive class, or averaged over classes; see :class:`Task`."""
+    """Returns f1, precision or recall: for the positive class, or averaged over classes; see :class:`Task`."""
     data = _scores(name, task, prediction, target)
     if not data.judgeable:
         return math.nan
@@ -246,7 +246,7 @@ def _probabilities(scores: Array) -> Array:
 
 
 def _mcc(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Returns Matthews' correlation coefficient, of several yes-or-no questions the mean.
+    """Returns the Matthews correlation coefficient; with several yes-or-no questions, their mean.
 
     0 if only one class occurs in predictions or labels, where the coefficient is 0/0.
     """

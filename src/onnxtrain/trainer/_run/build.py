@@ -50,7 +50,7 @@ def build_run(model: ModelSource, directory: Path, device: str, threads: int | N
 
 
 def random_ops(*paths: Path) -> list[str]:
-    """Lists the ops of models whose random numbers have a state in the session, which no checkpoint can hold."""
+    """Lists the ops of models that keep random state in the session, which no checkpoint can contain."""
     return sorted({node.op_type for path in paths for node in _all_nodes(load_model(path))} & _STATEFUL)
 
 

@@ -1,4 +1,4 @@
-"""Names a run's files, finds them by its manifest, and tells them from the user's files."""
+"""Names a run's files, finds them by its manifest, and distinguishes them from the user's files."""
 
 from __future__ import annotations
 

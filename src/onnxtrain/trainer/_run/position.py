@@ -146,7 +146,7 @@ class Position:
     history: History = field(default_factory=History)
 
     def check(self, plan: Plan) -> None:
-        """Raises InputError if an interrupted fit had another plan."""
+        """Raises InputError if an interrupted fit had a different plan."""
         if self.unfinished and self.plan is not None and self.plan != plan:
             where = f"in the middle of epoch {self.epoch + 1}" if self.batch else f"after epoch {self.epoch}"
             raise InputError(
@@ -212,7 +212,7 @@ class Position:
         """Parses the JSON of :meth:`to_json`; `source` names the checkpoint in messages.
 
         Returns:
-            Position, settings, and True if the epoch's predictions are in a file beside the checkpoint.
+            Position, settings, and True if the epoch's predictions are in a file next to the checkpoint.
 
         Raises:
             CheckpointError: the text is damaged, or of a newer version.

@@ -1,4 +1,4 @@
-"""Defines `Report`, which a fit tells its progress, and the format of numbers in reports."""
+"""Defines `Report`, to which a fit reports its progress, and the format of numbers in reports."""
 
 from __future__ import annotations
 

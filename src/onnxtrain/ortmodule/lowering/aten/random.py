@@ -33,7 +33,7 @@ def _random_input(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any 
 
 
 def _draw_function(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
-    """Returns a function that makes a tensor of a given shape, laid out like `fake`, and fills it by `fill`."""
+    """Returns a function that makes a tensor of a given shape, laid out like `fake`, and fills it with `fill`."""
     dtype, device = fake.dtype, fake.device
     # Random numbers are written in memory order, so equal results need the strides of eager PyTorch.
     order = memory_order(fake)

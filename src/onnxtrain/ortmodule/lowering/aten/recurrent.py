@@ -43,7 +43,7 @@ def _fake_layer(
 
 
 def _by_layers(function: Callable[..., Any], *args: Any) -> Any:
-    """Replaces `torch.lstm` etc. by `recurrent_layer` calls. Calls `function` for packed sequences and projections."""
+    """Replaces `torch.lstm` etc. with `recurrent_layer`. Calls `function` for packed sequences and projections."""
     mode = function.__name__
     if len(args) != 9 or not isinstance(args[2], list | tuple):
         # A packed sequence.

@@ -31,7 +31,7 @@ def result_shape(low: Lowering, sizes: Any) -> ir.Value:
 
     Args:
         low: the lowering of an op with one result.
-        sizes: the argument of the op that holds the sizes, perhaps symbolic ones.
+        sizes: the argument of the op that holds the sizes, possibly symbolic ones.
     """
     static = [size if isinstance(size, int) else -1 for size in low.result.shape]
     # Reshape cannot infer a size of -1 if another size is 0.
@@ -312,7 +312,7 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
 
 
 def _is_in_bounds(source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> bool:
-    """True if `as_strided` is known to read only elements of `source`, not others in its storage, or to raise."""
+    """True if `as_strided` provably raises or reads only elements of `source`, not the rest of its storage."""
     storage = source.untyped_storage().nbytes()
     # If `source` fills its storage, PyTorch has already checked the bounds. With symbolic sizes, `nbytes` is an
     # expression such as 4*b*(a - 1) + 4*b, which is not equal to 4*a*b by `==`.

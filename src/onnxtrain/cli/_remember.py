@@ -214,7 +214,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
     """Returns the options stored in the checkpoint of a run.
 
     Raises:
-        CheckpointError: the record is damaged or has another version.
+        CheckpointError: the record is damaged or has a different version.
     """
     properties = trainer.state.properties
     text = properties[PROPERTY] if PROPERTY in properties else None  # noqa: SIM401 not a dict

@@ -185,7 +185,7 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
 
 
 def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
-    """Returns the store of a full checkpoint; raises ValueError if the file is of another kind or damaged."""
+    """Returns the store of a full checkpoint; raises ValueError if the file is not one or is damaged."""
     if metadata.get("format") != FORMAT:
         raise ValueError("it is a safetensors file, but not an onnxtrain checkpoint")
     if not {"order", "nominal"} <= metadata.keys():

@@ -44,7 +44,7 @@ class LossMean:
 
     Attributes:
         labels: name of the input or target with the labels, e.g. "labels"; None for a mean over samples.
-        ignore_index: label that does not count, e.g. -100; None if all labels count.
+        ignore_index: label that is ignored, e.g. -100; None if no label is ignored.
         weight: weight per class, e.g. (1.0, 0.5); None if each label counts 1.
         sample_weight: name of the input with a weight per sample, by which the counts are multiplied; None if each
             sample counts 1.

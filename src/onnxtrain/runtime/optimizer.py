@@ -54,7 +54,7 @@ class Optimizer(NotCopyable):
 
     Raises:
         ModelLoadError: the model is missing, corrupt, not an optimizer model, or belongs to another run.
-        CheckpointError: the checkpoint contains the state of another optimizer.
+        CheckpointError: the checkpoint contains the state of a different optimizer.
     """
 
     def __init__(self, optimizer_uri: ModelSource, module: Module) -> None:

@@ -231,7 +231,7 @@ class CategoryColumn(Column):
 
     @property
     def codes(self) -> Array:
-        """Code of each category, float64 [n, width]; the last row is that of unknown categories if they have one."""
+        """Code of each category, float64 [n, width]; the last row is for unknown categories, if they have a code."""
         rows = len(self.categories) + (self.unknown != "error")
         return (
             np.arange(rows, dtype=np.float64)[:, None] if self.how == "ordinal" else np.eye(rows, self.width)

@@ -654,7 +654,7 @@ class Trainer(NotCopyable):
         Moving averages restart from the new parameters.
 
         Raises:
-            CheckpointError: the file is missing, damaged, or of another model.
+            CheckpointError: the file is missing, damaged, or from a different model.
         """
         with self._state.lock:
             self._state.run.load_parameters(path)

@@ -161,7 +161,7 @@ def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metri
     need the meaning of predictions and targets, `task`.
 
     Raises:
-        InputError: a name is unknown or does not suit the task, a key is duplicate, or an entry has another type.
+        InputError: a name is unknown or does not suit the task, a key is duplicate, or an entry has the wrong type.
         MissingPackageError: a package that a metric needs is not installed.
     """
     if isinstance(specs, str):

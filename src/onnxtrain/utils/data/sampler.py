@@ -29,7 +29,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         complexity_fn: returns the complexity of a sample, an integer, e.g. the length of a sequence.
         world_size: number of processes, e.g. 8. Default: that of the process group.
         rank: rank of this process. Default: its rank in the process group.
-        shuffle: True shuffles, in another order after each :meth:`set_epoch`.
+        shuffle: True shuffles, in a new order after each :meth:`set_epoch`.
         group_size: number of samples that are sorted together, e.g. 1024. Default: all samples.
         seed: seed for shuffling, the same in all processes.
         drop_last: True drops samples so that all processes have the same number; False repeats some instead.
@@ -133,7 +133,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
             that have fewer batches repeat their first ones.
 
     Raises:
-        ValueError: `sampler` has another type, or itself drops samples.
+        ValueError: `sampler` has an unsupported type, or itself drops samples.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Files:
     """Output settings of a training run: directory, file names and formats.
 
     Attributes:
-        directory: directory of the files; made if missing.
+        directory: directory of the files; created if missing.
         prefix: text before every file name, e.g. "net_".
         nominal_checkpoint: True to also write a checkpoint without data.
         ort_format: True to also write the models in ORT format.

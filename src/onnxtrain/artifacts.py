@@ -170,7 +170,7 @@ def build(model: ModelSource, recipe: Recipe) -> TrainingGraphs:
 
     Args:
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
-        recipe: how to train.
+        recipe: the training settings, e.g. loss and optimizer.
 
     Returns:
         The models with their manifest and initial values.
@@ -210,7 +210,7 @@ def returned_outputs(graph: ir.Graph, recipe: Recipe) -> list[str]:
 
     Args:
         graph: graph of the model, before the loss of the recipe is appended.
-        recipe: how to train.
+        recipe: the training settings, e.g. loss and optimizer.
     """
     outputs = trained_outputs(graph)
     if recipe.loss is not None:

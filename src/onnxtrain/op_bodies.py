@@ -43,7 +43,7 @@ def op_bodies() -> Mapping[OpKey, MakeBody]:
 
 
 def op_shapes() -> Mapping[OpKey, MakeShapes]:
-    """Returns what computes the shapes of registered ops: their `register_shapes` functions or their bodies."""
+    """Returns the functions that compute the output shapes of registered ops: `register_shapes` functions or bodies."""
     _import_rules()
     return {**_BODIES, **_SHAPES}
 

@@ -17,7 +17,7 @@ from enum import Flag
 
 
 class Fact(Flag):
-    """A property of an op. A fact that implies another includes its flag: all views move data."""
+    """A property of an op. A flag contains the flags that it implies, e.g. VIEW contains MOVES."""
 
     EXACT = 1
     """Each element of the output is an element of an input, its negative, or zero. If the inputs are rounded to

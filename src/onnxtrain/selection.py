@@ -160,7 +160,7 @@ def choice_at(node: ir.Node, choice: _T | Mapping[str, _T]) -> _T | None:
 
 
 def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, list[str]]:
-    """Returns the names that each pattern matches; a pattern that equals a name matches this name alone.
+    """Returns the names that each pattern matches; a pattern that equals a name matches only that name.
 
     `*` matches any text, dots included, `?` one character, `[...]` one of several characters. Matching is
     case-sensitive.
@@ -284,7 +284,7 @@ def _expanded(model: ir.Model, names_or_patterns: Sequence[str]) -> list[str]:
 
 
 def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the parameters that each pattern matches, or, if there are none, its scales and rotary caches."""
+    """Returns, by pattern, the matching parameters or, if there are none, the matching scales and rotary caches."""
     # In an int4 language model, 13 of 19 floating-point initializers were scales and rotary caches. "*" should not
     # match these.
     patterns = list(patterns)

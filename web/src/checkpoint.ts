@@ -175,7 +175,7 @@ export function readCheckpoint(file: Uint8Array, manifest: Manifest, source: str
   return content;
 }
 
-/** Describes the tensors that are missing, extra, or of a wrong dtype or shape. */
+/** Describes the tensors that are missing, extra, or have the wrong dtype or shape. */
 function compare(
   kind: string,
   expected: readonly TensorSpec[],

@@ -12,7 +12,7 @@ from onnxtrain.emitter import Emitter, static_dims
 
 @dataclass(frozen=True)
 class _Part:
-    """A contribution to a cotangent that is zero outside of a range along one axis.
+    """A contribution to a cotangent that is zero outside a range along one axis.
 
     Attributes:
         padded: the contribution, the output of a Pad.
@@ -35,7 +35,7 @@ def add_up(op: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
     """Returns the sum of contributions of the same shape and dtype.
 
     If the forward graph slices a value (into query, key and value of attention, or the gates of a recurrent cell), each
-    slice contributes a cotangent that is zero outside of the slice. Slices that tile the whole value are concatenated.
+    slice contributes a cotangent that is zero outside the slice. Slices that tile the whole value are concatenated.
     """
     # One Concat costs a third of padding every slice to full size and adding the padded tensors.
     joined = _join(op, [part for value in parts if (part := _as_part(value)) is not None])

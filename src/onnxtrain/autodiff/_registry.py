@@ -313,7 +313,7 @@ def _check_not_declared(op_type: str, domain: str) -> None:
 
 
 def _add(rule: Rule, override: bool) -> None:
-    """Adds a rule to the innermost `local_rules` block, or to the global table outside of any block."""
+    """Adds a rule to the innermost `local_rules` block, or to the global table outside any block."""
     key = (rule.domain, rule.op_type)
     # Inside `with local_rules():`, the global tables don't change.
     layers = _LOCAL.get()

@@ -52,7 +52,7 @@ def _register() -> None:
 
 
 def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Y = x / y_scale + y_zero_point within the range of y's dtype; zero for x outside of the range."""
+    """VJP of Y = x / y_scale + y_zero_point within the range of y's dtype; zero for x outside the range."""
     # Only integers: the range check below needs evenly spaced values, unlike those of float8 types.
     dtype = n.out.y.dtype
     if dtype is None or not dtype.is_integer():

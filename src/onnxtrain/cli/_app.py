@@ -122,7 +122,7 @@ def evaluate(options: EvaluateOptions, given: frozenset[str]) -> None:
 @app.command(cls=CommandWithSwitches)
 @takes_options(PredictOptions)
 def predict(options: PredictOptions, given: frozenset[str]) -> None:
-    """Write the model's outputs for each sample; for a classifier also class probabilities and the predicted class."""
+    """Write the model's outputs for each sample and, for a classifier, class probabilities and the predicted class."""
     from onnxtrain.cli._use import write_predictions
 
     write_predictions(options)

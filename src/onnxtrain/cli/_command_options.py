@@ -1,4 +1,4 @@
-"""Declares the options of each command but `train`, one dataclass per command and one field per option."""
+"""Declares the options of each command except `train`, one dataclass per command and one field per option."""
 
 from __future__ import annotations
 

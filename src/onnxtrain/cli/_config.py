@@ -28,7 +28,7 @@ _NOT_WRITTEN = ("output", "overwrite", "json", "config")
 def use_config(context: typer.Context, path: Path | None) -> Path | None:
     """Callback of `--config`: makes the values in the file the defaults of the command being parsed.
 
-    Options on the command line override them, as they override all defaults.
+    Options on the command line override these defaults.
 
     Raises:
         InputError: the file is missing or is not TOML, or the command has no such option or does not accept a value.
@@ -63,7 +63,7 @@ def _read(context: typer.Context, path: Path) -> dict[str, Any]:
 
 
 def _parameters(context: typer.Context) -> dict[str, Any]:
-    """Returns the parameters of a command by their keys in an options file."""
+    """Returns the parameters of a command, keyed as in an options file."""
     parameters: dict[str, Any] = {}
     for parameter in context.command.params:
         if parameter.param_type_name == "argument":

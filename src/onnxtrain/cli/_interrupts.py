@@ -19,7 +19,7 @@ from onnxtrain.errors import OnnxTrainError
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with a sentence that says what was saved."""
+    """Raised on Ctrl-C, with a sentence that says what was saved."""
 
 
 class InterruptibleGroup(TyperGroup):

@@ -49,8 +49,8 @@ class _Saved(NamedTuple):
     """Options of a resumed run, read from its checkpoint.
 
     Attributes:
-        options: values of options by name; only some options for a run started in Python.
-        outside: stored paths that may not be used, by option, because they are outside the directory of the run.
+        options: option values by name; incomplete if the run was started in Python.
+        outside: stored paths that are rejected because they lie outside the run's directory, by option.
         data: digest of the training data; None if it is unknown.
     """
 
@@ -214,7 +214,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
     """Returns the options stored in the checkpoint of a run.
 
     Raises:
-        CheckpointError: the record is damaged or has another version.
+        CheckpointError: the record is damaged or has a different version.
     """
     properties = trainer.state.properties
     text = properties[PROPERTY] if PROPERTY in properties else None  # noqa: SIM401 not a dict

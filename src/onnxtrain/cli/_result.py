@@ -122,7 +122,7 @@ def _exported_values(
 
 
 def _best_epoch(trainer: Trainer) -> int | None:
-    """Returns the epoch of the last fit with the lowest validation loss; None without validation."""
+    """Returns the last fit's epoch with the lowest validation loss; None without validation."""
     epochs = [epoch for epoch in trainer.history.epochs[trainer.fit_start :] if "val_loss" in epoch]
     if not epochs:
         return None

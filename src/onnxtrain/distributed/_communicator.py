@@ -39,7 +39,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def move(self, array: Array, source: int, target: int) -> None:
-        """Copies the array of worker `source` into that of worker `target`; other workers need not call this method."""
+        """Copies an array from worker `source` to worker `target`; other workers need not call this method."""
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ class Names:
     The pool remembers the last suffix tried for each name: otherwise the n-th `Mul` would try n suffixes.
 
     Args:
-        names: the names in use; read when the first name is asked for.
+        names: the names in use; read lazily, at the first request.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""Appends Jacobian and Hessian products with vectors to a model, by one or two reverse-mode passes.
+"""Appends Jacobian and Hessian products with vectors to a model, with one or two reverse-mode passes.
 
 vjp: one pass gives uᵀJ.    jvp: a second pass, over uᵀJ, gives J·t.    Hessian: a second pass, over the gradient.
 """

@@ -112,7 +112,7 @@ def _within(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value
 
 @composite("Hardtanh", ["x", "low", "high"])
 def hardtanh(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Computes Hardtanh, e.g. ReLU6: a Clip whose gradient is zero on the bounds. The bounds are scalars."""
+    """Computes Hardtanh, e.g. ReLU6: a Clip whose gradient is zero at the scalar bounds `low` and `high`."""
     # A composite op only because its gradient differs from Clip's.
     return op.Clip(x, low, high)
 

@@ -1,6 +1,6 @@
 """Defines reversible instance normalization, with one op forward and one backward (Kim et al., ICLR 2022).
 
-The gradient treats mean and stdev of each series as constants, so it is that of an affine map of x.
+The gradient treats mean and stdev of each series as constants, so it is the gradient of an affine map of x.
 """
 
 from __future__ import annotations

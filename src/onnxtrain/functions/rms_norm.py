@@ -75,7 +75,7 @@ def inverse_rms_normalization_gradient(
 def _gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, inverse: ir.Value, share: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the cotangents of x and scale, by the formula at the head of this module.
+    """Returns the cotangents of x and scale, with the formula at the head of this module.
 
     `inverse` is r, `[..., 1]`; `share` is a scalar or `[..., 1]`.
     """

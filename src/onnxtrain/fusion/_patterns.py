@@ -107,7 +107,7 @@ class NodePattern:
         inputs: patterns of the inputs, in any order if the op is commutative; `...` matches any further inputs.
         where: additional condition on the node: returns names to bind, or None for no match.
         name: name to bind to the node's output.
-        shared: True if nodes outside of the pattern may read the output too.
+        shared: True if nodes outside the pattern may read the output too.
     """
 
     op_type: str

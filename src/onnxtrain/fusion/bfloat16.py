@@ -34,8 +34,8 @@ class Bfloat16ProductPass(ir.passes.InPlacePass):
     these functions, which have no gradient rules.
 
     Args:
-        of_rounded: True rewrites only products whose factors were bfloat16 before, as :func:`widen_narrow_floats`
-            leaves them. Their results don't change.
+        of_rounded: True rewrites only products whose factors were bfloat16 before :func:`widen_narrow_floats`.
+            Their results don't change.
     """
 
     def __init__(self, *, of_rounded: bool = False) -> None:

@@ -100,9 +100,9 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
 
 
 def _normalization(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites BatchNormalization in training mode as a function, with its only reader if the function has it, too.
+    """Rewrites BatchNormalization in training mode as a function, fused with the activation that follows.
 
-    Readers that are fused are Relu, ReLU6, and MaxPool followed by Relu.
+    A sole reader is fused if it is Relu, ReLU6, or MaxPool followed by Relu.
 
     Returns:
         True if `node` was rewritten.
@@ -294,7 +294,7 @@ def _sole_producer(reader: ir.Node, value: ir.Value | None) -> ir.Node | None:
 
 
 def _is_spread(unpool: ir.Node, x: ir.Value | None) -> bool:
-    """True if a MaxUnpool writes its input to flat `indices` in zeros of the shape of x."""
+    """True if a MaxUnpool writes its input at flat `indices` into zeros of x's shape."""
     value, attributes = unpool.inputs[0], unpool.attributes
     unit = set(attributes.get_ints("kernel_shape") or []) == {1} and set(
         attributes.get_ints("strides") or [1]

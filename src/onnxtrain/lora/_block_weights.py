@@ -95,7 +95,7 @@ class BlockWeights:
         return ((codes[:, :rows] - zeros[:, block]) * scales[:, block]).T.copy()
 
     def quantized_again(self, matrix: Array) -> dict[int, Array]:
-        """Quantizes another weight to the same bits and blocks.
+        """Quantizes a new weight to the same bits and blocks.
 
         Args:
             matrix: float32 [K, N].

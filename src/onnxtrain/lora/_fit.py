@@ -48,7 +48,11 @@ def pairs(arrays: Mapping[str, np.ndarray[Any, Any]], doing: str) -> dict[str, P
 
 
 def _trainable(array: np.ndarray[Any, Any], name: str, doing: str) -> np.ndarray[Any, Any]:
-    """Returns an array in float32, in which adapters are trained; raises AdapterMismatchError for other dtypes."""
+    """Converts an adapter weight to float32, the dtype in which adapters are trained.
+
+    Raises:
+        AdapterMismatchError: the array is not floating-point, or contains NaN or infinite values.
+    """
     # numpy does not classify bfloat16 of ml_dtypes as floating point.
     if not (np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"):
         raise AdapterMismatchError(

@@ -1,4 +1,4 @@
-"""Merges adapters into the weights of a model, which then computes the same without them."""
+"""Merges adapters into the weights of a model, so that it computes the same results without adapters."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
 
 
 def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:
-    """Replaces MatMulNBits by MatMul, followed by Add if it has a bias."""
+    """Replaces MatMulNBits with MatMul, followed by Add if it has a bias."""
     op = Emitter(model.graph)
     # The old name is kept, which may be that of an output.
     output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
@@ -260,7 +260,7 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
 
 
 def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> None:
-    """Replaces an input of a node by a new initializer, without changing the old one, which others may read."""
+    """Replaces an input of a node with a new initializer, without changing the old one, which others may read."""
     old = node.inputs[index]
     assert old is not None
     node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))

@@ -300,7 +300,7 @@ def _trace(value: ir.Value | None, also: Sequence[str] = ()) -> tuple[ir.Value, 
 
     Args:
         value: the input.
-        also: further ops to follow, whose effect on the dimensions is left out.
+        also: further ops to follow; their effect on the dimensions is ignored.
 
     Returns:
         The weight, its dimensions as stored, and True if the product reads it transposed.

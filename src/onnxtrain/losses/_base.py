@@ -241,7 +241,7 @@ class Loss(ABC):
 
 
 def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
-    """Reduces the terms by "mean" or "sum" to shape []; returns them unchanged for "none"."""
+    """Reduces the terms to shape [] with "mean" or "sum"; returns them unchanged for "none"."""
     if reduction == "none":
         return terms
     # ONNX's reductions without `axes` reduce all axes.

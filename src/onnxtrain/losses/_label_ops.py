@@ -19,7 +19,7 @@ def label_mean(node: ir.Node) -> dict[str, Any] | None:
 
     Returns:
         The entry `loss_mean` of the manifest: None for a sum, and {} if no input of the model determines which labels
-        count.
+        are ignored.
     """
     reduction = node.attributes.get_string("reduction", "mean")
     if reduction == "sum":

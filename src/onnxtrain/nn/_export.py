@@ -1,4 +1,4 @@
-"""Preserves what PyTorch's exporters would lose of a layer: stopped gradients, float64 constants."""
+"""Preserves parts of a layer that PyTorch's exporters would lose: stopped gradients, float64 constants."""
 
 from __future__ import annotations
 

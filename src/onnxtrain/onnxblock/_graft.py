@@ -1,4 +1,4 @@
-"""Appends grafts to the base model: nodes that an emitter emits to a small graph of its own.
+"""Appends grafts to the base model: nodes that an emitter first emits to a small, separate graph.
 
 The base model is a `ModelProto`, because users' blocks append nodes to it directly. The losses and other graph code of
 this package use an emitter with onnx_ir. A graft connects the two: its inputs have the dtypes and shapes of values of
@@ -136,13 +136,13 @@ def append(
         write: called with an emitter and one value per input; returns the output or outputs. Initializers that it
             creates are constants, not parameters. Inputs that it adds to the emitter's graph become inputs of the base
             model.
-        wish: name of the first output, if it is not in use, e.g. "loss".
+        wish: preferred name of the first output, e.g. "loss"; gets a number appended if it is already in use.
 
     Returns:
         The names of the outputs in the base model.
 
     Raises:
-        GraphBuildError: the base model has no value with one of the names, or `write` raises the error.
+        GraphBuildError: the base model has no value with one of the names in `inputs`; errors of `write` pass through.
     """
     base = accessor.model
     values = {name: describe(accessor, name, doing) for name in inputs}

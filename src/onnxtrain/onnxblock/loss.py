@@ -63,7 +63,7 @@ class LossBlock(Block):
         return result
 
     def _keep_marks(self, origin: ir.Graph) -> None:
-        """Copies the metadata that a loss has added to inputs of the onnx_ir graph to those of the base model."""
+        """Copies metadata that a loss has added to inputs of the onnx_ir graph to the same inputs of the base model."""
         # `to_ir` returns a copy, in which `attach_loss` has marked an existing input as target.
         marks = {value.name: value.metadata_props for value in origin.inputs}
         for info in self.base.graph.input:

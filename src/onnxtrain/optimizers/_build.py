@@ -177,7 +177,7 @@ class _Slot:
 
     @property
     def settings(self) -> _Settings:
-        """The key for sharing scalars: parameters with equal settings have the same."""
+        """The key for sharing scalars: equal for parameters with equal settings, learning rate and dtype."""
         return self.update.optimizer, self.update.learning_rate_scale, self.dtype
 
     @property

@@ -1,4 +1,4 @@
-"""Defines the host profiles: for each, how models are rewritten for its hosts, and what these cannot run."""
+"""Defines the host profiles: how models are rewritten for each kind of host, and which ops the hosts cannot run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxtrain.passes.portable import Obstacle, find_obstacles, make_portable
 
 @dataclass(frozen=True)
 class HostProfile:
-    """Hosts for which artifacts are made, described by what they lack.
+    """A class of hosts that artifacts are built for, described by the features that they lack.
 
     Attributes:
         drawn: random ops of the training model that draw from one of its inputs instead, so that all hosts draw the

@@ -38,7 +38,7 @@ class Measured(NamedTuple):
 
 
 def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> Measured:
-    """Trains in a separate process, with the artifacts and the `inputs.npz` of a directory.
+    """Runs training steps in a separate process and measures them; reads artifacts and `inputs.npz` from a directory.
 
     Args:
         directory: directory of the artifacts.

@@ -145,7 +145,7 @@ def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
 
 
 def _rounding(value: ir.Value | None) -> list[ir.Node]:
-    """Returns the nodes that round a float32 master to int32, from the last to the first; [] for other values."""
+    """Returns the nodes that round a float32 master copy to int32 (Cast, Round, Clip, Div), last first; else []."""
     chain: list[ir.Node] = []
     for op_type in ("Cast", "Round", "Clip", "Div"):
         node = value.producer() if value is not None else None

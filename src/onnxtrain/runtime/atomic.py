@@ -101,9 +101,9 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Locks an open file or directory until it is closed or the process dies. Returns True if this succeeded.
+    """Locks an open file or directory until it is closed or the process dies; returns False if locking fails.
 
-    It fails if the file system has no locks or, unless `wait` is True, if another process holds the lock.
+    Locking fails if the file system does not support locks, or if another process holds the lock and `wait` is False.
     """
     # Windows needs no lock: a file that another process has open cannot be removed.
     if sys.platform == "win32":

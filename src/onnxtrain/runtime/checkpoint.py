@@ -121,7 +121,11 @@ def _properties(text: str) -> dict[str, int | float | str]:
 
 
 def _progress(text: str) -> OptimizerProgress | None:
-    """Parses step count and learning rates from JSON, or null; raises ValueError if one is out of range."""
+    """Parses the step count and learning rates from JSON; returns None for the JSON value null.
+
+    Raises:
+        ValueError: the step count or a learning rate is out of range.
+    """
     progress = parse_json(text)
     if progress is None:
         return None
@@ -182,7 +186,7 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
 
 
 def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
-    """Returns the store of a full checkpoint; raises ValueError if the file is of another kind or damaged."""
+    """Returns the store of a full checkpoint; raises ValueError if the file is not one or is damaged."""
     if metadata.get("format") != FORMAT:
         raise ValueError("it is a safetensors file, but not an onnxtrain checkpoint")
     if not {"order", "nominal"} <= metadata.keys():

@@ -31,7 +31,7 @@ def seeded(seed: int, step: int, run: int) -> Iterator[None]:
 
 
 def _mixed(*numbers: int) -> int:
-    """Hashes integers to 64 bits by the steps of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Hashes integers to 64 bits with the steps of SplitMix64 (Steele, Lea and Flood, 2014)."""
     # In ONNX Runtime's generator, which is linear, similar seeds give similar first numbers.
     state = 0
     for number in numbers:

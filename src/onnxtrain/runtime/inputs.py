@@ -65,7 +65,7 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
 
 
 def _class_axis(spec: InputSpec) -> str:
-    """Returns advice about the class axis for labels of a wrong shape; "" if there is no choice of axes."""
+    """Returns advice about the class axis for labels of a wrong shape; "" if the axis is unambiguous."""
     # The classes of a language model's logits [batch, seq, 512] are on the last axis, while ONNX and PyTorch expect
     # axis 1 by default. Labels of a wrong shape are the first symptom.
     labels = spec.class_labels

@@ -171,7 +171,7 @@ def _config_entry(ranges: Mapping[str, tuple[int, int]]) -> str:
 
 @functools.cache
 def _warn_of_level(wanted: str | None, path: str) -> None:
-    """Warns, once per level, if sessions use kernels of another instruction set than the user requested."""
+    """Warns, once per level, if sessions use kernels for a different instruction set than the user requested."""
     level = importlib.import_module("onnxtrain_kernels").level()
     if not level:
         warnings.warn(

@@ -18,14 +18,14 @@ Signature = tuple[str, str, Sequence[int]]
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """Allowed values of an integer target with class labels.
+    """Specifies the class labels that an integer target may contain, and which logits they belong to.
 
     Attributes:
         count: number of classes, so that labels are 0 .. count - 1; None if it is unknown.
         ignore_index: label of elements that are ignored, e.g. -100; None if there is none.
         axis: class axis of the logits, e.g. -1 for [batch, sequence, vocabulary].
-        scores: sizes of the logits if they have more than two axes, e.g. ("batch", "seq", 512). Only then is there a
-            choice of axes.
+        scores: shape of the logits, e.g. ("batch", "seq", 512); None if they have at most two axes, where `axis` is
+            unambiguous.
         shift: the logits at position t of axis 1 predict the label at t + shift; 1 for next-token prediction.
     """
 
@@ -44,7 +44,7 @@ class LossMean:
 
     Attributes:
         labels: name of the input or target with the labels, e.g. "labels"; None for a mean over samples.
-        ignore_index: label that does not count, e.g. -100; None if all labels count.
+        ignore_index: label that is ignored, e.g. -100; None if no label is ignored.
         weight: weight per class, e.g. (1.0, 0.5); None if each label counts 1.
         sample_weight: name of the input with a weight per sample, which multiplies the counts; None if each
             sample counts 1.

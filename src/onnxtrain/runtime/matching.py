@@ -1,4 +1,4 @@
-"""Checks that a checkpoint belongs to a model, and sorts its store in the order of the model's manifest."""
+"""Checks that a checkpoint belongs to a model, and sorts its store into the order of the model's manifest."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def join_differences(differences: Sequence[str]) -> str:
 def _differences(
     kind: str, expected: Sequence[ParameterSpec | StatisticSpec], actual: Mapping[str, Buffer]
 ) -> list[str]:
-    """Describes the tensors that are missing, extra, or of a wrong dtype or shape; `kind` is e.g. "parameter"."""
+    """Describes the tensors that are missing, extra, or have the wrong dtype or shape; `kind` is e.g. "parameter"."""
     differences = []
     for spec in expected:
         buffer = actual.get(spec.name)
@@ -95,7 +95,7 @@ def _base_and_scaling(text: str) -> tuple[object, object]:
 
 
 def fit_store(store: Store, manifest: Manifest, source: str) -> None:
-    """Checks `store` against `manifest`, sorts it in the manifest's order and marks its trainable parameters.
+    """Checks `store` against `manifest`, sorts it into the manifest's order and marks its trainable parameters.
 
     Args:
         store: content of a checkpoint; modified in place.
@@ -103,7 +103,7 @@ def fit_store(store: Store, manifest: Manifest, source: str) -> None:
         source: the training model, for error messages, e.g. "training model 'run/training_model.onnx'".
 
     Raises:
-        CheckpointError: the checkpoint belongs to another model; the message lists the first differences. `store` is
+        CheckpointError: the checkpoint is from a different model; the message lists the first differences. `store` is
             not modified.
     """
     # Names, dtypes and shapes are compared, not only fingerprints, so that the message can tell what differs. A

@@ -52,7 +52,7 @@ class Module(NotCopyable):
         InputError: the seed is not a 64-bit integer, the device is unknown, or the installed onnxruntime does not
             support it.
         ModelLoadError: a model is missing, corrupt, not a training model, or the two models belong to different runs.
-        CheckpointError: the state belongs to another model.
+        CheckpointError: the state belongs to a different model.
     """
 
     def __init__(
@@ -417,7 +417,7 @@ class Module(NotCopyable):
             trainable_only: True if the buffer contains only the trainable parameters.
 
         Raises:
-            InputError: the buffer has another dtype, rank or size. No parameter is modified.
+            InputError: the buffer has the wrong dtype, rank or size. No parameter is modified.
         """
         flat = buffer.numpy() if isinstance(buffer, ort.OrtValue) else buffer
         selected = self._selected(trainable_only)
@@ -444,8 +444,8 @@ class Module(NotCopyable):
 
         The model is the eval model without the nodes and inputs that the outputs do not need (loss, targets). The
         parameters of a model over 2 GB are in a second file, `<name>.<12 hexadecimal digits>.data`. Each export creates
-        a new data file, and removes that of the model that it replaces. Parameters are written unchanged, including NaN
-        and infinity.
+        a new data file, and removes the data file of the model that it replaces. Parameters are written unchanged,
+        including NaN and infinity.
 
         Args:
             inference_model_uri: path of the file to write.

@@ -114,7 +114,7 @@ def integer(number: int, value: int) -> bytes:
 
 
 def header(number: int, length: int) -> bytes:
-    """Encodes the key and length that precede a payload of `length` bytes."""
+    """Encodes the header of a length-delimited protobuf field: its key, from the field `number`, and `length`."""
     return varint(number << 3 | _LENGTH) + varint(length)
 
 

@@ -54,7 +54,7 @@ class Optimizer(NotCopyable):
 
     Raises:
         ModelLoadError: the model is missing, corrupt, not an optimizer model, or belongs to another run.
-        CheckpointError: the checkpoint contains the state of another optimizer.
+        CheckpointError: the checkpoint contains the state of a different optimizer.
     """
 
     def __init__(self, optimizer_uri: ModelSource, module: Module) -> None:
@@ -227,10 +227,10 @@ def _wanted(
 def _prepare_moments(
     store: Store, spec: OptimizerSpec, wanted: dict[str, dict[str, _Moment]], source: str
 ) -> None:
-    """Sets the moments of `store` to their initial values, or compares those of its checkpoint with `wanted`.
+    """Initializes the moments of `store`; if the checkpoint contains moments, checks their layout against `wanted`.
 
     Raises:
-        CheckpointError: the checkpoint contains the state of another optimizer.
+        CheckpointError: the checkpoint contains the state of a different optimizer.
     """
     # A checkpoint saved without optimizer state has no progress.
     if store.optimizer is None:

@@ -10,13 +10,13 @@ from onnxtrain.runtime.dtypes import Array, DType, narrow, widen
 
 
 class RowGradient:
-    """The sparse gradient of a table `[n, *rest]`, with one row per read, so that its size varies between steps.
+    """The sparse gradient of a table `[n, *rest]`: one row per read, so its size varies from step to step.
 
     Attributes:
         dtype: element type.
         shape: sizes of the table, e.g. (30000, 128).
         device: device of the gradient.
-        rows: gradients of the reads, `[reads, *rest]`. A row that was read twice has two entries, which accumulate.
+        rows: gradients of the reads, `[reads, *rest]`. A row that was read twice has two entries, to be summed.
         indices: row index of each read, int64 `[reads]`.
     """
 

@@ -42,7 +42,7 @@ class Parameter:
 
         Raises:
             CheckpointError: the parameter belongs to a nominal checkpoint and has no data yet.
-            InputError: an assigned array has another dtype or shape.
+            InputError: an assigned array has the wrong dtype or shape.
         """
         buffer = self._group[self._name]
         if not buffer.defined:

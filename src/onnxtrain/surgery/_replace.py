@@ -128,7 +128,11 @@ def replace_head(
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
-    """Follows the class axis to the output, and updates its size in shapes on the way."""
+    """Propagates a new number of classes from the layer to the model's output, in the shapes of all values between.
+
+    Raises:
+        ModelError: a node between them requires the old number of classes, or its effect on the axis is unknown.
+    """
     axis, old, at = layer.axis, layer.classes, layer.node
     # For the same number of classes, no shape changes, and ops that cannot be followed do no harm.
     if old == classes:

@@ -1,4 +1,4 @@
-"""Follows the class axis through the ops between a head and an output, and updates sizes on the way."""
+"""Follows the class axis through the ops between a head and an output, and updates its size in the shapes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def attach_columns(graph: ir.Graph, columns: Sequence[Column], missing: Sequence
         graph: graph of the network, changed in place. A single input gets all encoded columns, concatenated; several
             inputs are matched to columns by name.
         columns: encoding of each column.
-        missing: strings that stand for a missing value, besides the empty string.
+        missing: strings that stand for a missing value, in addition to the empty string.
     """
     op = Emitter(graph)
     writer = ColumnWriter(op, missing)

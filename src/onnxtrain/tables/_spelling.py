@@ -1,4 +1,4 @@
-"""Gives each number and each Boolean one spelling, whatever program wrote the file: 2.0, "2.0" and "2" are "2"."""
+"""Normalizes the spelling of numbers and Booleans, whatever program wrote the file: 2.0, "2.0" and "2" are "2"."""
 
 from __future__ import annotations
 

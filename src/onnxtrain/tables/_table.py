@@ -130,7 +130,7 @@ class Table:
 
         Args:
             name: name of the column.
-            missing: strings that stand for a missing value, besides the empty string, e.g. ["NA", "-999"].
+            missing: strings that stand for a missing value, in addition to the empty string, e.g. ["NA", "-999"].
 
         Raises:
             InputError: the column does not exist, or contains dates or other objects.

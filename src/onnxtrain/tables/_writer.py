@@ -19,7 +19,7 @@ class ColumnWriter:
 
     Attributes:
         op: emitter of the model's graph.
-        missing: strings that stand for a missing value, besides the empty string, e.g. ["NA"].
+        missing: strings that stand for a missing value, in addition to the empty string, e.g. ["NA"].
     """
 
     def __init__(self, op: Emitter, missing: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ def start_build(
         adapters: names of parameters that the loss must depend on.
 
     Returns:
-        The new build, and the values between the trained parameters and the loss.
+        The initial state of the build, and the values between the trained parameters and the loss.
 
     Raises:
         GraphBuildError: a parameter has no value; the loss does not depend on an adapter.

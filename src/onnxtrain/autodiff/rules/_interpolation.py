@@ -35,7 +35,7 @@ class Tap:
     """One of the pixels from which a sample is interpolated, along one axis.
 
     Attributes:
-        index: index of the pixel, possibly outside of the image.
+        index: index of the pixel, possibly outside the image.
         weight: interpolation weight of the pixel.
         slope: derivative of the weight with respect to the sample's position.
     """
@@ -79,7 +79,7 @@ def cubic_place_at(
         op: emitter.
         where: positions of the samples along the axis.
         size: number of pixels along the axis.
-        into_image: maps indices outside of the image into it, e.g. by reflection.
+        into_image: maps indices outside the image into it, e.g. by reflection.
     """
     place = place_at(op, where, size)
     assert place.weight is not None
@@ -116,7 +116,7 @@ def _steps(place: Place) -> tuple[int, ...]:
 def pixel(
     op: Emitter, places: Sequence[Place], corner: Sequence[int], *, zeros: bool
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Returns the flat index of the pixel at a corner, and a mask that is 1 inside of the image and 0 outside.
+    """Returns the flat index of the pixel at a corner, and a mask that is 1 inside the image and 0 outside.
 
     Args:
         op: emitter.

@@ -1,7 +1,7 @@
 """Finds rows that the iterations of a loop read from outer tensors, and scatters their cotangents after the loop.
 
 Adding up one cotangent of the shape of the whole tensor per iteration takes time quadratic in the iterations if each
-reads a row of its own. Cotangents of rows are scan outputs instead, and are scattered once.
+reads a different row. Cotangents of rows are scan outputs instead, and are scattered once.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def softsign(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("HardSigmoid", wrt=("X",))
 def hard_sigmoid(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of HardSigmoid: ct * alpha strictly between the kinks, 0 on and beyond them, as in PyTorch."""
+    """VJP of HardSigmoid: ct * alpha strictly between the kinks, 0 at and beyond them, as in PyTorch."""
     inside = op.And(_positive(op, n.out.Y), op.Less(n.out.Y, 1.0))
     return op.Where(inside, op.Mul(ct, n.attr("alpha")), 0.0)
 
@@ -104,7 +104,7 @@ defvjp("ThresholdedRelu", X=lambda op, n, ct: op.Where(op.Greater(n.X, n.attr("a
 
 @vjp("Shrink", wrt=("input",))
 def shrink(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Shrink: ct outside of [-lambd, lambd], 0 inside and on the bounds, as in PyTorch."""
+    """VJP of Shrink: ct outside [-lambd, lambd], 0 inside and at the bounds, as in PyTorch."""
     outside = op.Or(op.Less(n.input, -n.attr("lambd")), op.Greater(n.input, n.attr("lambd")))
     return op.Where(outside, ct, 0.0)
 

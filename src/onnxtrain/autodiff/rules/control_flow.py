@@ -337,7 +337,7 @@ def _gradients(
 
 
 def _is_random(node: ir.Node) -> bool:
-    """True if a node draws random numbers. A Dropout does only in training mode, or if its mode is a run-time input."""
+    """True if a node draws random numbers, like Dropout in training mode or with a mode computed at run time."""
     if node.domain != "" or node.op_type not in RANDOM_OPS:
         return False
     if node.op_type != "Dropout":

@@ -26,8 +26,8 @@ class _Samples:
     Attributes:
         places: positions, one entry per spatial axis.
         indices: for each corner of a cell, the row of `rows` to read.
-        factors: interpolation weight of each corner, 0 outside of the image.
-        inside: for each corner, 1 inside of the image and 0 outside.
+        factors: interpolation weight of each corner, 0 outside the image.
+        inside: for each corner, 1 inside the image and 0 outside.
         rows: the pixels of all images and offset groups, `[pixels, channels]`.
     """
 

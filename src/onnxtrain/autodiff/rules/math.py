@@ -148,7 +148,7 @@ def _is_bound(n: NodeView, bound: ir.Value | None) -> bool:
 
 @vjp("Clip", wrt=("input", "min", "max"))
 def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of min(max, max(min, x)); x gets the cotangent on the bounds too, as in torch.clamp.
+    """VJP of min(max, max(min, x)); x gets the cotangent at the bounds too, as in torch.clamp.
 
     Each bound, a scalar, gets the sum of the cotangents of the elements that it replaced.
     """

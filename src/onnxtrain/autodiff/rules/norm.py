@@ -102,7 +102,7 @@ def _updated_statistics(
 
 @vjp("InstanceNormalization", wrt=("input", "scale", "B"))
 def instance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of InstanceNormalization: that of GroupNormalization with one group per channel."""
+    """VJP of InstanceNormalization, computed as GroupNormalization with one group per channel."""
     ct, x, scale = _to_float32(op, ct, n.input, n.scale)
     grads = op.call(
         group_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), num_groups=0, _outputs=3

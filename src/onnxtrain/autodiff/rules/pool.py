@@ -98,7 +98,7 @@ def global_max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("GlobalLpPool", wrt=("X",))
 def global_lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """VJP of GlobalLpPool: that of LpPool with a single window."""
+    """VJP of GlobalLpPool, computed as LpPool with a single window."""
     p = n.attr("p")
     return op.Mul(_power_slope(op, n.X, p), _over_norm(op, ct, n.out.Y, p))
 

@@ -1,6 +1,6 @@
 """Differentiates the recurrent ops RNN, GRU and LSTM.
 
-The forward output Y contains all hidden states, so the gates of all time steps are recomputed at once, outside of any
+The forward output Y contains all hidden states, so the gates of all time steps are recomputed at once, outside any
 loop. Only the recurrences run in a Scan: the LSTM's cell states forwards, and the cotangents of the states backwards.
 The backward Scan returns the cotangents of the gates' pre-activations, from which one MatMul over all time steps
 computes those of the weights.

@@ -106,9 +106,9 @@ def _is_long(n: NodeView, axis: int) -> bool:
 def _scatter_along(op: Emitter, n: NodeView, axes: Sequence[int], position: int, ct: ir.Value) -> ir.Value:
     """Multiplies `ct` by the transposed matrix of one axis without computing the matrix.
 
-    Resizing the position itself gives about the place that each result reads. Resizing masks of every m-th position
-    gives the weights of these positions: m is twice the number of neighbors, so that each result reads at most one
-    position of a mask, the one nearest to its place.
+    Resizing the positions themselves gives the approximate position that each result reads. Resizing masks of every
+    m-th position gives the weights of these positions: m is twice the number of neighbors, so that each result reads
+    at most one position of a mask, the one nearest to its approximate position.
     """
     axis, rank, dtype = axes[position], n.rank(n.X), counting_dtype(ct)
     count = _NEIGHBORS[n.attr("mode")]

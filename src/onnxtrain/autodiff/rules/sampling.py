@@ -193,7 +193,7 @@ class _Side:
         counts: 1 for samples that belong to the region, 0 for the rest, because regions have different numbers of
             samples.
         number: number of samples of each region, `[regions, 1]`.
-        inside: 1 for samples at most one pixel outside of the image, 0 for others, whose value is zero.
+        inside: 1 for samples at most one pixel outside the image, 0 for others, whose value is zero.
     """
 
     place: Place

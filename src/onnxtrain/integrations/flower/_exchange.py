@@ -134,7 +134,7 @@ def apply_arrays(state: CheckpointState, record: ArrayRecord) -> None:
         record: a Flower `ArrayRecord` as returned by `trained_arrays`.
 
     Raises:
-        InputError: names, dtypes or shapes are those of another model, or a value is NaN or infinite.
+        InputError: names, dtypes or shapes differ from the model's, or a value is NaN or infinite.
     """
     trained = _trained(state)
     # All arrays are checked before any is written, so that the state never mixes two models.

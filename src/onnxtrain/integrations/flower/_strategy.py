@@ -150,7 +150,7 @@ class CheckedStrategy(Strategy):
         self.strategy.summary()
 
     def _in_own_dtypes(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Returns the averages in the dtypes of the model."""
+        """Casts the aggregated parameters to the dtypes of the model."""
         # Some of Flower's strategies (1.42), e.g. FedAdam, compute them in float64.
         return ArrayRecord(
             {

@@ -117,7 +117,7 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 def node_memory(node: fx.Node) -> int | None:
-    """Returns :func:`memory_of` a node's result, or None if the result is not a plain tensor."""
+    """Returns the storage identifier of a node's result; None if it is not a plain tensor."""
     value = node.meta.get("example_value")
     return memory_of(value) if isinstance(value, torch.Tensor) and is_plain(value) else None
 

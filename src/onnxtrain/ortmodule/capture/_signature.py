@@ -28,7 +28,7 @@ class GraphInput:
     """One input of a captured graph.
 
     Attributes:
-        name: for parameters and buffers the name in `state_dict`, e.g. "0.weight"; for arguments their own, e.g. "x".
+        name: the name in `state_dict` of a parameter or buffer, e.g. "0.weight"; the name of an argument, e.g. "x".
         requires_grad: True if it requires a gradient.
         written_with_grad: True if the graph's write gives the input a `grad_fn`, e.g. `x.mul_(weight)`. Meaningful only
             for inputs that the graph writes to.

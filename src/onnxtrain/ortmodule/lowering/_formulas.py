@@ -117,7 +117,7 @@ _STEP, _NODES = 0.5, 13
 
 
 def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes exp(x²) erfc(x) for x >= 1/2, by the trapezoidal rule for an integral over the real line.
+    """Computes exp(x²) erfc(x) for x >= 1/2, with the trapezoidal rule for an integral over the real line.
 
     With step h, erfc(x) = h x / pi exp(-x²) sum over all k of exp(-k² h²) / (x² + k² h²) - 2 / (exp(2 pi x / h) - 1).
     The last term is the residue of the pole at i x (Matta and Reichel, Math. Comp. 25 (1971), 339-344).
@@ -137,7 +137,7 @@ def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def erf(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes erf x by 2 / sqrt(pi) x exp(-x²) sum of (2 x²)^n / (2 n + 1)!! for |x| < 1, else from `erfcx`."""
+    """Computes erf x as 2 / sqrt(pi) x exp(-x²) sum of (2 x²)^n / (2 n + 1)!! for |x| < 1, else from `erfcx`."""
     # For |x| >= 7, the result is ±1 in float64.
     magnitude = op.Abs(x)
     small, large = op.Min(magnitude, 1.0), op.Min(op.Max(magnitude, 1.0), 7.0)

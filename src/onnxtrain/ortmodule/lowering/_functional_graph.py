@@ -237,7 +237,7 @@ class _FunctionalMode(FunctionalTensorMode):
 
 
 def _functionalized(run: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Returns `run(*args)`, computed without in-place operators. Writes to arguments are done last, by `copy_`."""
+    """Returns `run(*args)`, computed without in-place operators. Writes to arguments become `copy_` at the end."""
     # As in AOTAutograd. Unlike `torch.func.functionalize`, this supports symbolic sizes, and functionalizes the
     # in-place operators within composite operators.
     with _FunctionalMode():

@@ -32,7 +32,7 @@ class Part:
 
     Attributes:
         graph_module: the part as a graph. Its placeholders are copies of `inputs`, its outputs copies of `outputs`.
-        inputs: nodes of the whole graph outside of the part that the part reads.
+        inputs: nodes of the whole graph that the part reads from outside.
         outputs: nodes of the whole graph in the part that other parts, or the output node, read.
         in_pytorch: True if PyTorch runs the part, False if ONNX Runtime does.
     """

@@ -54,7 +54,7 @@ class Complex:
 
 
 class UnsupportedATenOp(Exception):
-    """Raised for an ATen op, or arguments of it, that ONNX Runtime cannot run. The message says which and why."""
+    """Raised for an ATen op or arguments that ONNX Runtime cannot run. The message names the op and the reason."""
 
 
 LoweringFunction = Callable[..., Any]
@@ -135,9 +135,9 @@ class Lowered:
         model: the ONNX model. Its inputs are the placeholders in `inputs`, then `random`.
         inputs: per ONNX input, except random ones, the index of its placeholder, e.g. [0, 2].
         complex: indices of the complex placeholders. Their ONNX input is `torch.view_as_real` of the tensor.
-        outputs: per output of the ATen graph, one of ("tensor", index of the ONNX output), ("complex", the same), with
-            real and imaginary part along the last axis, ("number", the same), for a Python number, ("constant", a
-            Python value) and ("placeholder", index of the placeholder).
+        outputs: per output of the ATen graph, a pair (kind, value). The value is the index of an ONNX output for the
+            kinds "tensor", "complex" (real and imaginary part along the last axis) and "number" (a Python number), the
+            index of a placeholder for "placeholder", and the Python value itself for "constant".
         mutated: pairs (index of a placeholder, index of the ONNX output that is copied into it).
         assertions: pairs (index of a boolean ONNX output, message of the error to raise if an element is false).
         random: the random inputs, in the order in which eager PyTorch draws them.
@@ -296,7 +296,7 @@ class Lowering:
 
 
 def _fits(number: int | float, dtype: ir.DataType) -> bool:
-    """True if a Python number is in the range of `dtype`. Infinities and NaN are in that of floating-point dtypes."""
+    """True if a Python number is in the range of `dtype`. Infinities and NaN are in range for floating-point dtypes."""
     if dtype == ir.DataType.BOOL or not math.isfinite(number):
         return True
     return bool(dtype.min <= number <= dtype.max)

@@ -1,4 +1,4 @@
-"""Reports graphs at their first call, and derivatives that PyTorch computes; warns of those that run in PyTorch."""
+"""Reports graphs at their first call and derivatives that PyTorch computes, and warns about fallbacks to PyTorch."""
 
 from __future__ import annotations
 

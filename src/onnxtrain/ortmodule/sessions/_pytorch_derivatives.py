@@ -102,7 +102,7 @@ class Replay:
             cotangents: see `gradients`. Their `requires_grad` matters, not their data.
 
         Returns:
-            Per input, whether its gradient requires a gradient; or None if fake tensors don't tell.
+            For each input, True if its gradient requires a gradient; None if the operator cannot run on fake tensors.
         """
         # This doesn't follow from the formula: in PyTorch a gradient requires a gradient if any tensor that the
         # operator's backward takes does, even if the gradient doesn't depend on that tensor.

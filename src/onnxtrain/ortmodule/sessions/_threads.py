@@ -217,7 +217,7 @@ def _openmp(maps: Path = Path("/proc/self/maps")) -> ctypes.CDLL | None:
         maps: Linux's list of files that are mapped into the memory of this process.
 
     Returns:
-        None if PyTorch uses another OpenMP, if the library is ambiguous or if it lacks `omp_pause_resource_all`.
+        None if PyTorch uses a different OpenMP, if the library is ambiguous or if it lacks `omp_pause_resource_all`.
     """
     lines = maps.read_text().splitlines() if maps.exists() else []
     loaded = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}

@@ -85,7 +85,7 @@ def _restore_setting(node: ir.Node) -> None:
 
 
 def _restore_resize(node: ir.Node) -> None:
-    """Makes a Resize that was an Upsample or Resize-10 sample at `i / scale`, where Resize-11 samples at pixel centers.
+    """Restores the sampling positions `i / scale` of an Upsample or Resize-10; Resize-11 samples at pixel centers.
 
     In nearest mode, ONNX Runtime rounds the position up when shrinking and down when enlarging.
     """

@@ -72,7 +72,7 @@ def _rewrite(node: ir.Node) -> bool:
 
 
 def split_equation(equation: str) -> tuple[list[str], str]:
-    """Returns the labels of the operands and those of the output, of an equation without spaces.
+    """Splits an equation without spaces into the labels of each operand and the labels of the output.
 
     >>> split_equation("ij,jk")
     (['ij', 'jk'], 'ik')
@@ -86,7 +86,7 @@ def split_equation(equation: str) -> tuple[list[str], str]:
 
 
 def _ellipsis_letters(terms: Sequence[str], operands: Sequence[ir.Value], equation: str) -> str | None:
-    """Returns unused letters for the axes of the ellipsis; None if their number is unknown or not the same in all."""
+    """Returns unused letters for the ellipsis axes; None if their number is unknown or differs between operands."""
     counts = set()
     for term, value in zip(terms, operands, strict=True):
         if "..." in term:
@@ -126,10 +126,10 @@ def _fits(terms: Sequence[str], operands: Sequence[ir.Value]) -> bool:
 def _without_ones(
     write: Write, terms: Sequence[str], operands: Sequence[ir.Value]
 ) -> tuple[list[tuple[str, ir.Value]], dict[str, int]]:
-    """Squeezes axes of size one that other operands broadcast, which another order might put first.
+    """Squeezes axes of size one that broadcast against longer axes, which is wrong in some orders of contraction.
 
     Returns:
-        Labels and value of each operand, and the known sizes of labels.
+        The labels and value of each operand, and the sizes of labels where known.
     """
     dims = [
         list(zip(term, value.shape or [None] * len(term), strict=True))
@@ -198,7 +198,7 @@ def _result_order(a: str, b: str, later: set[str]) -> str:
 def _pair(
     write: Write, a: tuple[str, ir.Value], b: tuple[str, ir.Value], kept: str, products: bool
 ) -> ir.Value:
-    """Writes the product of two operands, given by labels and value, summed over the labels that `kept` lacks."""
+    """Writes the product of two operands (labels, value), summed over all labels that are not in `kept`."""
     if not products or not _is_product((a[0], b[0]), kept):
         return write("Einsum", a[1], b[1], equation=f"{a[0]},{b[0]}->{kept}")
     return write("Mul", *(_aligned(write, term, value, kept) for term, value in (a, b)))
@@ -210,7 +210,7 @@ def _is_product(terms: Sequence[str], output: str) -> bool:
 
 
 def _aligned(write: Write, term: str, value: ir.Value, labels: str) -> ir.Value:
-    """Writes a value with the axes `labels`; those that `term` lacks get size one, unless they are the first ones."""
+    """Transposes a value to the order `labels`; labels not in `term` get size one, unless leading."""
     order = [term.index(label) for label in labels if label in term]
     if order != sorted(order):
         value = write("Transpose", value, perm=order)
@@ -236,7 +236,7 @@ def contraction_order(
 ) -> list[tuple[int, int]]:
     """Returns the pairs to contract, in opt_einsum's notation: a pair leaves the list and its result is appended.
 
-    The order has the fewest operations, and of several such orders the smallest largest intermediate result. With more
+    The order has the fewest operations, then the smallest peak size of intermediate results. With more
     than 8 operands, each step takes the pair whose result is smallest compared with the pair.
 
     Args:
@@ -277,7 +277,9 @@ def contraction_order(
 
 
 def _as_pairs(best: Mapping[int, tuple[_Cost, int]], everything: int, count: int) -> list[tuple[int, int]]:
-    """Converts a contraction tree to pairs of positions in the current list of operands.
+    """Converts a contraction tree to a list of pairwise contractions, given as positions of operands.
+
+    The result of a contraction is appended to the operands, and its two operands are removed.
 
     Args:
         best: for each subset of the operands (a bit mask), its cost and one of its two parts in the contraction.

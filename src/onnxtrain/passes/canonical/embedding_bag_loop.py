@@ -118,7 +118,7 @@ def _rewrite(loop: ir.Node, bags: _Bags) -> None:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Returns the node of this op that computes a value; None if another op does."""
+    """Returns the node that computes a value if its op type is `op_type`, else None; looks through copies."""
     node = _through(value).producer() if value is not None else None
     return node if node is not None and node.op_type == op_type and node.domain == "" else None
 

@@ -45,7 +45,7 @@ class BlockedLayoutPass(ir.passes.InPlacePass):
         """Rewrites the model in place; its opset must be the canonical one or newer.
 
         Raises:
-            ModelError: the block size is that of another machine, or a weight is not stored in the model.
+            ModelError: the block size was chosen for a different CPU, or a weight is not stored in the model.
         """
         nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.domain == _DOMAIN]
         if not nodes:
@@ -75,7 +75,7 @@ class _Conv:
         weight: float32 `[out, in / group, height, width]`, including padding.
         bias: float32 `[out]`, including padding; None without a bias.
         group: number of channel groups.
-        is_depthwise: True if each channel is a group of its own.
+        is_depthwise: True if each channel is its own group.
     """
 
     def __init__(self, node: ir.Node) -> None:
@@ -151,7 +151,7 @@ class _Channels:
                 self._join(*inputs, node.outputs[0])
 
     def of(self, value: ir.Value | None) -> int | None:
-        """Returns the number of channels; None if all stored channels count or `value` is not blocked."""
+        """Returns the number of channels; None if all stored channels are needed or `value` is not blocked."""
         if value is None or value not in self._set:
             return None
         root = self._root(value)

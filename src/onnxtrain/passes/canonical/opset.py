@@ -43,7 +43,7 @@ def convert_opset(model: ir.Model) -> ir.Model:
 def fit_ir_version(model: ir.Model) -> None:
     """Sets the oldest IR version for the opset if the model's is older than that or too new for stock runtimes.
 
-    The minimum is 4, since when initializers need not be inputs as well.
+    The minimum is 4, the first version in which initializers need not be inputs as well.
     """
     minimum = _oldest_ir_version(model)
     if not minimum <= model.ir_version <= MAX_IR_VERSION:

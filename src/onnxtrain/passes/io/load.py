@@ -54,7 +54,7 @@ def load_model(source: ModelSource) -> ir.Model:
     Raises:
         ModelLoadError: the file or its external data is missing, truncated or not ONNX; the graph is empty or invalid.
         UnsupportedOpsetError: the opset is newer than stock runtimes accept.
-        TypeError: `source` has another type.
+        TypeError: `source` has an unsupported type.
     """
     if isinstance(source, ir.Model):
         origin = "the given onnx_ir.Model"

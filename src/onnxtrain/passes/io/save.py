@@ -165,7 +165,7 @@ def write_model(
     *,
     placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
 ) -> str | None:
-    """Writes `model` to the file `name` of a set of files that appear together; see :func:`save_model`.
+    """Writes `model` to the file `name` of a set of files that are published together; see :func:`save_model`.
 
     Args:
         model: the model.

@@ -84,7 +84,7 @@ class IntegerBias:
         node: the QLinearConv or QGemm.
         index: index of the bias among the node's inputs.
         scales: the initializers with the scales of the activations and of the weight.
-        factor: another factor of the bias's scale: `alpha` of a QGemm, 1 for a QLinearConv.
+        factor: additional factor of the bias's scale: `alpha` of a QGemm, 1 for a QLinearConv.
     """
 
     node: ir.Node
@@ -153,7 +153,7 @@ def integer_weight(node: ir.Node) -> IntegerWeight | None:
 
 
 def scales(model: ir.Model) -> list[ir.Value]:
-    """Returns the scales of all quantizing and dequantizing nodes that are initializers, each once."""
+    """Returns the initializers that are scales of quantizing and dequantizing nodes, each once."""
     return list(dict.fromkeys(_scales(model)))
 
 

@@ -96,7 +96,7 @@ _PASSING_ON = MOVES | CASTS
 
 
 def is_setting(value: ir.Value) -> bool:
-    """True if all readers of `value` read it as a setting, e.g. as bound of Clip; False without readers."""
+    """True if all uses of `value` configure an op, e.g. as a bound of Clip; False if it is unused."""
     uses = value.uses()
     return bool(uses) and all(
         use.idx in _SETTINGS.get((use.node.domain, use.node.op_type), ()) for use in uses
@@ -111,7 +111,7 @@ def has_quantized_ops(graph: ir.Graph) -> bool:
 
 
 def is_quantization_or_rotary(value: ir.Value) -> bool:
-    """True if all readers of `value` read it as quantization scale, zero point or rotary cache.
+    """True if all uses of `value` are as a quantization scale, zero point or rotary cache.
 
     Includes indirect readers, after ops that only move elements, e.g. RotaryEmbedding after a Gather of some rows.
     False if the value is unread.

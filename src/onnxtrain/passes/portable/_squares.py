@@ -1,4 +1,4 @@
-"""Emits random integers computed from a counter and a key by the generator Squares."""
+"""Emits random integers computed from a counter and a key with the Squares generator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ELEMENTS = 1 << 33
 
 
 class Squares:
-    """Emits random integers of the generator Squares by B. Widynski, "Squares: A Fast Counter-Based RNG", 2020.
+    """Emits random integers from the Squares generator of B. Widynski, "Squares: A Fast Counter-Based RNG", 2020.
 
     The i-th number is (counter i) * key after four or five rounds of squaring in 64 bits, each of which swaps the upper
     and the lower 32 bits. Products are int64, which wraps around in every build of ONNX Runtime; 1.20 cannot multiply

@@ -13,7 +13,7 @@ _END = 2**63 - 1
 class CumSumPass(ir.passes.InPlacePass):
     """Replaces an exclusive reversed CumSum with an inclusive one, without its first element and with a 0 appended.
 
-    The default bundle of onnxruntime-web (JSEP, 1.30) silently computes something else on WebGPU. The values are
+    The default bundle of onnxruntime-web (JSEP, 1.30) silently computes a wrong result on WebGPU. The values are
     bit-equal: element i of one is element i + 1 of the other. Nodes with a computed axis are not modified, because
     Concat needs a constant one.
     """

@@ -1,4 +1,4 @@
-"""Rewrites sorting and reductions of infinities with finite numbers."""
+"""Makes sorting and reductions correct for tensors that contain infinities."""
 
 from __future__ import annotations
 

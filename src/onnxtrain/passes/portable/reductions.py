@@ -48,7 +48,7 @@ class ReductionRankPass(ir.passes.InPlacePass):
 
 
 def _merge(node: ir.Node) -> bool:
-    """Rewrites a node if it is such a reduction. Returns True if it was rewritten."""
+    """Merges the axes of a node if it is such a reduction; returns True if it was rewritten."""
     x, constant = node.inputs[0], constant_input(node, 1)
     if x is None or x.shape is None or x.shape.rank() < 4 or constant is None or not constant.size:
         return False

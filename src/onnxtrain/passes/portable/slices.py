@@ -14,7 +14,7 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 class NegativeStepsPass(ir.passes.InPlacePass):
     """Replaces a Slice that has a negative step with a Gather along each reversed axis.
 
-    The default bundle of onnxruntime-web (JSEP, 1.30) silently returns other elements on WebGPU. Starts and ends may be
+    The default bundle of onnxruntime-web (JSEP, 1.30) silently returns wrong elements on WebGPU. Starts and ends may be
     computed at run time, but axes and steps must be constants.
     """
 
@@ -68,7 +68,7 @@ def _reverse(node: ir.Node) -> None:
 class WrappingPadPass(ir.passes.InPlacePass):
     """Replaces a Pad in mode "wrap" with a Gather along each padded axis.
 
-    The default bundle of onnxruntime-web (JSEP, 1.30) silently pads with other elements on WebGPU. The pads must be
+    The default bundle of onnxruntime-web (JSEP, 1.30) silently pads with wrong elements on WebGPU. The pads must be
     constants.
     """
 

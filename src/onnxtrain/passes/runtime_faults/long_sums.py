@@ -92,7 +92,7 @@ class LongSumsPass(ir.passes.InPlacePass):
 
 
 def mark_long_sum(wide: ir.Value) -> None:
-    """Marks the Cast to float64 that produces `wide` as one that only improves the accuracy of a sum."""
+    """Marks the Cast to float64 that computes `wide`: it only improves the accuracy of a sum."""
     cast = wide.producer()
     assert cast is not None
     cast.metadata_props[LONG_SUM_KEY] = "true"
@@ -198,7 +198,7 @@ def _long_reduction(node: ir.Node) -> _Reduction | None:
 
 
 def _broadcast_shape(value: ir.Value) -> ir.Shape | None:
-    """Returns the output shape of an elementwise op one of whose inputs has that shape; None if it is unknown.
+    """Returns the output shape of an elementwise op if one of its inputs has the same shape, else None.
 
     Gradients contain such nodes without inferred shapes.
     """

@@ -38,7 +38,7 @@ def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARR
 
     Args:
         model: any model.
-        dtypes: dtypes to widen, e.g. only bfloat16 for models that also run where float16 has kernels of its own.
+        dtypes: dtypes to widen, e.g. only bfloat16 for models that also run on hosts with native float16 kernels.
     """
     model = infer_shapes(_inlined(model.clone(), dtypes))
     # By narrow value: its float32 form, which all its readers share.

@@ -8,7 +8,7 @@ import onnx_ir as ir
 class ScanOutputsPass(ir.passes.InPlacePass):
     """Inserts an Identity where an output of a Scan's body is also an input of the body.
 
-    ONNX Runtime (1.20 to 1.32) does not write such an output, so that it contains uninitialized memory. Examples are a
+    ONNX Runtime (1.20 to 1.32) does not write such an output, so it contains uninitialized memory. Examples are a
     state that every iteration returns unchanged, and a scan output that repeats a state or the scanned rows. The fault
     does not depend on graph optimizers, and none of them removes the Identity.
     """

@@ -36,7 +36,7 @@ def correct_declared_shapes(model: ir.Model) -> bool:
 
 
 def _merged(inferred: ir.Shape | None, declared: ir.Shape) -> ir.Shape:
-    """Returns the declared shape, with the inferred size of each axis that it contradicts or leaves open."""
+    """Returns the declared shape, with inferred sizes for axes that are undeclared or contradicted."""
     if inferred is None or inferred.rank() != declared.rank():
         return declared if inferred is None else inferred
     return ir.Shape([_dim(found, given) for found, given in zip(inferred, declared, strict=True)])

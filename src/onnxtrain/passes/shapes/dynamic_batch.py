@@ -49,7 +49,7 @@ def free_batch(model: ir.Model, batch: int, name: str) -> None:
 
     Args:
         model: the model.
-        batch: current size of axis 0; inputs of another size are not modified.
+        batch: current size of axis 0; inputs with a different size are not modified.
         name: name of the symbolic dimension, e.g. "batch".
     """
     for graph in model.graphs():

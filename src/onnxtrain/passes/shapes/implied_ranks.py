@@ -13,7 +13,7 @@ _Ranks = Mapping[ir.Value | None, int | None]
 
 
 class ImpliedRanksPass(ir.passes.InPlacePass):
-    """Gives values of the main graph without a shape the rank and dtype that their readers and writers imply.
+    """Annotates main-graph values without a shape with the rank and dtype that their readers and writers imply.
 
     Sizes remain unknown. The input and output of a convolution have the rank of its weight, those of a recurrent layer
     rank 3, those of a pooling the kernel's rank plus two. Elementwise ops propagate ranks in both directions, whereas

@@ -1,4 +1,4 @@
-"""Infers dtypes and shapes, including symbolic dimensions, by onnx's shape inference and constant folding."""
+"""Infers dtypes and shapes, including symbolic dimensions, with onnx's shape inference and constant folding."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MAX_ELEMENTS = 1 << 21
 
 
 def settle_shapes(model: ir.Model, *, inferred: bool = False) -> ir.Model:
-    """Infers shapes and folds shape arithmetic in turns, in place, until nothing changes; returns `model`.
+    """Alternately infers shapes and folds shape arithmetic, in place, until nothing changes; returns `model`.
 
     The steps between two inferences find missing ranks, rewrite ops whose sizes onnx infers wrongly (before these sizes
     are folded), and remove branches and sequences that turn out to be constant.

@@ -184,7 +184,7 @@ def weighted_dataset(
 
 @contextlib.contextmanager
 def advising_transform(state: TrainingState, transform: TransformFunction | None) -> Iterator[None]:
-    """Extends errors about data that was passed without a transform, if the last fit had a transform."""
+    """Adds a hint to errors about data that was passed without a transform, if the last fit used one."""
     try:
         yield
     except InputError as error:

@@ -112,7 +112,7 @@ class MovingAverage:
         """Reads the averages that :meth:`write` wrote; returns the metadata with the notes.
 
         Raises:
-            CheckpointError: the file is missing, damaged, or of another model.
+            CheckpointError: the file is missing, damaged, or from a different model.
         """
         with verification(f"'{path}'"):
             metadata, tensors = read_tensors(str(path))

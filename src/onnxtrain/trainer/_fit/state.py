@@ -188,7 +188,7 @@ class TrainingState:
         return state
 
     def _check_metrics(self, predictions: bool) -> None:
-        """Raises InputError if the sums of an unfinished epoch belong to other metrics."""
+        """Raises InputError if the sums of an unfinished epoch belong to different metrics."""
         sums = set(self.position.averages.sums) - {"loss"}
         metric_keys = {metric.name for metric in self.metrics if metric.measure is not None}
         needs_predictions = any(metric.function is not None for metric in self.metrics)

@@ -78,8 +78,8 @@ class Stepper:
         fit: data, plan and state of the fit.
 
     Attributes:
-        stepped: True once a step was taken, even if it skipped all of its batches.
-        updated: True once a step updated the parameters.
+        stepped: True after the first step, even if it skipped all of its batches.
+        updated: True after the first update of the parameters.
         one_batch: name in messages for the samples of one run of the model.
     """
 
@@ -112,7 +112,7 @@ class Stepper:
             )
 
     def guard(self) -> InterruptGuard:
-        """Returns a handler of Ctrl-C."""
+        """Returns a Ctrl-C handler."""
         return InterruptGuard()
 
     def begin(self) -> None:

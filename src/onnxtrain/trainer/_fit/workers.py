@@ -15,10 +15,10 @@ from onnxtrain.trainer.data import Pass, Source, Worker
 
 
 class Workers:
-    """The processes that train one model together. This base class is a single process; see also `WorkerGroup`.
+    """The group of processes that train one model. This base class is for a single process; see also `WorkerGroup`.
 
     Attributes:
-        worker: rank of this process, and number of processes.
+        worker: rank of this process and size of the group.
     """
 
     worker = Worker()

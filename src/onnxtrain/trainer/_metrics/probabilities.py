@@ -1,4 +1,4 @@
-"""Converts a model's logits to class probabilities, by the activation that belongs to its loss."""
+"""Converts a model's logits to class probabilities, with the activation that its loss implies."""
 
 from __future__ import annotations
 

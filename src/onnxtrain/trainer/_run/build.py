@@ -26,7 +26,7 @@ def build_run(model: ModelSource, directory: Path, device: str, threads: int | N
         directory: directory of the artifacts.
         device: "cpu", "cuda" or "cuda:<index>".
         threads: number of threads per op; None for onnxruntime's default.
-        recipe: how to train.
+        recipe: the training settings, e.g. loss and optimizer.
 
     Raises:
         OnnxTrainError: as :func:`onnxtrain.generate_artifacts`.

@@ -101,7 +101,7 @@ class LossModel:
             arrays: arguments of the eval model.
 
         Raises:
-            InputError: the loss is not a sum or mean over samples, so some of the samples have no loss of their own.
+            InputError: the loss is not a sum or mean over samples, so there is no per-sample loss.
         """
         # Only a sum or mean over samples adds up from two parts; a loss over pairs of samples, for example, does not.
         cuts = (slice(None, count), slice(count, None))

@@ -80,7 +80,7 @@ class Run:
             available.
 
     Raises:
-        CheckpointError: the checkpoint is missing, corrupt, or of another model.
+        CheckpointError: the checkpoint is missing, corrupt, or from a different model.
         ModelLoadError: a model is missing or corrupt.
     """
 

@@ -52,7 +52,7 @@ class WorkerEvents(Events):
         return self._events.saves(step)
 
     def call(self, event: Event, *arguments: Any) -> None:
-        """Calls the callbacks, then makes the workers agree on what the callbacks have changed."""
+        """Calls the callbacks, then broadcasts the state that the callbacks have changed."""
         # All workers see the same summed gradients, and a callback such as SAM has all of them recompute.
         if event == "on_gradients":
             self._events.call(event, *arguments)

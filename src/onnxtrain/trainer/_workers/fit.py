@@ -1,4 +1,4 @@
-"""Runs a fit in a process that trains alone, or as one of several workers."""
+"""Runs a fit in a single process, or in one of several workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxtrain.trainer._workers.step import WorkerStepper
 
 
 def run_fit(fit: Fit) -> None:
-    """Runs a fit. Workers of a group take its steps together, and agree on what callbacks changed."""
+    """Runs a fit. Workers of a group take steps together, and adopt the state that callbacks on worker 0 change."""
     workers = fit.state.workers
     group = workers if isinstance(workers, WorkerGroup) else None
     if group is not None:

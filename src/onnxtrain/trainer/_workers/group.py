@@ -31,18 +31,18 @@ _log = get_logger()
 
 
 class WorkerGroup(Workers):
-    """Processes that train one model together.
+    """A group of processes that train one model together.
 
     Worker 0 leads: it owns the run's directory, calls the callbacks and shows the progress. The others work on copies
     of the models in temporary directories.
 
     Args:
         communicator: connects the processes.
-        strategy: options.
+        strategy: options of data-parallel training.
 
     Attributes:
         shards: the optimizer state that this process keeps; None without `shard_optimizer`.
-        stop_asked: True once `Trainer.stop_training` was called in this process, until the workers agree on it.
+        stop_asked: True after `Trainer.stop_training` in this process, until the workers have agreed to stop.
     """
 
     def __init__(self, communicator: Communicator, strategy: DataParallel) -> None:

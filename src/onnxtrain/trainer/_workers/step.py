@@ -59,7 +59,7 @@ class WorkerStepper(Stepper):
         self._samples = 0
 
     def guard(self) -> InterruptGuard:
-        """Returns a handler of Ctrl-C that stops all workers after the same step."""
+        """Returns a Ctrl-C handler that stops all workers after the same step."""
         return self._interrupt
 
     def step(self, batches: Sequence[list[Array]]) -> int:

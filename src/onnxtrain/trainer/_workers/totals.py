@@ -39,7 +39,13 @@ def averages_of(numbers: Array, keys: Sequence[str], *, summed: bool) -> Average
 
 
 def add_averages(total: Averages, more: Averages, *, summed: bool) -> None:
-    """Adds the averages of a step to those of an epoch; a loss that is a sum (`summed`) keeps its count of 1."""
+    """Adds a step's averages to the totals of the epoch, in place.
+
+    Args:
+        total: totals of the epoch; modified.
+        more: averages of the step.
+        summed: True if the loss is a sum, not a mean; its count then stays 1.
+    """
     for key, (amount, count) in more.sums.items():
         total.add(key, amount, 0.0 if summed and key == "loss" and key in total.sums else count)
     total.parts += more.parts

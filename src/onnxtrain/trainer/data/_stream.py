@@ -76,15 +76,15 @@ class _Reading:
 class StreamSource:
     """Batches that can only be read from the beginning.
 
-    An epoch is one pass over the stream. With a `limit`, an epoch has that number of batches, and starts where the last
-    one ended; passes follow one another. Code that prepares batches draws random numbers (random, numpy.random, torch)
-    seeded by the trainer's seed and the pass, so that a resumed fit can read an epoch again up to where training
-    stopped.
+    An epoch is one pass over the stream. With a `limit`, an epoch has that number of batches and starts where the
+    previous epoch ended; at the end of the stream, the next pass begins. The global generators (random, numpy.random,
+    torch) are seeded from the trainer's seed and the pass number while batches are prepared, so that a resumed fit can
+    re-read an epoch up to the batch where training stopped.
 
     Args:
         layout: names, dtypes and shapes of the arrays of a batch.
         stream: an iterable, a function that returns one, or an iterator, which can be read only once.
-        options: options of reading; the data is batched already.
+        options: read options; `batch_size` is not allowed in training, because the data is already batched.
         transform: augmentation of batches.
     """
 
@@ -150,7 +150,11 @@ class StreamSource:
             raise InputError(f"The first batch: {error}") from error
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Raises InputError if the stream cannot be read again; restores the stream's own random generators."""
+        """Prepares the stream for a fit; on resuming, restores the random generators that the stream itself holds.
+
+        Raises:
+            InputError: the stream is an iterator, but must be read again.
+        """
         if self._once and resumed:
             raise InputError(
                 "The fit was interrupted, and an iterator cannot be rewound to the batch where it "

@@ -105,6 +105,6 @@ def _zero_points(
 
 
 def _constant(op: Emitter, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    """Adds an initializer that does not count as a trainable parameter."""
+    """Adds an initializer that is not a trainable parameter."""
     tensor.name = op.unique_name(name)
     return add_constant(op.graph, tensor)

@@ -131,7 +131,7 @@ def _additive_mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, lik
     A mask of rank 2 or 3 is 1 for valid keys. A mask of rank 1 holds the number of valid keys of each sequence.
 
     Raises:
-        NoGradientRule: the mask has another rank.
+        NoGradientRule: the mask is not of rank 1, 2 or 3.
     """
     rank = n.rank(mask)
     if rank == 1:
@@ -220,8 +220,8 @@ def _rotate(
 ) -> ir.Value:
     """Rotates features of `[batch, sequence, heads, size]` by the angles in the node's cos_cache and sin_cache.
 
-    The caches have one column per pair of features. Unless `whole`, there may be fewer pairs than features: only the
-    leading features are rotated, as in Phi.
+    The caches have one column per rotated pair of features. If `whole` is False, they may cover only the leading
+    features, as in Phi; the remaining features are not rotated.
     """
     half = op.Shape(n.cos_cache, start=1)
     if not whole:

@@ -38,14 +38,14 @@ def _quantize(op: Emitter, y: ir.Value, scale: ir.Value, zero: ir.Value | None, 
 
 @defbody("QuantizeLinear", MS, "x y_scale y_zero_point", "y", axis=None)
 def quantize_linear(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes com.microsoft's QuantizeLinear: the standard op."""
+    """Decomposes com.microsoft's QuantizeLinear into the standard op."""
     zero = [n.y_zero_point] if n.y_zero_point is not None else []
     return op.QuantizeLinear(n.x, n.y_scale, *zero, axis=n.attr("axis"))
 
 
 @defbody("DequantizeLinear", MS, "x x_scale x_zero_point", "y", axis=None)
 def dequantize_linear(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes com.microsoft's DequantizeLinear: the standard op."""
+    """Decomposes com.microsoft's DequantizeLinear into the standard op."""
     return _dequantize(op, n.x, n.x_scale, n.x_zero_point, n.attr("axis"))
 
 
@@ -95,7 +95,7 @@ def _rescale(op: Emitter, integers: ir.Value, *scales: ir.Value) -> ir.Value:
 
 @defbody("QLinearConv", MS, _QCONV, "y", channels_last=0, **CONV)
 def contrib_qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes com.microsoft's QLinearConv: the standard op, also for channels-last images."""
+    """Decomposes com.microsoft's QLinearConv like the standard op, also for channels-last images."""
     return _qlinear_conv(op, n, last=bool(n.attr("channels_last")))
 
 
@@ -192,7 +192,7 @@ def _softmax(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
 
 
 def _pooled(op: Emitter, n: NodeView, x: ir.Value, pool: Callable[[ir.Value], ir.Value]) -> ir.Value:
-    """Applies a channels-first pooling to images, which are channels-last if the node says so."""
+    """Applies a channels-first pooling to images; transposes them if the node is channels-last."""
     if not n.attr("channels_last"):
         return pool(x)
     rank = n.rank(n.X)

@@ -12,7 +12,7 @@ from onnxtrain.emitter import Emitter
 
 @defbody("Trilu", MS, "X k", "Y", upper=1)
 def trilu(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes com.microsoft's Trilu: the standard op."""
+    """Decomposes com.microsoft's Trilu into the standard op."""
     return op.Trilu(n.X, *([n.k] if n.k is not None else []), upper=n.attr("upper"))
 
 

@@ -98,7 +98,7 @@ def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
 
     Raises:
         NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or it writes to a
-            detached alias such that one memory would have two gradients.
+            detached alias such that the same memory would have two gradients.
     """
     _refuse_derivatives(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]
@@ -198,7 +198,7 @@ def _beside_gradients(node: fx.Node) -> set[int]:
 
 
 def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
-    """Returns `GradientFlow.stopped` according to `requires_grad` of the fake tensors."""
+    """Finds where `no_grad` and `detach` stop gradients, from `requires_grad` of the fake tensors in node metadata."""
     # The ATen graph doesn't show where gradients stop: `torch.no_grad` leaves no node in it, and functionalization
     # removes `detach` as an alias.
     enabled = True

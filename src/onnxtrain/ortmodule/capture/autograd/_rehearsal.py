@@ -49,7 +49,7 @@ def rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
     """Returns the gradient flow of a graph with in-place writes, by running it on fake tensors.
 
     Raises:
-        NotImplementedError: PyTorch's backward would raise, or one memory would have two gradients.
+        NotImplementedError: PyTorch's backward would raise, or the same memory would have two gradients.
     """
     try:
         with without_tracebacks():
@@ -288,7 +288,7 @@ def _check_backward(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tens
 
 
 def _reached_leaves(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:
-    """Yields the indices of the leaves that backward of a result reaches.
+    """Yields the indices of the leaves that backward from a result reaches.
 
     Args:
         result: the tensor that backward starts from.

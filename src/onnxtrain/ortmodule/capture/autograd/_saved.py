@@ -1,4 +1,4 @@
-"""Finds the arguments of a graph that eager PyTorch saves for backward, and checks for in-place writes until then."""
+"""Finds the arguments of a graph that eager PyTorch saves for backward, which must not be written to before then."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
         graph_module: a Dynamo graph.
 
     Returns:
-        None if the fake tensors don't tell: the graph has `torch.func` transforms, or checkpointed regions, which eager
-        PyTorch recomputes in backward from the current values of their arguments.
+        None if fake tensors cannot show this: the graph has `torch.func` transforms, or checkpointed regions, which
+        eager PyTorch recomputes in backward from the current values of their arguments.
     """
     # Dynamo's fake tensors have the autograd graph of eager PyTorch. A backward function saves the argument itself, a
     # view of it (which shares its version counter), or a copy: cast by `autocast`, or made contiguous (a matrix product

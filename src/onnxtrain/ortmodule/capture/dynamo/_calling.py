@@ -34,7 +34,7 @@ _leave_transforms = _torch.pop_dynamic_layer_stack_and_undo_to_depth
 
 
 def captured_call(context: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a callable like `function` that Dynamo captures on the first call, and whose graphs later calls run.
+    """Wraps `function`: Dynamo captures it on the first call, and later calls run the captured graphs.
 
     Args:
         context: the OptimizeContext that `torch._dynamo.optimize` returns.
@@ -126,7 +126,7 @@ def call_directly(run: Callable[..., Any]) -> None:
 
 
 def without_capture(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a callable like `function` that Dynamo doesn't capture, nor any function that it calls.
+    """Wraps `function` so that Dynamo captures neither it nor the functions that it calls.
 
     `torch.compiler.disable` does the same, but checks for exports and stances in each call.
     """

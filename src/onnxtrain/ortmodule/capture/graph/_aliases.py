@@ -36,7 +36,7 @@ class Views:
     """The outputs of a captured graph that are views of its inputs or of another output.
 
     ONNX Runtime would compute these outputs into new memory. Then `model(x)[0].zero_()` would not change `x`, as it
-    does in eager PyTorch, and a buffer that forward both writes to and returns would come back as another tensor.
+    does in eager PyTorch, and a buffer that forward both writes to and returns would come back as a different tensor.
 
     Attributes:
         graph: takes the inputs of the captured graph, then its outputs `bases`; returns the views.

@@ -1,4 +1,4 @@
-"""Turns the `assert` statements and `torch._check` calls of a captured function into conditions and checks of them.
+"""Turns `assert` statements and `torch._check` calls of a captured function into extra outputs, checked after a run.
 
 Dynamo (PyTorch 2.13) turns them into nodes; here their conditions become outputs of the graph. An `assert` about a
 number that was read from a tensor is executed by Python, between two graphs

@@ -1,4 +1,4 @@
-"""Tells where and why Dynamo broke a graph. The statement at a graph break runs in PyTorch."""
+"""Describes where and why Dynamo broke a graph. The statement at a graph break runs in PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import fx
 
 
 def break_reason(graph_module: fx.GraphModule) -> str | None:
-    """Returns where and why the graph break after a graph occurred, or None if the graph reaches the function's end.
+    """Returns the location and cause of the graph break that ended a graph; None if the function ends with the graph.
 
     Returns:
         A message, e.g. "model.py:12: Unsupported Tensor.item() call".

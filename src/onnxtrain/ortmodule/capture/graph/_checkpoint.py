@@ -59,7 +59,7 @@ def preserve_random_state(graph_module: fx.GraphModule) -> None:
 
 
 def _run_region(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """Runs a region by :func:`torch.utils.checkpoint.checkpoint`, which preserves the random state."""
+    """Runs a region with :func:`torch.utils.checkpoint.checkpoint`, which preserves the random state."""
     options, others = _CHECKPOINT.divide_kwargs(kwargs)
     # Dynamo has captured the region with gradients enabled; `use_reentrant=True` would disable them.
     options["use_reentrant"] = False

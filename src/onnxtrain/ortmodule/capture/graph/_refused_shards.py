@@ -17,8 +17,8 @@ def refuse_shards(graph_module: fx.GraphModule) -> None:
     """Raises if a value of a graph is a DTensor, e.g. a parameter after `parallelize_module`.
 
     Raises:
-        ORTModuleTorchModelException: the graph has DTensors. The message names them, and tells how to train shards in
-            ONNX Runtime.
+        ORTModuleTorchModelException: the graph has DTensors. The message names them, and explains how to train shards
+            in ONNX Runtime.
     """
     # The module is not imported here, which would take time: a program that uses DTensors has imported it already.
     tensor_parallel = sys.modules.get("torch.distributed.tensor")

@@ -16,7 +16,7 @@ def doubling(op: Emitter, limit: int | ir.Value, step: Step, state: Sequence[ir.
 
     Args:
         op: emitter.
-        limit: the limit. An int writes the steps one after the other, a value int64 [] writes a Loop.
+        limit: the limit. An int unrolls the steps; a value, int64 [], writes a Loop.
         step: writes one step: takes an emitter, the shift (int64 [1]) and the state, and returns the next state, of the
             same dtypes and shapes.
         state: the first state.

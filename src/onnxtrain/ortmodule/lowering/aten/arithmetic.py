@@ -81,7 +81,7 @@ def div_mode(low: Lowering, a: Any, b: Any, *, rounding_mode: str | None) -> ir.
 
 
 def truncated_quotient(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Returns the quotient of integers, rounded towards zero. As in PyTorch, the smallest integer by -1 is itself."""
+    """Returns the quotient of integers, rounded towards zero. As in PyTorch, the lowest integer by -1 is itself."""
     divisor = known_array(b)
     if divisor is not None and not np.any(divisor == -1):
         return op.Div(a, b)
@@ -107,7 +107,7 @@ def floored_quotient(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def _chosen(op: Emitter, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Returns Where of integers, for which ONNX Runtime has no int16 kernel."""
+    """Emits Where on integers; computes int16 as int32, because ONNX Runtime has no int16 kernel."""
     if a.dtype != ir.DataType.INT16:
         return op.Where(condition, a, b)
     wide = ir.DataType.INT32

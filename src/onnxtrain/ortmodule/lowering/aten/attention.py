@@ -150,7 +150,7 @@ def _embedding(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Replaces `embedding`: with `max_norm`, the update of the weight is traced, which PyTorch's op does internally."""
+    """Replaces `embedding`, so that tracing records the in-place update of the weight with `max_norm`."""
     if max_norm is not None:
         _renormalize_rows(weight, indices, max_norm, norm_type)
     return functional.embedding(indices, weight, padding_idx, None, norm_type, *args, **kwargs)

@@ -39,7 +39,7 @@ def _part(low: Lowering, argument: Any, name: str) -> Any:
 
     Args:
         low: the lowering.
-        argument: an argument of the op, perhaps a list.
+        argument: an argument of the op, possibly a list.
         name: "re" or "im".
     """
     if isinstance(argument, list | tuple):

@@ -50,7 +50,7 @@ def _scan(
         low: the lowering. `x` is the first argument of its node.
         x: any shape.
         dim: the axis.
-        neutral: the number that `combine` leaves out, e.g. 1 for products.
+        neutral: identity element of `combine`, e.g. 1 for products.
         combine: writes the associative operation on two tensors, e.g. Mul.
     """
     rank = low.fake(0).dim()
@@ -89,7 +89,7 @@ def cumulative_extremum(low: Lowering, x: ir.Value, dim: int) -> tuple[ir.Value,
     places.shape = x.shape
 
     def before(op: Emitter, shift: ir.Value, value: ir.Value) -> ir.Value:
-        """Returns the elements `shift` places before; the first ones are left where they are."""
+        """Shifts the elements back by `shift` positions along the axis; the first `shift` positions keep theirs."""
         first = op.Slice(value, [0], shift, [axis])
         return op.Concat(first, op.Slice(value, [0], op.Neg(shift), [axis]), axis=axis)
 

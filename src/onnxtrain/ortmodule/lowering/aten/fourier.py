@@ -226,10 +226,10 @@ def _real_inverse(low: Lowering, z: Complex, axis: int, half: Any, size: Any, ru
 
     Args:
         low: the lowering.
-        z: the input. The other frequencies are the conjugates of those in it.
+        z: the input. The missing frequencies are conjugates of the given ones.
         axis: the axis.
-        half: number of frequencies in the input, perhaps symbolic.
-        size: size of the axis of the result, perhaps symbolic.
+        half: number of frequencies in the input, possibly symbolic.
+        size: size of the axis of the result, possibly symbolic.
         run_time_size: `size` as an argument of the op, i.e. an int or an ONNX value.
     """
     op = low.op

@@ -80,7 +80,10 @@ def trilinear(
     sumdim: list[int],
     unroll_dim: int = 1,
 ) -> ir.Value:
-    """Lowers the product of three tensors, each with new axes, summed over some axes, in pairs."""
+    """Lowers `_trilinear`: adds axes to three tensors, multiplies them, and sums over the axes `sumdim`.
+
+    Contracts two tensors at a time, so that the full product is never stored.
+    """
     rank = len(low.fake(0).shape) + len(expand1)
     letters = "abcdefghijklmnopqrstuvwxyz"[:rank]
     terms = [

@@ -218,7 +218,7 @@ def _difference(low: Lowering, x: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def _reduced(low: Lowering, loss: ir.Value, reduction: int) -> ir.Value:
-    """Returns the mean or sum of the losses, or the losses themselves, as `reduction` says."""
+    """Returns the mean or sum of the losses, or the unreduced losses, depending on `reduction`."""
     if reduction == 0:
         return loss
     if reduction == 1:

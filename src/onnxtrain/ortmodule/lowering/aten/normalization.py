@@ -103,7 +103,7 @@ def _decomposed_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
-    """Returns the results of `_batch_norm`, computed by elementwise ops and reductions."""
+    """Returns the results of `_batch_norm`, computed with elementwise ops and reductions."""
     op, rank = low.op, len(low.fake(0).shape)
     # Statistics are reduced over the batch axis and the spatial axes.
     axes = [0, *range(2, rank)]

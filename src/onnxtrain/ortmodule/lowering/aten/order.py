@@ -58,7 +58,7 @@ def _unless_nan(
 def reduced_extremum(
     low: Lowering, op_type: str, x: ir.Value, axes: list[int] | None, keepdim: bool
 ) -> ir.Value:
-    """Reduces by `op_type`, ReduceMax or ReduceMin. The result is NaN if any of the elements is NaN."""
+    """Reduces with `op_type`, ReduceMax or ReduceMin. The result is NaN if any of the elements is NaN."""
     y = low.op.emit(op_type, x, axes, keepdims=int(keepdim))
     if not is_float(x):
         return y
@@ -157,7 +157,7 @@ def nanmedian_over_axis(low: Lowering, x: ir.Value, dim: int, keepdim: bool = Fa
 
 
 def _middle_number(low: Lowering, x: ir.Value, axis: int, keepdim: bool) -> tuple[ir.Value, ir.Value]:
-    """Returns the lower median of the elements that are not NaN, and its index; NaN if all are."""
+    """Returns the lower median of the elements that are not NaN, and its index; NaN if all elements are NaN."""
     op = low.op
     _, order = _topk(low, x, op.dim(x, axis), axis, False)
     # `order` has NaN among the infinities. TopK is stable: a second one moves NaN to the end.
@@ -320,7 +320,7 @@ def unique(
 
 
 def _unique_floats(low: Lowering, x: ir.Value) -> tuple[ir.Value, ...]:
-    """Returns what `unique` does. ONNX Runtime's Unique (1.32) loses numbers where there are NaN."""
+    """Returns the same results as `unique`. ONNX Runtime's Unique (1.32) loses numbers where there are NaN."""
     op = low.op
     flat = op.Reshape(x, [-1])
     size = op.Shape(flat)

@@ -227,7 +227,7 @@ def clamp_tensor(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max:
 
 
 def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
-    """Clamps `x` by Where, so that a bound gets the gradient of the elements that it replaces."""
+    """Clamps `x` with Where, so that a bound gets the gradient of the elements that it replaces."""
     op = low.op
 
     def replaced(outside: ir.Value, bound: ir.Value) -> ir.Value:
@@ -242,7 +242,7 @@ def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: 
 
 
 def select(low: Lowering, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Returns `Where(condition, a, b)` in the dtype of the result, whatever that is."""
+    """Returns `Where(condition, a, b)` in the dtype of the node's result."""
     # ONNX Runtime has no Where kernels for bool and int16.
     wide = {BOOL: ir.DataType.UINT8, ir.DataType.INT16: ir.DataType.INT32}.get(low.dtype, low.dtype)
     chosen = low.op.Where(condition, low.tensor(a, wide), low.tensor(b, wide))

@@ -88,7 +88,7 @@ def _average_axis(
     Args:
         low: the lowering.
         x: the input, pooled already along the spatial axes before `axis`.
-        axis: the axis to pool, checked_indices from the end, e.g. -2.
+        axis: the axis to pool, counted from the end, e.g. -2.
         size_in: size of the axis, e.g. 7.
         size_out: its size after pooling, e.g. 3.
         input_shape: the shape of the input before any pooling, int64 [rank].
@@ -147,7 +147,7 @@ def _window_bounds(size_in: int, size_out: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def _equal_windows(size_in: int, size_out: int) -> np.ndarray:
-    """Returns the places [size_out, length] of adaptive pooling's windows; a short window repeats its last place."""
+    """Returns the positions [size_out, length] in adaptive pooling's windows; short windows repeat the last one."""
     starts, ends = _window_bounds(size_in, size_out)
     steps = np.arange((ends - starts).max())
     places: np.ndarray = np.minimum(starts[:, None] + steps, ends[:, None] - 1)
@@ -243,7 +243,7 @@ def _averaging_matrix(size_in: int, size_out: int) -> np.ndarray:
 def _averaged_windows(low: Lowering, x: ir.Value, axis: int, size_in: Any, size_out: Any) -> ir.Value:
     """Pools one axis adaptively: gathers the elements of all windows, and averages each window.
 
-    The lengths of windows differ by at most one, so that hardly more is gathered than the windows hold.
+    The lengths of windows differ by at most one, so the gather copies few elements more than the windows contain.
     """
     op, before = low.op, list(x.shape or ())
     rank = len(before)

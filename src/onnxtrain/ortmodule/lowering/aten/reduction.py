@@ -16,7 +16,7 @@ from onnxtrain.ortmodule.lowering.aten.shape import transposed
 
 
 def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -> ir.Value:
-    """Reduces `x` by an ONNX op, e.g. "ReduceSum". `dim` is PyTorch's argument."""
+    """Reduces `x` with an ONNX op, e.g. "ReduceSum". `dim` is PyTorch's argument."""
     axes = axes_of(low, dim)
     return low.op.emit(op_type, x, axes, keepdims=int(keepdim))
 
@@ -125,7 +125,7 @@ def _variance(
 def _mean_square(
     low: Lowering, deviation: ir.Value, axes: list[int] | None, correction: float | None, keepdim: bool
 ) -> ir.Value:
-    """Returns the sum of squares of deviations divided by their number less the correction."""
+    """Returns the sum of squared deviations, divided by their number minus the correction."""
     op = low.op
     correction = 1 if correction is None else correction
     if correction == 0:
@@ -180,7 +180,7 @@ def _deviation(
 
 
 def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
-    """Returns x to a power between 0 and 1, with a gradient of 0 at 0, as PyTorch's std and norms."""
+    """Returns x to a power between 0 and 1, with a gradient of 0 at 0, as in PyTorch's std and norms."""
     op = low.op
     is_zero = op.Equal(x, 0.0)
     nonzero = op.Where(is_zero, 1.0, x)

@@ -31,7 +31,7 @@ def result_shape(low: Lowering, sizes: Any) -> ir.Value:
 
     Args:
         low: the lowering of an op with one result.
-        sizes: the argument of the op that holds the sizes, perhaps symbolic ones.
+        sizes: the argument of the op that holds the sizes, possibly symbolic ones.
     """
     static = [size if isinstance(size, int) else -1 for size in low.result.shape]
     # Reshape cannot infer a size of -1 if another size is 0.

@@ -61,7 +61,7 @@ def log_ndtr(op: Emitter, x: ir.Value) -> ir.Value:
 
 @_in_float64("aten.erfinv.default", "aten.special_erfinv.default")
 def erfinv(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes the inverse of erf: that of |x|, with the sign of x."""
+    """Computes the inverse of erf for |x|, then restores the sign of x."""
     # Not by Abs and Sign, whose gradients at 0 are 0.
     negative = op.Less(x, 0.0)
     magnitude = op.Where(negative, op.Neg(x), x)
@@ -80,7 +80,7 @@ def ndtri(op: Emitter, p: ir.Value) -> ir.Value:
 
 
 def _positive_erfinv(op: Emitter, x: ir.Value, complement: ir.Value) -> ir.Value:
-    """Computes erfinv(x) for x >= 0, by two steps of Halley's method.
+    """Computes erfinv(x) for x >= 0, with two steps of Halley's method.
 
     The start is the power series for x < 1/2, else Winitzki's approximation. Both have errors below 2e-3. For x >= 1/2
     the method solves erfc(y) = 1 - x, which keeps the digits of a small 1 - x.
@@ -122,7 +122,7 @@ _DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
 
 
 def _polynomial(op: Emitter, square: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
-    """Returns the polynomial in `square`, by Horner's rule. `coefficients` begin with the constant one."""
+    """Evaluates a polynomial in `square` with Horner's rule; `coefficients` start with the constant term."""
     total = op.const(coefficients[-1], like=square)
     for coefficient in reversed(coefficients[:-1]):
         total = op.Add(op.Mul(total, square), coefficient)

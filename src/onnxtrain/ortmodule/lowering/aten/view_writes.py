@@ -42,7 +42,7 @@ def _write_contiguous(
         x: the tensor.
         source: the new elements.
         axis: the axis of the slice.
-        start: the first index of the slice, perhaps symbolic or negative.
+        start: the first index of the slice, possibly symbolic or negative.
         to_the_end: True if the slice is known to end at the end of the axis.
     """
     op = low.op

@@ -28,7 +28,7 @@ class AssertedNumber(GuardOnDataDependentSymNode):
 
 
 def _raise_at_asserts() -> Callable[[], None]:
-    """Makes Dynamo raise AssertedNumber at such an `assert`; returns the undo function."""
+    """Patches Dynamo to raise AssertedNumber at asserts about such numbers; returns the undo function."""
     before = symbolic_shapes.expect_true
 
     def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:

@@ -19,7 +19,7 @@ KEPT = "kept_by_onnxtrain"
 
 
 def _keep_guarded_objects() -> Callable[[], None]:
-    """Makes a guard on an object's id keep the object alive; returns the undo function."""
+    """Patches Dynamo so that guards on an object's id keep the object alive; returns the undo function."""
     before = GuardBuilder.id_match_unchecked
 
     @functools.wraps(before)

@@ -1,4 +1,4 @@
-"""Gives Dynamo fake implementations of operators that it cannot capture, or not with data-dependent sizes.
+"""Adds fake implementations of operators that Dynamo cannot capture at all or with data-dependent sizes.
 
 PyTorch (2.13) has none for CTC losses, whose second result has a data-dependent size. Its fakes of `cummax` and
 `cummin` ask whether the input has any element, which breaks the graph if the input's size is data-dependent. The fake

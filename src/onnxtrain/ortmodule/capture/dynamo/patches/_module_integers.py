@@ -21,7 +21,11 @@ _seen: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, int | None]] = weakr
 
 
 def _generalize_changed_integers() -> Callable[[], None]:
-    """Makes Dynamo treat integers of modules that have changed like integer arguments; returns the undo function."""
+    """Patches Dynamo to make integer attributes of modules symbolic once they have changed.
+
+    Returns:
+        The undo function.
+    """
     before = dynamo_utils.is_int_specialization_case
 
     def is_constant(value: Any, source: Any) -> bool:

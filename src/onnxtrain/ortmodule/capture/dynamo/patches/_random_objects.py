@@ -18,7 +18,7 @@ _STATE_SETTERS = ("seed", "setstate")
 
 
 def _break_at_draws() -> Callable[[], None]:
-    """Makes Dynamo break the graph at draws, which Python then executes; returns the undo function."""
+    """Patches Dynamo to break the graph at draws, which Python then executes; returns the undo function."""
     before = RandomVariable.call_method
 
     @functools.wraps(before)

@@ -1,6 +1,6 @@
 """Breaks the graph where a `torch.func` transform meets a custom autograd function.
 
-Inside `vmap`, `grad`, `jvp` and `jacrev`, Dynamo (PyTorch 2.13) captures the function's forward alone, and its own
+Inside `vmap`, `grad`, `jvp` and `jacrev`, Dynamo (PyTorch 2.13) captures only the function's forward, and its own
 backward or jvp is lost (https://github.com/pytorch/pytorch/issues/193279, 192985).
 """
 
@@ -14,7 +14,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 def _break_inside_transforms() -> Callable[[], None]:
-    """Makes Dynamo break the graph at such functions; returns the undo function."""
+    """Patches Dynamo to break the graph at transformed custom functions; returns the undo function."""
     before = AutogradFunctionVariable.call_apply
 
     def call_apply(self: Any, *args: Any, **kwargs: Any) -> Any:

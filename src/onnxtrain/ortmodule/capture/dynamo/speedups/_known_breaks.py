@@ -27,7 +27,7 @@ class _Break(NamedTuple):
 
 
 class KnownBreaks:
-    """Records the calls of functions in which graphs have broken."""
+    """Records the function calls that have broken graphs."""
 
     def __init__(self) -> None:
         # By code of the caller, then by the offset of the call in it and the id of the called code. No code object is

@@ -7,6 +7,7 @@ from typing import Any
 import onnx_ir as ir
 from torch import fx
 
+from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.indexing import checked_indices
 from onnxtrain.ortmodule.lowering.aten.reduction import reduce_mean
@@ -77,7 +78,9 @@ def smooth_l1_loss(
     # The quadratic branch below divides by beta.
     if beta == 0:
         return _reduced(low, distance, reduction)
-    small = op.Mul(op.Mul(distance, distance), 0.5 / beta)
+    # The distance is capped, because the derivative of an infinite square is NaN.
+    near = op.Min(distance, float(beta))
+    small = op.Mul(op.Mul(near, near), 0.5 / beta)
     return _reduced(low, op.Where(op.Less(distance, beta), small, op.Sub(distance, 0.5 * beta)), reduction)
 
 
@@ -88,11 +91,9 @@ def huber_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, delt
     op = low.op
     distance = op.Abs(_difference(low, x, y))
     large = op.Mul(op.Sub(distance, 0.5 * delta), delta)
-    return _reduced(
-        low,
-        op.Where(op.LessOrEqual(distance, delta), op.Mul(op.Mul(distance, distance), 0.5), large),
-        reduction,
-    )
+    near = op.Min(distance, float(delta))
+    small = op.Mul(op.Mul(near, near), 0.5)
+    return _reduced(low, op.Where(op.Less(distance, delta), small, large), reduction)
 
 
 _MIN_DIVISOR = 9.999999960041972e-13
@@ -160,8 +161,8 @@ def multi_margin_loss(
         _check_reduced(low, reduction)
     target = checked_indices(low, 1, target)
     column = op.Unsqueeze(target, [axis]) if low.fake(1).dim() == axis else target
-    missed = op.Relu(
-        op.Add(op.Sub(x, op.GatherElements(x, column, axis=axis)), low.tensor(margin, low.dtype))
+    missed = _positive_part(
+        op, op.Add(op.Sub(x, op.GatherElements(x, column, axis=axis)), low.tensor(margin, low.dtype))
     )
     missed = op.Mul(missed, missed) if p == 2 else missed
     missed = missed if weight is None else op.Mul(missed, op.Gather(weight, column))
@@ -191,10 +192,15 @@ def multilabel_margin_loss(
     count = op.ScatterElements(op.Mul(ones, 0.0), class_indices, ones, axis=axis, reduction="add")
     is_target = op.Greater(count, 0.0)
     chosen = op.Unsqueeze(op.GatherElements(x, class_indices, axis=axis), [axis + 1])  # [*batch, targets, 1]
-    missed = op.Relu(op.Add(op.Sub(op.Unsqueeze(x, [axis]), chosen), 1.0))
+    missed = _positive_part(op, op.Add(op.Sub(op.Unsqueeze(x, [axis]), chosen), 1.0))
     is_pair = op.And(op.Unsqueeze(listed, [axis + 1]), op.Unsqueeze(op.Not(is_target), [axis]))
     means = op.ReduceMean(op.Where(is_pair, missed, 0.0), [axis + 1], keepdims=0)
     return _reduced(low, op.ReduceSum(means, [axis], keepdims=0), reduction), is_target
+
+
+def _positive_part(op: Emitter, x: ir.Value) -> ir.Value:
+    """Returns max(x, 0), and 0 for NaN, as PyTorch's margin losses do; Relu keeps NaN."""
+    return op.Where(op.Greater(x, 0.0), x, 0.0)
 
 
 def _check_reduced(low: Lowering, reduction: int) -> None:

@@ -1,6 +1,6 @@
 """Defines elementwise functions whose derivative is given, instead of derived from the nodes that compute them.
 
-PyTorch has a formula per derivative, e.g. (1 - y²) of tanh. Where ONNX has no operator for a function, the derivative of
+PyTorch has a formula per derivative, e.g. 1 - y² for tanh. Where ONNX has no operator for a function, the derivative of
 its formula is often NaN or inexact at points where PyTorch's is finite.
 """
 

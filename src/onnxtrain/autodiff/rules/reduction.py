@@ -64,7 +64,7 @@ def _reduce_extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     reached = op.Equal(n.data, keep_reduced(op, n, n.out.reduced))
     # Counted in a wide dtype: a float16 sum of ones saturates at 2048.
     count = _reduced_again(op, n, "ReduceSum", op.Cast(reached, to=counting_dtype(ct)))
-    # Not Where: as in PyTorch, all elements of a row with NaN, where nothing equals the extremum, get a gradient of NaN.
+    # Not Where: as in PyTorch, all elements of a row with NaN get a gradient of NaN. Nothing equals the extremum there.
     return op.Mul(op.Cast(reached, to=ct.dtype), divide_by_count(op, keep_reduced(op, n, ct), count))
 
 
@@ -83,6 +83,8 @@ def reduce_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     # there is just one, its derivative is not 0, and the second derivative needs it.
     zero = op.Equal(n.data, 0.0)
     nonzero = op.Where(zero, 1.0, n.data)
+    # With a shape, LongSumsPass recognizes a long product.
+    nonzero.shape = n.data.shape
     others = op.Div(_reduced_again(op, n, "ReduceProd", nonzero), nonzero)
     count = _reduced_again(op, n, "ReduceSum", op.Cast(zero, to=ct.dtype))
     total = _reduced_again(op, n, "ReduceSum", op.Where(zero, n.data, 0.0))

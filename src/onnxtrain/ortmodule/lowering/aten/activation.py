@@ -175,7 +175,10 @@ def hardswish(low: Lowering, x: ir.Value) -> ir.Value:
 @lower("aten.hardsigmoid.default")
 def hardsigmoid(low: Lowering, x: ir.Value) -> ir.Value:
     if low.is_double:
-        return low.op.Div(hardtanh(low, low.op.Add(x, 3.0), 0.0, 6.0), 6.0)
+        op, shifted = low.op, low.op.Add(x, 3.0)
+        outside = op.stop_gradient(op.Div(hardtanh(low, shifted, 0.0, 6.0), 6.0))
+        inside = op.And(op.Greater(x, -3.0), op.Less(x, 3.0))
+        return op.Where(inside, op.Div(shifted, 6.0), outside)
     return low.op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
 
 

@@ -33,7 +33,8 @@ def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Valu
     if isinstance(alpha, float) and not low.dtype.is_floating_point():
         raise low.unsupported(f"alpha={alpha} for integers")
     if not isinstance(alpha, ir.Value) and alpha == 1:
-        return _operands(low, a, b)
+        a, b = _operands(low, a, b)
+        return a, b
     # PyTorch rounds alpha * b to a narrow dtype only with the sum.
     a, b = low.wide(a, b) if low.dtype.is_floating_point() else _operands(low, a, b)
     return a, low.op.Mul(b, low.tensor(alpha, b.dtype))

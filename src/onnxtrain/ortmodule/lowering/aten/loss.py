@@ -8,6 +8,7 @@ import onnx_ir as ir
 from torch import fx
 
 from onnxtrain.emitter import Emitter
+from onnxtrain.ortmodule.lowering import _formulas
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.indexing import checked_indices
 from onnxtrain.ortmodule.lowering.aten.reduction import reduce_mean
@@ -106,21 +107,19 @@ def binary_cross_entropy(
 ) -> ir.Value:
     """Lowers -(t log x + (1 - t) log(1 - x)). As in PyTorch, logarithms are clamped to at least -100.
 
-    The gradient w.r.t. x is PyTorch's, (x - t) / max(x (1 - x), 1e-12), which ignores the clamping.
+    The gradients are PyTorch's, which ignore the clamping: (x - t) / max(x (1 - x), 1e-12), and log(1 - x) - log x.
     """
     op = low.op
-    x, target = low.tensors(x, target)
+    x, target = low.wide(x, target)
     rest, other = op.Sub(1.0, x), op.Sub(1.0, target)
     # A product of both is negative, or NaN, outside of [0, 1].
     for name, share in (("input", op.Mul(x, rest)), ("target", op.Mul(target, other))):
         low.check(op.GreaterOrEqual(share, 0.0), f"all elements of {name} should be between 0 and 1")
-    saturated = op.Less(op.Mul(x, rest), _MIN_DIVISOR)
-    log_x, log_rest = (
-        op.Where(saturated, op.stop_gradient(log), log) for log in (_log(low, x), _log(low, rest))
-    )
-    loss = op.Neg(op.Add(op.Mul(target, log_x), op.Mul(other, log_rest)))
-    slope = op.stop_gradient(op.Mul(op.Sub(x, target), 1 / _MIN_DIVISOR))
-    loss = op.Add(loss, op.Where(saturated, op.Mul(op.Sub(x, op.stop_gradient(x)), slope), 0.0))
+    log_x, log_rest = op.Log(x), _formulas.log1p(op, op.Neg(x))
+    clamped, clamped_rest = (op.Max(log, -100.0) for log in (log_x, log_rest))
+    loss = op.Neg(op.Add(op.Mul(target, clamped), op.Mul(other, clamped_rest)))
+    slope = op.Div(op.Sub(x, target), op.Max(op.Mul(x, rest), _MIN_DIVISOR))
+    loss = low.with_slopes(loss, x, slope, target, op.Sub(log_rest, log_x))
     return _reduced(low, loss if weight is None else op.Mul(loss, weight), reduction)
 
 
@@ -207,15 +206,6 @@ def _check_reduced(low: Lowering, reduction: int) -> None:
     """Raises UnsupportedATenOp for reduction="none" of an input without a batch axis."""
     if reduction == 0:
         raise low.unsupported('reduction="none" without a batch axis, for which PyTorch traces a wrong shape')
-
-
-def _log(low: Lowering, x: ir.Value) -> ir.Value:
-    """Returns max(log(x), -100)."""
-    op = low.op
-    positive = op.Greater(x, 0.0)
-    # The inner Where keeps the gradient of Log finite: 0 times infinity would be NaN.
-    safe = op.Log(op.Where(positive, x, op.const(1.0, low.dtype)))
-    return op.Where(positive, op.Max(safe, -100.0), op.const(-100.0, low.dtype))
 
 
 def _difference(low: Lowering, x: ir.Value, y: ir.Value) -> ir.Value:

@@ -55,16 +55,6 @@ def _unless_nan(
     return op.Where(has_nan, nan, y)
 
 
-def reduced_extremum(
-    low: Lowering, op_type: str, x: ir.Value, axes: list[int] | None, keepdim: bool
-) -> ir.Value:
-    """Reduces by `op_type`, ReduceMax or ReduceMin. The result is NaN if any of the elements is NaN."""
-    y = low.op.emit(op_type, x, axes, keepdims=int(keepdim))
-    if not is_float(x):
-        return y
-    return _unless_nan(low, _nan_mask(low, x), axes, keepdim, y, low.op.const(math.nan, like=x))
-
-
 def with_nan(low: Lowering, y: ir.Value, x: ir.Value, axis: int) -> ir.Value:
     """Returns `y` with all elements of a row, along the axis, set to NaN if that row of `x` has a NaN."""
     return _unless_nan(low, _nan_mask(low, x), [axis], True, y, low.op.const(math.nan, like=x))

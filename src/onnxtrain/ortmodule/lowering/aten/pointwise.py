@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
+import torch
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._torch import bounds_pass_gradients
@@ -161,8 +162,9 @@ def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     length = op.Mul(scale, op.Sqrt(op.Add(op.Mul(x, x), op.Mul(y, y))))
     infinite = op.Or(op.IsInf(a), op.IsInf(b))
     length = op.Where(infinite, math.inf, length)
-    # At (0, 0) the gradient is NaN, as is PyTorch's.
-    return low.with_slopes(length, a, op.Div(a, length), b, op.Div(b, length))
+    # At (0, 0) the gradient is NaN, as is PyTorch's, which divides by the rounded length.
+    (divisor,) = low.wide(low.tensor(length, low.dtype))
+    return low.with_slopes(length, a, op.Div(a, divisor), b, op.Div(b, divisor))
 
 
 @lower("aten.logaddexp.default")
@@ -247,18 +249,18 @@ def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: 
         return y
     # PyTorch's gradients: none where an element or a bound is NaN, or where a bound equals the other.
     op, result = low.op, low.op.stop_gradient(y)
-    inside = op.GreaterOrEqual(x, lowest) if lowest is not None else None
+    inside = []
     if highest is not None:
-        below, is_highest = op.LessOrEqual(x, highest), op.Greater(x, highest)
-        inside = below if inside is None else op.And(inside, below)
-        if lowest is not None:
-            is_highest = op.Or(is_highest, op.Less(highest, lowest))
-        result = select(low, is_highest, highest, result)
+        inside.append(op.LessOrEqual(x, highest))
+        beyond = op.Greater(x, highest)
+        beyond = beyond if lowest is None else op.Or(beyond, op.Less(highest, lowest))
+        result = select(low, beyond, highest, result)
     if lowest is not None:
-        is_lowest = op.Less(x, lowest)
-        is_lowest = is_lowest if highest is None else op.And(is_lowest, op.Less(lowest, highest))
-        result = select(low, is_lowest, lowest, result)
-    return select(low, inside, x, result)
+        inside.append(op.GreaterOrEqual(x, lowest))
+        below = op.Less(x, lowest)
+        below = below if highest is None else op.And(below, op.Less(lowest, highest))
+        result = select(low, below, lowest, result)
+    return select(low, functools.reduce(op.And, inside), x, result) if inside else y
 
 
 def _clamped(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
@@ -356,9 +358,7 @@ def nan_to_num(
     op = low.op
     if not is_float(x):
         return x
-    limits = np.finfo(low.dtype.numpy()) if low.dtype != ir.DataType.BFLOAT16 else None
-    if limits is None:
-        raise low.unsupported("bfloat16")
+    limits = torch.finfo(low.result.dtype)
     high = float(limits.max) if posinf is None else posinf
     lowest = float(limits.min) if neginf is None else neginf
     x = op.Where(op.IsNaN(x), 0.0 if nan is None else float(nan), x)

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.comparison import as_bool
-from onnxtrain.ortmodule.lowering.aten.order import axes_of, reduced_extremum
+from onnxtrain.ortmodule.lowering.aten.order import axes_of
 from onnxtrain.ortmodule.lowering.aten.shape import transposed
 
 

@@ -237,10 +237,10 @@ class Lowering:
         failures = self.op.ReduceSum(self.op.Cast(self.op.Not(holds), to=ir.DataType.FLOAT), keepdims=0)
         self.assertions.append((self.op.Equal(failures, 0.0), message))
 
-    def refuse_overflow(self, *numbers: float) -> None:
-        """Raises UnsupportedATenOp if a finite number is out of range of the result's dtype."""
+    def refuse_overflow(self, *numbers: Any) -> None:
+        """Raises UnsupportedATenOp if a finite Python number is out of range of the result's dtype."""
         for number in numbers:
-            if not _fits(number, self.dtype):
+            if not isinstance(number, ir.Value) and not _fits(number, self.dtype):
                 raise self.unsupported(f"{number!r} as {self.dtype}")
 
     def tensor(self, value: Any, dtype: ir.DataType) -> ir.Value:

@@ -32,8 +32,14 @@ def hardtanh(low: Lowering, x: ir.Value, min_val: Any = -1.0, max_val: Any = 1.0
     if low.dtype == ir.DataType.FLOAT:
         return low.op.call(functions.hardtanh, x, lowest, highest)
     op = low.op
-    x = op.Where(op.LessOrEqual(x, lowest), lowest, x)
-    return op.Where(op.GreaterOrEqual(x, highest), highest, x)
+    y = op.Where(op.LessOrEqual(x, lowest), lowest, x)
+    y = op.Where(op.GreaterOrEqual(y, highest), highest, y)
+    if low.dtype == low.wide_dtype:
+        return y
+    # PyTorch rounds the bounds to a narrow dtype for the result, but not for the gradient.
+    wide, *bounds = low.wide(x, min_val, max_val)
+    outside = op.Or(op.LessOrEqual(wide, bounds[0]), op.GreaterOrEqual(wide, bounds[1]))
+    return op.Where(outside, op.stop_gradient(y), x)
 
 
 @lower("aten.leaky_relu.default")
@@ -146,6 +152,7 @@ def mish(low: Lowering, x: ir.Value) -> ir.Value:
 def softplus(low: Lowering, x: ir.Value, beta: float = 1, threshold: float = 20) -> ir.Value:
     low.refuse_overflow(beta, threshold)
     op = low.op
+    (x,) = low.wide(x)
     scaled = x if beta == 1 else op.Mul(x, float(beta))
     result = op.Softplus(scaled) if beta == 1 else op.Div(op.Softplus(scaled), float(beta))
     # PyTorch returns x above the threshold. For x > 20, softplus(x) rounds to x in all dtypes but float64.
@@ -185,6 +192,7 @@ def hardsigmoid(low: Lowering, x: ir.Value) -> ir.Value:
 @lower("aten.hardshrink.default")
 def hardshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
     op = low.op
+    low.refuse_overflow(lambd)
     # Not Shrink, which returns 0 for NaN.
     inside = op.And(op.GreaterOrEqual(x, -float(lambd)), op.LessOrEqual(x, float(lambd)))
     return op.Where(inside, 0.0, x)
@@ -193,10 +201,15 @@ def hardshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
 @lower("aten.softshrink.default")
 def softshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
     op, bound = low.op, float(lambd)
+    # PyTorch rounds the bound to a narrow dtype for the gradient, but not for the result.
+    lowest, rounded = low.wide(*low.tensors(-bound, bound))
+    (x,) = low.wide(x)
     inside = op.And(op.GreaterOrEqual(x, -bound), op.LessOrEqual(x, bound))
+    has_gradient = op.Not(op.And(op.GreaterOrEqual(x, lowest), op.LessOrEqual(x, rounded)))
     # Not Shrink, which returns 0 for NaN: here NaN is outside, and gets the gradient, as in PyTorch.
     ends = op.Where(op.Greater(x, 0.0), op.const(bound, like=x), op.const(-bound, like=x))
-    return op.Where(inside, 0.0, op.Sub(x, ends))
+    y = op.Sub(x, ends)
+    return op.Where(has_gradient, y, op.stop_gradient(op.Where(inside, 0.0, y)))
 
 
 @lower("aten._prelu_kernel.default")
@@ -209,7 +222,12 @@ def prelu(low: Lowering, x: ir.Value, weight: ir.Value) -> ir.Value:
 
 @lower("aten.threshold.default")
 def threshold(low: Lowering, x: ir.Value, bound: Any, value: Any) -> ir.Value:
-    below = low.op.LessOrEqual(x, low.tensor(bound, low.dtype))
+    if not low.dtype.is_floating_point():
+        below = low.op.LessOrEqual(x, low.tensor(bound, low.dtype))
+    else:
+        low.refuse_overflow(bound)
+        # PyTorch doesn't round the bound to a narrow dtype.
+        below = low.op.LessOrEqual(*low.wide(x, bound))
     return low.op.Where(below, low.tensor(value, low.dtype), x)
 
 

@@ -35,6 +35,7 @@ def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Valu
     if not isinstance(alpha, ir.Value) and alpha == 1:
         a, b = _operands(low, a, b)
         return a, b
+    low.refuse_overflow(alpha)
     # PyTorch rounds alpha * b to a narrow dtype only with the sum.
     a, b = low.wide(a, b) if low.dtype.is_floating_point() else _operands(low, a, b)
     return a, low.op.Mul(b, low.tensor(alpha, b.dtype))

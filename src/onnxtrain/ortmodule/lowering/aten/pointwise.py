@@ -316,6 +316,7 @@ def lerp(low: Lowering, a: ir.Value, b: ir.Value, weight: Any) -> ir.Value:
 @lower("aten.addcmul.default", "aten.addcdiv.default")
 def add_product(low: Lowering, x: ir.Value, a: ir.Value, b: ir.Value, *, value: Any = 1) -> ir.Value:
     op = low.op
+    low.refuse_overflow(value)
     # As PyTorch's gradient rounds it.
     (square,) = low.wide(op.Mul(*low.tensors(b, b)))
     x, a, b = low.wide(x, a, b)

@@ -276,7 +276,7 @@ def entr(low: Lowering, x: ir.Value) -> ir.Value:
 def xlogy(low: Lowering, x: Any, y: Any) -> ir.Value:
     """Lowers x log(y), which is 0 where x is 0. The gradient w.r.t. y is x / y, as in PyTorch: NaN at (0, 0)."""
     op = low.op
-    x, y = low.wide(x, y)
+    x, y = low.wide(*low.tensors(x, y))
     log, is_zero = op.Log(y), op.Equal(x, 0.0)
     result = op.Mul(x, _log_or_zero(low, is_zero, y, log))
     slope = op.Where(op.And(is_zero, op.LessOrEqual(y, 0.0)), 0.0, log)
@@ -287,7 +287,7 @@ def xlogy(low: Lowering, x: Any, y: Any) -> ir.Value:
 def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
     """Lowers x log(1 + y), which is 0 where x is 0. The gradient w.r.t. y is x / (1 + y) everywhere, as in PyTorch."""
     op = low.op
-    x, y = low.wide(x, y)
+    x, y = low.wide(*low.tensors(x, y))
     log, is_zero, argument = _formulas.log1p(op, y), op.Equal(x, 0.0), op.Add(y, 1.0)
     result = op.Mul(x, _log_or_zero(low, is_zero, argument, log))
     slope = op.Where(op.And(is_zero, op.LessOrEqual(argument, 0.0)), 0.0, log)

@@ -28,6 +28,8 @@ from onnxtrain.functions import (
     reversible_instance_normalization,
     safe_softmax,
     silu,
+    with_slope,
+    with_slopes,
 )
 from slopes import assert_gradient
 from tolerances import NORM_RELATIVE, norm_relative_error
@@ -88,6 +90,8 @@ def test_every_composite_rule_has_a_row():
         *ATTENTION,
         *TWINS,
         *recurrent,
+        with_slope,  # in ortmodule/test_special_points.py
+        with_slopes,
     ]
     tested = {name for composite in composites for name in composite.function_names}
     assert {op for domain, op in RULES if domain == DOMAIN} == tested

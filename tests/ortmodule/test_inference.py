@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -59,7 +61,7 @@ TRAINED_ON_INFERENCE_TENSORS = {
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", TRAINED_ON_INFERENCE_TENSORS)
 def test_inputs_made_in_inference_mode(name: str, training: bool) -> None:
-    """Eager PyTorch takes them where an operator copies them first, and else says to clone them, as is done here."""
+    """Eager PyTorch takes them where an operator copies them first, and else says to clone them."""
     torch.manual_seed(0)
     module = TRAINED_ON_INFERENCE_TENSORS[name]().train(training)
     count = 3 if name == "attention" else 1
@@ -74,13 +76,61 @@ def test_inputs_made_in_inference_mode(name: str, training: bool) -> None:
         return torch.autograd.grad(out.square().sum(), parameters)
 
     model = ORTModule(module)
+    if name == "linear":
+        for call in (module, model):
+            with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+                gradients(call, made)
+        return
     got = gradients(model, made)
     assert model.report().runs_in_onnxruntime
     torch.testing.assert_close(got, gradients(module, made.clone()), rtol=1e-4, atol=1e-4)
 
 
+USES = {
+    "product": (lambda x, w: x @ w, True),
+    "factor": (lambda x, w: x * w, True),
+    "view": (lambda x, w: x.view(9) @ w.view(9), True),
+    "sum": (lambda x, w: x + w, False),
+    "result": (lambda x, w: x.relu() * w, False),
+    "clone": (lambda x, w: x.clone() * w, False),
+    "condition": (lambda x, w: torch.where(x > 0, w, w * 2), False),
+}
+"""Functions of an inference tensor and a weight, and whether eager PyTorch saves the tensor."""
+
+
+class Weighted(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.full((3, 3), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, self.weight)
+
+
+@pytest.mark.parametrize("name", USES)
+def test_saved_inference_tensors_are_refused(name: str) -> None:
+    function, is_saved = USES[name]
+    plain = Weighted(function)
+    model = ORTModule(plain)
+    with torch.inference_mode():
+        made = torch.randn(3, 3)
+    # Also if another tensor has been compiled before.
+    model(torch.randn(3, 3)).sum().backward()
+    found = []
+    for call in (plain, model):
+        if is_saved:
+            with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+                call(made)
+        else:
+            found.append(torch.autograd.grad(call(made).sum(), plain.weight)[0])
+    if not is_saved:
+        torch.testing.assert_close(*found)
+    assert not torch.is_inference_mode_enabled()
+
+
 def test_second_derivatives_of_inputs_made_in_inference_mode() -> None:
-    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    module = nn.Sequential(nn.Tanh(), nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     with torch.inference_mode():
         made = torch.randn(2, 3)
 

@@ -106,6 +106,7 @@ from .rms_norm import (
     inverse_rms_normalization,
     inverse_rms_normalization_gradient,
 )
+from .slopes import with_slope, with_slopes
 
 __all__ = [
     "COMPOSITES",
@@ -202,4 +203,6 @@ __all__ = [
     "uint8_product_of_float_zeros",
     "widened",
     "with_exact_masks",
+    "with_slope",
+    "with_slopes",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
@@ -24,11 +26,18 @@ from onnxtrain.functions import (
     silu_gradient,
     softmax_gradient,
     tanh_gradient,
+    with_slope,
+    with_slopes,
 )
 
 
 def _positive(op: Emitter, x: ir.Value | None) -> ir.Value:
     return op.Greater(x, 0.0)
+
+
+def _by_side(op: Emitter, x: ir.Value, left: ir.Value, right: Any) -> ir.Value:
+    """Returns `left` where x <= 0, else `right`: also for NaN, as PyTorch's Elu, Selu and Celu."""
+    return op.Where(op.LessOrEqual(x, 0.0), left, right)
 
 
 # Kinks follow PyTorch: relu'(0) = 0, and LeakyRelu, PRelu, Elu, Selu and Celu use the left slope at 0. Relu's VJP reads
@@ -51,7 +60,7 @@ defvjp(
 @vjp("Elu", wrt=("X",))
 def elu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Elu: ct for x > 0, else ct * alpha * exp(x), where alpha * exp(x) = y + alpha."""
-    return op.Where(_positive(op, n.X), ct, op.Mul(ct, op.Add(n.out.Y, n.attr("alpha"))))
+    return _by_side(op, n.X, op.Mul(ct, op.Add(n.out.Y, n.attr("alpha"))), ct)
 
 
 @vjp("Selu", wrt=("X",))
@@ -59,14 +68,14 @@ def selu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Selu: ct times gamma for x > 0, else times gamma * alpha * exp(x) = y + gamma * alpha."""
     gamma = n.attr("gamma")
     left = op.Add(n.out.Y, gamma * n.attr("alpha"))
-    return op.Mul(ct, op.Where(_positive(op, n.X), gamma, left))
+    return op.Mul(ct, _by_side(op, n.X, left, gamma))
 
 
 @vjp("Celu", wrt=("X",))
 def celu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Celu: ct for x > 0, else ct * exp(x / alpha), where exp(x / alpha) = y / alpha + 1."""
     left = op.Add(op.Div(n.out.Y, n.attr("alpha")), 1.0)
-    return op.Where(_positive(op, n.X), ct, op.Mul(ct, left))
+    return _by_side(op, n.X, op.Mul(ct, left), ct)
 
 
 # In terms of the outputs, y (1 - y) and 1 - y² need no further exponential.
@@ -130,6 +139,21 @@ def _hardtanh(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Hardtanh, y = min(max(x, low), high): ct strictly between the bounds, else 0."""
     gradient = hardtanh_gradient_of_finite if n.is_mixed(n.out.y) else hardtanh_gradient
     return op.call(gradient, n.out.y, n.low, n.high, ct)
+
+
+@composite_vjp(with_slope, ("result",), broadcasts=True)
+def _with_slope(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """VJP of an elementwise function with a given derivative."""
+    return {"x": op.Mul(ct, n.slope)}
+
+
+@composite_vjp(with_slopes, ("result",), broadcasts=True)
+def _with_slopes(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """VJP of an elementwise function of two arguments with given derivatives."""
+    return {
+        "a": op.Mul(ct, n.slope_a) if n.needs("a") else None,
+        "b": op.Mul(ct, n.slope_b) if n.needs("b") else None,
+    }
 
 
 @composite_vjp(safe_softmax, ("y",), wrt=("x",))

@@ -44,8 +44,16 @@ defvjp(
     B=lambda op, n, ct: op.Neg(op.Mul(ct, op.Floor(op.Add(op.Div(op.Sub(n.A, n.out.C), n.B), 0.5)))),
 )
 defvjp("Neg", X=lambda op, n, ct: op.Neg(ct))
-# |x|'(0) = 0, as in PyTorch: Sign(0) = 0.
-defvjp("Abs", X=lambda op, n, ct: op.Mul(ct, op.Sign(n.X)))
+
+
+def sign(op: Emitter, x: ir.Value, like: ir.Value) -> ir.Value:
+    """Returns -1, 0 or 1 in the dtype of `like`, 0 for NaN, as PyTorch's sign. ONNX Runtime's Sign is NaN there."""
+    positive, negative = op.Greater(x, 0.0), op.Less(x, 0.0)
+    return op.Sub(op.Cast(positive, to=like.dtype), op.Cast(negative, to=like.dtype))
+
+
+# |x|'(0) = 0, as in PyTorch.
+defvjp("Abs", X=lambda op, n, ct: op.Mul(ct, sign(op, n.X, ct)))
 # Reciprocal, Exp, Tan and Sqrt read their outputs, to avoid recomputing the function.
 defvjp("Sqrt", X=lambda op, n, ct: op.Div(op.Mul(ct, 0.5), n.out.Y))
 defvjp("Reciprocal", X=lambda op, n, ct: op.Neg(op.Mul(ct, op.Mul(n.out.Y, n.out.Y))))
@@ -74,8 +82,9 @@ def _minus_square(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def _square_minus(op: Emitter, x: ir.Value) -> ir.Value:
-    """Returns x² - 1 as (x - 1)(x + 1), which is +0 at x = 1, so that 1 / sqrt is plus infinity there."""
-    return op.Mul(op.Sub(x, 1.0), op.Add(x, 1.0))
+    """Returns x² - 1 as (|x| - 1)(|x| + 1), which is +0 at ±1, so that 1 / sqrt is plus infinity there."""
+    magnitude = op.Abs(x)
+    return op.Mul(op.Sub(magnitude, 1.0), op.Add(magnitude, 1.0))
 
 
 defvjp("Asin", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_minus_square(op, n.input))))
@@ -137,6 +146,9 @@ def _power_base_constant(op: Emitter, n: NodeView, ct: ir.Value, exponent: float
         return op.Mul(op.Mul(ct, 3.0), op.Mul(n.X, n.X))
     if exponent == 0.5:
         return op.Div(op.Mul(ct, 0.5), n.out.Z)
+    # As in PyTorch, the square root of minus infinity is NaN; as a power, and in float16, it is infinity.
+    if exponent == 1.5 and n.X.dtype != ir.DataType.FLOAT16:
+        return op.Mul(op.Mul(ct, 1.5), op.Sqrt(n.X))
     return op.Mul(op.Mul(ct, exponent), op.Pow(n.X, exponent - 1))
 
 
@@ -202,11 +214,21 @@ def _extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     # A Max of one argument is the argument itself.
     if len(n.inputs) == 1:
         return [ct]
+    if len(n.inputs) == 2:
+        return _extremum_of_two(op, n, ct)
     reached = [op.Equal(x, n.outputs[0]) for x in n.inputs]
     share = op.Div(ct, op.Sum(*(op.Cast(hit, to=ct.dtype) for hit in reached)))
     return [
         op.Where(hit, share, 0.0) if n.needs(x) else None for x, hit in zip(n.inputs, reached, strict=True)
     ]
+
+
+def _extremum_of_two(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """As `_extremum`, but both arguments get the cotangent where one of them is NaN, as in torch.maximum."""
+    a, b = n.inputs
+    share = op.Where(op.Equal(a, b), op.Mul(ct, 0.5), ct)
+    beyond = op.Less if n.node.op_type == "Max" else op.Greater
+    return [op.Where(beyond(x, other), 0.0, share) if n.needs(x) else None for x, other in ((a, b), (b, a))]
 
 
 vjp("Max", wrt=("data_0",), broadcasts=True)(_extremum)

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
 from onnxtrain.autodiff.rules._count import counting_dtype, divide_by_count
+from onnxtrain.autodiff.rules.math import sign
 from onnxtrain.emitter import Emitter, static_dims
 
 
@@ -63,7 +64,8 @@ def _reduce_extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     reached = op.Equal(n.data, keep_reduced(op, n, n.out.reduced))
     # Counted in a wide dtype: a float16 sum of ones saturates at 2048.
     count = _reduced_again(op, n, "ReduceSum", op.Cast(reached, to=counting_dtype(ct)))
-    return op.Where(reached, divide_by_count(op, keep_reduced(op, n, ct), count), 0.0)
+    # Not Where: as in PyTorch, all elements of a row with NaN get a gradient of NaN. Nothing equals the extremum there.
+    return op.Mul(op.Cast(reached, to=ct.dtype), divide_by_count(op, keep_reduced(op, n, ct), count))
 
 
 vjp("ReduceMax", wrt=("data",))(_reduce_extremum)
@@ -81,6 +83,8 @@ def reduce_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     # there is just one, its derivative is not 0, and the second derivative needs it.
     zero = op.Equal(n.data, 0.0)
     nonzero = op.Where(zero, 1.0, n.data)
+    # With a shape, LongSumsPass recognizes a long product.
+    nonzero.shape = n.data.shape
     others = op.Div(_reduced_again(op, n, "ReduceProd", nonzero), nonzero)
     count = _reduced_again(op, n, "ReduceSum", op.Cast(zero, to=ct.dtype))
     total = _reduced_again(op, n, "ReduceSum", op.Where(zero, n.data, 0.0))
@@ -92,7 +96,7 @@ def reduce_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 # As in PyTorch, |x|'(0) = 0, and the gradient of the Euclidean norm is 0 at the zero vector.
-defvjp("ReduceL1", data=lambda op, n, ct: op.Mul(keep_reduced(op, n, ct), op.Sign(n.data)))
+defvjp("ReduceL1", data=lambda op, n, ct: op.Mul(keep_reduced(op, n, ct), sign(op, n.data, ct)))
 
 
 @vjp("ReduceL2", wrt=("data",))

@@ -30,9 +30,15 @@ def log1p_terms(op: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     return op.Log(u), op.Where(op.IsNaN(correction), 0.0, correction)
 
 
-def expm1(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes exp(x) - 1 as tanh(x / 2) (exp(x) + 1), without cancellation at 0."""
-    return op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(op.Exp(x), 1.0))
+def expm1(op: Emitter, x: ir.Value, exponential: ir.Value | None = None) -> ir.Value:
+    """Computes exp(x) - 1 as tanh(x / 2) (exp(x) + 1), without cancellation at 0. `exponential` is exp(x)."""
+    exponential = op.Exp(x) if exponential is None else exponential
+    return op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(exponential, 1.0))
+
+
+def sigmoid(op: Emitter, x: ir.Value) -> ir.Value:
+    """Computes 1 / (1 + exp(-x)). ONNX Runtime's kernel has an absolute error of 1e-17 and is 0 for x = -40."""
+    return op.Reciprocal(op.Add(op.Exp(op.Neg(x)), 1.0))
 
 
 def softplus(op: Emitter, x: ir.Value) -> ir.Value:
@@ -71,7 +77,10 @@ def asinh(op: Emitter, x: ir.Value) -> ir.Value:
 def acosh(op: Emitter, x: ir.Value) -> ir.Value:
     """Computes acosh x, with t = x - 1, as log1p(t + sqrt(t (t + 2))), and for x >= 1e8 as log(x) + log(2)."""
     t = op.Sub(op.Min(x, 1e8), 1.0)
-    near = log1p(op, op.Add(t, op.Sqrt(op.Mul(t, op.Add(t, 2.0)))))
+    # For x < -1, t (t + 2) is positive.
+    outside = op.Less(x, 1.0)
+    root = op.Sqrt(op.Where(outside, op.const(math.nan, like=x), op.Mul(t, op.Add(t, 2.0))))
+    near = log1p(op, op.Add(t, root))
     return op.Where(op.Less(x, 1e8), near, op.Add(op.Log(x), math.log(2)))
 
 

@@ -185,7 +185,9 @@ class GraphLowering:
         if tensor.is_complex():
             parts = torch.view_as_real(tensor.detach().cpu().resolve_conj()).unbind(-1)
             return Complex(*(self.low.op.const(part.numpy(), DTYPES[part.dtype]) for part in parts))
-        return self.low.op.const(tensor.detach().cpu().numpy(), DTYPES[tensor.dtype])
+        # NumPy has no bfloat16.
+        numbers = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        return self.low.op.const(numbers.detach().cpu().numpy(), DTYPES[tensor.dtype])
 
     def _lower_call(self, node: fx.Node) -> Any:
         """Lowers a `call_function` node. Returns its value."""

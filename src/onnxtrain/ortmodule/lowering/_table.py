@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
+from onnxtrain import functions
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._torch import PythonPrinter
 
@@ -194,6 +195,12 @@ class Lowering:
         argument = self.node.args[index]
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
+    @property
+    def wide_dtype(self) -> ir.DataType:
+        """The dtype in which PyTorch computes elementwise functions of results of this dtype: float32 for float16."""
+        narrow = self.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+        return ir.DataType.FLOAT if narrow else self.dtype
+
     def has_no_elements(self, *arguments: int) -> bool:
         """True if one of the arguments at these positions has no elements."""
         # Sizes of 0 are never symbolic: Dynamo specializes them.
@@ -230,10 +237,10 @@ class Lowering:
         failures = self.op.ReduceSum(self.op.Cast(self.op.Not(holds), to=ir.DataType.FLOAT), keepdims=0)
         self.assertions.append((self.op.Equal(failures, 0.0), message))
 
-    def refuse_overflow(self, *numbers: float) -> None:
-        """Raises UnsupportedATenOp if a finite number is out of range of the result's dtype."""
+    def refuse_overflow(self, *numbers: Any) -> None:
+        """Raises UnsupportedATenOp if a finite Python number is out of range of the result's dtype."""
         for number in numbers:
-            if not _fits(number, self.dtype):
+            if not isinstance(number, ir.Value) and not _fits(number, self.dtype):
                 raise self.unsupported(f"{number!r} as {self.dtype}")
 
     def tensor(self, value: Any, dtype: ir.DataType) -> ir.Value:
@@ -256,6 +263,25 @@ class Lowering:
     def tensors(self, *values: Any) -> tuple[ir.Value, ...]:
         """Returns `tensor(value, self.dtype)` for each value."""
         return tuple(self.tensor(value, self.dtype) for value in values)
+
+    def wide(self, *values: Any) -> tuple[ir.Value, ...]:
+        """Returns `tensor(value, self.wide_dtype)` for each value."""
+        return tuple(self.tensor(value, self.wide_dtype) for value in values)
+
+    def with_slope(self, y: ir.Value, x: ir.Value, slope: ir.Value) -> ir.Value:
+        """Returns `y`, an elementwise function of `x`, with a gradient of the cotangent times `slope`."""
+        return self._shaped_like(y, self.op.call(functions.with_slope, y, x, slope))
+
+    def with_slopes(
+        self, y: ir.Value, a: ir.Value, slope_a: ir.Value, b: ir.Value, slope_b: ir.Value
+    ) -> ir.Value:
+        """Returns `y`, an elementwise function of `a` and `b`, with the cotangent times each slope as gradient."""
+        return self._shaped_like(y, self.op.call(functions.with_slopes, y, a, slope_a, b, slope_b))
+
+    @staticmethod
+    def _shaped_like(y: ir.Value, result: ir.Value) -> ir.Value:
+        result.shape = y.shape
+        return result
 
     def ints(self, values: Any) -> ir.Value:
         """Returns one or more integers, possibly symbolic, as an int64 tensor [n], e.g. the sizes for a Reshape."""

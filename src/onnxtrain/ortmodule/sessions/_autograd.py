@@ -126,6 +126,18 @@ def _versions(
     return [tensors[i]._version for i in step.reads], checked
 
 
+def _refuse_inference_tensors(saved: Sequence[torch.Tensor]) -> None:
+    """Raises PyTorch's error if one of the tensors was created under `inference_mode`.
+
+    Args:
+        saved: the inputs that eager PyTorch saves for backward.
+    """
+    for tensor in saved:
+        if tensor.is_inference():
+            with torch.enable_grad():
+                torch.ones((), requires_grad=True, device=tensor.device) * tensor
+
+
 class _Step(torch.autograd.Function):
     """The autograd function of a program."""
 
@@ -140,6 +152,7 @@ class _Step(torch.autograd.Function):
         try:
             versions, checked = _versions(step, tensors)
         except RuntimeError:
+            _refuse_inference_tensors([tensors[index] for index in program.saved_in_eager])
             tensors = tuple([t.clone() if t.is_inference() else t for t in tensors])
             versions, checked = _versions(step, tensors)
         hooked = _saved_tensors_hooks(True) is not None

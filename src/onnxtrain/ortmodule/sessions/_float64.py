@@ -21,6 +21,7 @@ _FORMULAS: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
     "Atanh": _formulas.atanh,
     "Cosh": _formulas.cosh,
     "Erf": _formulas.erf,
+    "Sigmoid": _formulas.sigmoid,
     "Sinh": _formulas.sinh,
     "Softplus": _formulas.softplus,
     "Tan": _formulas.tan,

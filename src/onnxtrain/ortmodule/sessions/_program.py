@@ -299,6 +299,11 @@ class Program:
             unsaved |= read - saves
         return tuple(sorted(unsaved))
 
+    @property
+    def saved_in_eager(self) -> frozenset[int]:
+        """Indices of the inputs that eager PyTorch saves for backward; empty if they are unknown."""
+        return frozenset[int]().union(*self._saves.values()) if self._saves else frozenset()
+
     def _checked(self, saved_inputs: Collection[int]) -> dict[int, frozenset[int]]:
         """Returns `TrainingStep.checked` as a mapping, e.g. {1: {0}}."""
         # PyTorch itself checks the version of each tensor that this step saves, whatever output gets a cotangent. This

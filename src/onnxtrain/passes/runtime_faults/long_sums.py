@@ -24,6 +24,7 @@ _LEVELS = {
     "ReduceLogSum": ("ReduceSum", "ReduceLogSum"),
     "ReduceLogSumExp": ("ReduceLogSumExp", "ReduceLogSumExp"),
     "ReduceMean": ("ReduceMean", "ReduceMean"),
+    "ReduceProd": ("ReduceProd", "ReduceProd"),
     "ReduceSum": ("ReduceSum", "ReduceSum"),
     "ReduceSumSquare": ("ReduceSumSquare", "ReduceSum"),
 }
@@ -35,6 +36,8 @@ _IN_LANES = frozenset({"ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceS
 _LANES = 16
 _BLOCK, _BLOCK_OF_LANES, _OTHER_BLOCK = 64, 128, 32
 _SHORT_ROW, _SHORT_COLUMN, _SHORT_OTHER = 512, 256, 64
+# Running sums over up to this many elements are not rewritten.
+_SHORT_RUNNING = 16
 # With shorter blocks, converting the many partial sums to float64 takes longer than the sum itself.
 _LEAST_BLOCK = 8
 # Samples with up to this many elements are converted entirely: computing the block length at run time would take
@@ -50,6 +53,8 @@ Dim = int | ir.SymbolicDim
 
 class LongSumsPass(ir.passes.InPlacePass):
     """Rewrites long float32 or float16 reductions in two levels: float32 within blocks, float64 across blocks.
+
+    Running sums (CumSum) are computed in float64, as in PyTorch.
 
     ONNX Runtime (1.20 to 1.32) adds float32 numbers sequentially, in a few lanes: the sum of ten million equal numbers
     is off by 1%. PyTorch uses pairwise summation and is accurate to 1e-6. A block has up to 128 elements. The first
@@ -75,6 +80,9 @@ class LongSumsPass(ir.passes.InPlacePass):
             for node in self._nodes(graph):
                 if is_reduced(node):
                     separate_reduction(node)
+                    modified = True
+                elif _is_running(node):
+                    _write_running(node)
                     modified = True
             # In graph order, because later sums reuse the block length that an earlier one has computed.
             for reduction in filter(None, map(_long_reduction, self._nodes(graph))):
@@ -168,6 +176,35 @@ class _Reduction:
             return 1
         sizes = [dim for dim in self.dims if isinstance(dim, int)]
         return 1 if len(sizes) == len(self.dims) - 1 and math.prod(sizes) <= _SMALL_SAMPLE else None
+
+
+def _is_running(node: ir.Node) -> bool:
+    """True for a CumSum of narrow floating-point numbers, unless its axis is known to be short."""
+    if node.domain != "" or node.op_type != "CumSum":
+        return False
+    x, axis = node.inputs
+    if x is None or x.dtype not in _FLOATS:
+        return False
+    known = None if axis is None else known_array(axis)
+    size = x.shape[int(known.reshape(()))] if x.shape is not None and known is not None else None
+    return not isinstance(size, int) or size > _SHORT_RUNNING
+
+
+def _write_running(node: ir.Node) -> None:
+    """Computes a CumSum in float64. The node becomes the Cast at the end, so that its output keeps its name."""
+    x, axis = node.inputs
+    assert x is not None
+    assert x.dtype is not None
+    wide = write_before(node, None, "Cast", x, to=ir.DataType.DOUBLE)
+    wide.shape = x.shape
+    mark_long_sum(wide)
+    flags = {name: node.attributes.get_int(name, 0) for name in ("exclusive", "reverse")}
+    total = write_before(node, None, "CumSum", wide, axis, **flags)
+    node.op_type = "Cast"
+    node.attributes.clear()
+    node.attributes["to"] = ir.AttrInt64("to", x.dtype)
+    node.resize_inputs(1)
+    node.replace_input_with(0, total)
 
 
 def _long_reduction(node: ir.Node) -> _Reduction | None:

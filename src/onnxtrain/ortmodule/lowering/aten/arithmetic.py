@@ -32,10 +32,13 @@ def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Valu
     """Returns a and alpha * b."""
     if isinstance(alpha, float) and not low.dtype.is_floating_point():
         raise low.unsupported(f"alpha={alpha} for integers")
-    a, b = _operands(low, a, b)
-    if isinstance(alpha, ir.Value) or alpha != 1:
-        b = low.op.Mul(b, low.tensor(alpha, b.dtype))
-    return a, b
+    if not isinstance(alpha, ir.Value) and alpha == 1:
+        a, b = _operands(low, a, b)
+        return a, b
+    low.refuse_overflow(alpha)
+    # PyTorch rounds alpha * b to a narrow dtype only with the sum.
+    a, b = low.wide(a, b) if low.dtype.is_floating_point() else _operands(low, a, b)
+    return a, low.op.Mul(b, low.tensor(alpha, b.dtype))
 
 
 @lower("aten.add.Tensor", "aten.add.Scalar")
@@ -77,7 +80,9 @@ def div_mode(low: Lowering, a: Any, b: Any, *, rounding_mode: str | None) -> ir.
     if rounding_mode == "floor":
         return floor_divide(low, a, b)
     a, b = low.tensors(a, b)
-    return truncated(low, low.op.Div(a, b)) if is_float(a) else truncated_quotient(low.op, a, b)
+    if not is_float(a):
+        return truncated_quotient(low.op, a, b)
+    return truncated(low, low.op.Div(a, b))
 
 
 def truncated_quotient(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -118,8 +123,12 @@ def _chosen(op: Emitter, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Va
 def floor_divide(low: Lowering, a: Any, b: Any) -> ir.Value:
     op = low.op
     a, b = low.tensors(a, b)
-    if not is_float(a):
-        return floored_quotient(op, a, b)
+    return _floored_ratio(low, a, b) if is_float(a) else floored_quotient(op, a, b)
+
+
+def _floored_ratio(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Returns the quotient of floating-point numbers, rounded down."""
+    op = low.op
     # As PyTorch does, from the exact remainder: a / b may round up to the next integer.
     rest, corrected = _fmod_and_correction(low, a, b)
     quotient = op.Div(op.Sub(a, rest), b)
@@ -143,21 +152,32 @@ def remainder(low: Lowering, a: Any, b: Any) -> ir.Value:
     a, b = low.tensors(a, b)
     if not is_float(a):
         return low.op.Mod(a, b)
-    result, corrected = _fmod_and_correction(low, a, b)
-    return low.op.Add(result, low.op.Where(corrected, b, 0.0))
+    op = low.op
+    rest, corrected = _fmod_and_correction(low, a, b)
+    result = op.Add(rest, op.Where(corrected, b, 0.0))
+    return low.with_slopes(result, a, op.ones_like(result), b, op.Neg(_floored_ratio(low, a, b)))
 
 
 @lower("aten.fmod.Tensor", "aten.fmod.Scalar")
 def fmod(low: Lowering, a: Any, b: Any) -> ir.Value:
-    return low.op.Mod(*low.tensors(a, b), fmod=1)
+    op = low.op
+    a, b = low.tensors(a, b)
+    rest = op.Mod(a, b, fmod=1)
+    if not is_float(a):
+        return rest
+    # As in PyTorch, from the rounded ratio, which may be the next integer.
+    return low.with_slopes(rest, a, op.ones_like(rest), b, op.Neg(truncated(low, op.Div(a, b))))
 
 
 @lower("aten.pow.Tensor_Scalar")
 def pow_scalar(low: Lowering, x: ir.Value, exponent: Any) -> ir.Value:
     (x,) = _operands(low, x)
     if is_float(x):
-        if exponent == 0.5:
+        # As in PyTorch, also for -0 and minus infinity, whose powers differ from the roots; but not in float16.
+        if exponent == 0.5 and low.dtype != ir.DataType.FLOAT16:
             return low.op.Sqrt(x)
+        if exponent == -0.5 and low.dtype != ir.DataType.FLOAT16:
+            return low.op.Reciprocal(low.op.Sqrt(x))
         return low.op.Pow(x, low.tensor(exponent, low.dtype))
     # Integer powers are computed by multiplication, which wraps around as in PyTorch. ONNX Runtime's Pow computes them
     # in float64.

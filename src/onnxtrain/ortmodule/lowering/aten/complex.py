@@ -276,7 +276,8 @@ def angle_of_real(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     x = low.tensor(x, low.dtype)
     # The angle is 0 or pi, or NaN for NaN.
-    return op.Where(op.IsNaN(x), x, op.Where(op.Less(x, 0.0), op.const(torch.pi, like=x), 0.0))
+    angle = op.Where(op.IsNaN(x), x, op.Where(op.Less(x, 0.0), op.const(torch.pi, like=x), 0.0))
+    return low.with_slope(angle, x, op.zeros_like(x))
 
 
 @lower_complex("aten.sgn.default")

@@ -27,8 +27,9 @@ def cumsum(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Val
 
 @lower("aten.cumprod.default")
 def cumprod(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
-    # ONNX has CumProd from opset 26 on; these graphs are of opset 21.
-    return _scan(low, low.tensor(x, low.dtype), dim, 1, lambda op, a, b: op.Mul(a, b))
+    # ONNX has CumProd from opset 26 on; these graphs are of opset 21. PyTorch multiplies in float64, too.
+    wide = ir.DataType.DOUBLE if low.dtype.is_floating_point() else low.dtype
+    return _scan(low, low.tensor(x, wide), dim, 1, lambda op, a, b: op.Mul(a, b))
 
 
 @lower("aten.logcumsumexp.default")
@@ -57,7 +58,7 @@ def _scan(
     if not rank:
         return x
     axis = axis_of(low, dim)
-    identity = low.tensor(neutral, low.dtype)
+    identity = low.op.const(neutral, like=x)
 
     # After the step of shift k, each place combines the last 2k elements up to there.
     def step(op: Emitter, shift: ir.Value, state: Sequence[ir.Value]) -> list[ir.Value]:

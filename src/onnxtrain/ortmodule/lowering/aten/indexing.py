@@ -313,6 +313,14 @@ def scatter_reduce(
         neutral = op.Expand(low.tensor(neutral_number, low.dtype), op.shape_of(index))
         x = op.ScatterElements(x, index, neutral, axis=axis_of(low, dim))
     total = _scatter(low, x, dim, index, source, _REDUCTIONS[reduce])
+    if reduce in ("amax", "amin") and low.dtype.is_floating_point():
+        # ONNX Runtime's maximum and minimum lose NaN.
+        nans = op.Cast(op.IsNaN(source), to=ir.DataType.FLOAT)
+        old = op.Expand(op.const(0.0), op.shape_of(x))
+        count = _scatter(low, old, dim, index, nans, "add")
+        return op.Mul(
+            total, op.Where(op.Greater(count, 0.0), op.const(math.nan, like=x), op.const(1.0, like=x))
+        )
     if reduce != "mean":
         return total
     ones = op.Expand(op.const(1.0, low.dtype), op.shape_of(index))

@@ -29,6 +29,7 @@ def _product(low: Lowering, a: ir.Value, b: ir.Value, rank: int) -> ir.Value:
 
 @lower("aten.addmm.default")
 def addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
+    low.refuse_overflow(alpha, beta)
     # Gemm ignores `c` if beta = 0, as PyTorch does. It does not support integers, and ignores beta if `a` has no
     # elements. Its attributes alpha and beta are float32 constants.
     if (
@@ -107,11 +108,16 @@ def _addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any, alph
 
 def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha: Any) -> ir.Value:
     """Returns beta * c + alpha * product."""
+    low.refuse_overflow(alpha, beta)
     if _has_symbol(alpha) or alpha != 1:
         product = low.op.Mul(product, low.tensor(alpha, low.dtype))
     # If beta = 0, PyTorch ignores `c`, even if it is NaN.
     if not _has_symbol(beta) and beta == 0:
-        return product
+        if not low.dtype.is_floating_point():
+            return product
+        # As in PyTorch, `c` has a gradient of zero instead of None.
+        zeros = low.op.zeros_like(c)
+        return low.op.Add(product, low.with_slope(zeros, c, zeros))
     if _has_symbol(beta) or beta != 1:
         c = low.op.Mul(c, low.tensor(beta, low.dtype))
     return low.op.Add(c, product)

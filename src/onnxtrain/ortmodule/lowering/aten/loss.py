@@ -7,6 +7,8 @@ from typing import Any
 import onnx_ir as ir
 from torch import fx
 
+from onnxtrain.emitter import Emitter
+from onnxtrain.ortmodule.lowering import _formulas
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.indexing import checked_indices
 from onnxtrain.ortmodule.lowering.aten.reduction import reduce_mean
@@ -77,7 +79,9 @@ def smooth_l1_loss(
     # The quadratic branch below divides by beta.
     if beta == 0:
         return _reduced(low, distance, reduction)
-    small = op.Mul(op.Mul(distance, distance), 0.5 / beta)
+    # The distance is capped, because the derivative of an infinite square is NaN.
+    near = op.Min(distance, float(beta))
+    small = op.Mul(op.Mul(near, near), 0.5 / beta)
     return _reduced(low, op.Where(op.Less(distance, beta), small, op.Sub(distance, 0.5 * beta)), reduction)
 
 
@@ -88,11 +92,9 @@ def huber_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, delt
     op = low.op
     distance = op.Abs(_difference(low, x, y))
     large = op.Mul(op.Sub(distance, 0.5 * delta), delta)
-    return _reduced(
-        low,
-        op.Where(op.LessOrEqual(distance, delta), op.Mul(op.Mul(distance, distance), 0.5), large),
-        reduction,
-    )
+    near = op.Min(distance, float(delta))
+    small = op.Mul(op.Mul(near, near), 0.5)
+    return _reduced(low, op.Where(op.Less(distance, delta), small, large), reduction)
 
 
 _MIN_DIVISOR = 9.999999960041972e-13
@@ -105,21 +107,19 @@ def binary_cross_entropy(
 ) -> ir.Value:
     """Lowers -(t log x + (1 - t) log(1 - x)). As in PyTorch, logarithms are clamped to at least -100.
 
-    The gradient w.r.t. x is PyTorch's, (x - t) / max(x (1 - x), 1e-12), which ignores the clamping.
+    The gradients are PyTorch's, which ignore the clamping: (x - t) / max(x (1 - x), 1e-12), and log(1 - x) - log x.
     """
     op = low.op
-    x, target = low.tensors(x, target)
+    x, target = low.wide(x, target)
     rest, other = op.Sub(1.0, x), op.Sub(1.0, target)
     # A product of both is negative, or NaN, outside of [0, 1].
     for name, share in (("input", op.Mul(x, rest)), ("target", op.Mul(target, other))):
         low.check(op.GreaterOrEqual(share, 0.0), f"all elements of {name} should be between 0 and 1")
-    saturated = op.Less(op.Mul(x, rest), _MIN_DIVISOR)
-    log_x, log_rest = (
-        op.Where(saturated, op.stop_gradient(log), log) for log in (_log(low, x), _log(low, rest))
-    )
-    loss = op.Neg(op.Add(op.Mul(target, log_x), op.Mul(other, log_rest)))
-    slope = op.stop_gradient(op.Mul(op.Sub(x, target), 1 / _MIN_DIVISOR))
-    loss = op.Add(loss, op.Where(saturated, op.Mul(op.Sub(x, op.stop_gradient(x)), slope), 0.0))
+    log_x, log_rest = op.Log(x), _formulas.log1p(op, op.Neg(x))
+    clamped, clamped_rest = (op.Max(log, -100.0) for log in (log_x, log_rest))
+    loss = op.Neg(op.Add(op.Mul(target, clamped), op.Mul(other, clamped_rest)))
+    slope = op.Div(op.Sub(x, target), op.Max(op.Mul(x, rest), _MIN_DIVISOR))
+    loss = low.with_slopes(loss, x, slope, target, op.Sub(log_rest, log_x))
     return _reduced(low, loss if weight is None else op.Mul(loss, weight), reduction)
 
 
@@ -160,8 +160,8 @@ def multi_margin_loss(
         _check_reduced(low, reduction)
     target = checked_indices(low, 1, target)
     column = op.Unsqueeze(target, [axis]) if low.fake(1).dim() == axis else target
-    missed = op.Relu(
-        op.Add(op.Sub(x, op.GatherElements(x, column, axis=axis)), low.tensor(margin, low.dtype))
+    missed = _positive_part(
+        op, op.Add(op.Sub(x, op.GatherElements(x, column, axis=axis)), low.tensor(margin, low.dtype))
     )
     missed = op.Mul(missed, missed) if p == 2 else missed
     missed = missed if weight is None else op.Mul(missed, op.Gather(weight, column))
@@ -191,25 +191,21 @@ def multilabel_margin_loss(
     count = op.ScatterElements(op.Mul(ones, 0.0), class_indices, ones, axis=axis, reduction="add")
     is_target = op.Greater(count, 0.0)
     chosen = op.Unsqueeze(op.GatherElements(x, class_indices, axis=axis), [axis + 1])  # [*batch, targets, 1]
-    missed = op.Relu(op.Add(op.Sub(op.Unsqueeze(x, [axis]), chosen), 1.0))
+    missed = _positive_part(op, op.Add(op.Sub(op.Unsqueeze(x, [axis]), chosen), 1.0))
     is_pair = op.And(op.Unsqueeze(listed, [axis + 1]), op.Unsqueeze(op.Not(is_target), [axis]))
     means = op.ReduceMean(op.Where(is_pair, missed, 0.0), [axis + 1], keepdims=0)
     return _reduced(low, op.ReduceSum(means, [axis], keepdims=0), reduction), is_target
+
+
+def _positive_part(op: Emitter, x: ir.Value) -> ir.Value:
+    """Returns max(x, 0), and 0 for NaN, as PyTorch's margin losses do; Relu keeps NaN."""
+    return op.Where(op.Greater(x, 0.0), x, 0.0)
 
 
 def _check_reduced(low: Lowering, reduction: int) -> None:
     """Raises UnsupportedATenOp for reduction="none" of an input without a batch axis."""
     if reduction == 0:
         raise low.unsupported('reduction="none" without a batch axis, for which PyTorch traces a wrong shape')
-
-
-def _log(low: Lowering, x: ir.Value) -> ir.Value:
-    """Returns max(log(x), -100)."""
-    op = low.op
-    positive = op.Greater(x, 0.0)
-    # The inner Where keeps the gradient of Log finite: 0 times infinity would be NaN.
-    safe = op.Log(op.Where(positive, x, op.const(1.0, low.dtype)))
-    return op.Where(positive, op.Max(safe, -100.0), op.const(-100.0, low.dtype))
 
 
 def _difference(low: Lowering, x: ir.Value, y: ir.Value) -> ir.Value:

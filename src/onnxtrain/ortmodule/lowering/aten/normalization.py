@@ -71,7 +71,7 @@ def _batch_norm(
     if running_mean is None or running_var is None:
         # PyTorch decomposes an instance norm into a batch norm with batch size 1.
         if low.fake(0).shape[0] == 1 and low.fake(0).dim() > 2:
-            return op.InstanceNormalization(x, scale, shift, epsilon=eps), None, None
+            return _instance_norm(low, x, scale, shift, eps), None, None
         # ONNX's op requires running statistics, so it gets any [channels] tensors. Nothing reads their updates.
         # `_training_batch_norm` needs values that are neither inputs nor constants, hence computed from x.
         statistics = op.Slice(op.Reshape(x, [-1]), [0], op.dim(x, 1))
@@ -168,6 +168,22 @@ def _channel_constant(low: Lowering, x: ir.Value, number: int) -> ir.Value:
     value: ir.Value = low.op.Expand(low.op.const(float(number), low.dtype), low.op.dim(x, 1))
     value.shape = ir.Shape([str(channels)])
     return value
+
+
+_FEW_PIXELS = 1024
+"""Number of pixels up to which ONNX Runtime's InstanceNormalization is as exact as PyTorch's."""
+
+
+def _instance_norm(low: Lowering, x: ir.Value, scale: ir.Value, shift: ir.Value, eps: float) -> ir.Value:
+    """Standardizes each channel of a single sample."""
+    op, (_, channels, *sizes) = low.op, low.fake(0).shape
+    if all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= _FEW_PIXELS:
+        return op.InstanceNormalization(x, scale, shift, epsilon=eps)
+    # ONNX Runtime's InstanceNormalization (1.32) adds float32 numbers one by one.
+    if isinstance(channels, int):
+        return op.GroupNormalization(x, scale, shift, epsilon=eps, num_groups=channels)
+    y, *_ = _standardized(low, op.Reshape(x, [0, 0, -1]), [2], eps)
+    return _scaled(low, op.reshape_like(y, x), scale, shift, len(low.fake(0).shape))
 
 
 def _bessel(low: Lowering, x: ir.Value) -> ir.Value | float:

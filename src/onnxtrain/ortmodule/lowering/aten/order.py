@@ -55,16 +55,6 @@ def _unless_nan(
     return op.Where(has_nan, nan, y)
 
 
-def reduced_extremum(
-    low: Lowering, op_type: str, x: ir.Value, axes: list[int] | None, keepdim: bool
-) -> ir.Value:
-    """Reduces with `op_type`, ReduceMax or ReduceMin. The result is NaN if any of the elements is NaN."""
-    y = low.op.emit(op_type, x, axes, keepdims=int(keepdim))
-    if not is_float(x):
-        return y
-    return _unless_nan(low, _nan_mask(low, x), axes, keepdim, y, low.op.const(math.nan, like=x))
-
-
 def with_nan(low: Lowering, y: ir.Value, x: ir.Value, axis: int) -> ir.Value:
     """Returns `y` with all elements of a row, along the axis, set to NaN if that row of `x` has a NaN."""
     return _unless_nan(low, _nan_mask(low, x), [axis], True, y, low.op.const(math.nan, like=x))
@@ -77,8 +67,27 @@ def extremum(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False)
         x = low.tensor(x, ir.DataType.INT32)
     if dim is None or dim == []:
         x = _check_not_empty(low, x)
+    op_type, axes = "ReduceMax" if largest else "ReduceMin", axes_of(low, dim)
     # Like PyTorch, our gradient rules of ReduceMax and ReduceMin distribute the gradient evenly among ties.
-    return reduced_extremum(low, "ReduceMax" if largest else "ReduceMin", x, axes_of(low, dim), keepdim)
+    if not is_float(x):
+        return low.op.emit(op_type, x, axes, keepdims=int(keepdim))
+    if str(low.node.target) in ("aten.max.default", "aten.min.default"):
+        return _extremum_of_all(low, op_type, x)
+    op, nans = low.op, _nan_mask(low, x)
+    y = op.emit(op_type, x, axes, keepdims=int(keepdim))
+    # A factor of NaN, so that all elements of a row with NaN get a gradient of NaN, as in PyTorch.
+    return op.Mul(y, _unless_nan(low, nans, axes, keepdim, op.const(1.0, like=x), op.const(math.nan, like=x)))
+
+
+def _extremum_of_all(low: Lowering, op_type: str, x: ir.Value) -> ir.Value:
+    """Reduces all elements by ReduceMax or ReduceMin. If there are NaN, they share the gradient, as in PyTorch."""
+    op, is_nan = low.op, low.op.IsNaN(x)
+    y = op.emit(op_type, op.Where(is_nan, -math.inf if op_type == "ReduceMax" else math.inf, x), keepdims=0)
+    count = op.ReduceSum(op.Cast(is_nan, to=ir.DataType.FLOAT), keepdims=0)
+    mean = op.Div(
+        op.ReduceSum(op.Where(is_nan, x, 0.0), keepdims=0), low.tensor(op.Max(count, 1.0), low.dtype)
+    )
+    return op.Where(op.Greater(count, 0.0), mean, y)
 
 
 def _check_not_empty(low: Lowering, x: ir.Value) -> ir.Value:
@@ -218,16 +227,12 @@ def _kth(
         values, indices = _topk(low, x, low.ints(k), axis, largest)
     if not (isinstance(k, int) and k == 1):
         values, indices = (op.Gather(v, [-1], axis=axis) for v in (values, indices))
-    if not keepdim:
-        values, indices = op.Squeeze(values, [axis]), op.Squeeze(indices, [axis])
-    if not (nan_first and is_float(x)):
-        return values, indices
-    nans = _nan_mask(low, x)
-    first = op.ArgMax(nans, axis=axis, keepdims=int(keepdim))
-    return (
-        _unless_nan(low, nans, [axis], keepdim, values, op.const(math.nan, like=x)),
-        _unless_nan(low, nans, [axis], keepdim, indices, first),
-    )
+    if nan_first and is_float(x):
+        nans = _nan_mask(low, x)
+        indices = _unless_nan(low, nans, [axis], True, indices, op.ArgMax(nans, axis=axis, keepdims=1))
+        # The chosen element gets the gradient, also if it is NaN.
+        values = op.GatherElements(x, indices, axis=axis)
+    return (values, indices) if keepdim else (op.Squeeze(values, [axis]), op.Squeeze(indices, [axis]))
 
 
 @lower("aten.argmax.default", "aten.argmin.default")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
+import torch
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._torch import bounds_pass_gradients
@@ -80,9 +81,11 @@ def copysign(low: Lowering, x: ir.Value, y: Any) -> ir.Value:
     x, y = low.tensors(x, y)
     # The zero, computed from `y`, makes the gradient of `y` zero instead of None, as in PyTorch.
     zero = op.Mul(op.Where(op.IsNaN(y), 0.0, op.Sign(y)), 0.0)
-    return op.Mul(
-        op.Abs(x), op.Add(op.Where(signbit(low, y), op.const(-1.0, like=x), op.const(1.0, like=x)), zero)
-    )
+    sign = op.Add(op.Where(signbit(low, y), op.const(-1.0, like=x), op.const(1.0, like=x)), zero)
+    result = op.Mul(op.Abs(x), sign)
+    # As in PyTorch, the ratio of both, NaN for infinities, and 0 at 0.
+    is_zero = op.Equal(x, 0.0)
+    return low.with_slopes(result, x, op.Where(is_zero, 0.0, op.Div(result, x)), y, op.Mul(sign, 0.0))
 
 
 @lower("aten.neg.default")
@@ -112,18 +115,24 @@ def log1p(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.expm1.default")
 def expm1(low: Lowering, x: ir.Value) -> ir.Value:
-    return _formulas.expm1(low.op, low.tensor(x, low.dtype))
+    (x,) = low.wide(x)
+    y = _formulas.expm1(low.op, x)
+    return low.with_slope(y, x, low.op.Add(y, 1.0))
 
 
 @lower("aten.atan2.default")
 def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
     op = low.op
+    # PyTorch's derivatives: 0 where the sum of squares is 0, and infinite or NaN where its reciprocal overflows.
     y, x = low.tensors(y, x)
+    squares = op.Add(op.Mul(x, x), op.Mul(y, y))
+    inverse = op.Where(op.Equal(squares, 0.0), 0.0, op.Reciprocal(squares))
+    slope_y, slope_x = low.wide(op.Mul(x, inverse), op.Neg(op.Mul(y, inverse)))
+    y, x = low.wide(y, x)
     # Divides the smaller by the larger magnitude, which cannot overflow.
     steep = op.Greater(op.Abs(y), op.Abs(x))
     bottom = op.Where(steep, y, x)
-    # At (0, 0) there is no gradient, rather than NaN. The quotient of two infinities is taken for that of their
-    # signs.
+    # The quotient of two infinities is taken for that of their signs.
     origin = op.And(op.Equal(x, 0.0), op.Equal(y, 0.0))
     infinite = op.And(op.IsInf(x), op.IsInf(y))
     top, bottom = op.Where(steep, x, y), op.Where(origin, 1.0, bottom)
@@ -133,33 +142,39 @@ def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
     down = signbit(low, y)
     from_steep = op.Sub(op.Where(down, *_constants(low, -math.pi / 2, math.pi / 2)), angle)
     turn = op.Where(signbit(low, x), op.Where(down, *_constants(low, -math.pi, math.pi)), 0.0)
-    return op.Where(steep, from_steep, op.Add(angle, turn))
+    result = op.Where(steep, from_steep, op.Add(angle, turn))
+    return low.with_slopes(result, y, slope_y, x, slope_x)
 
 
 def _constants(low: Lowering, *numbers: float) -> tuple[ir.Value, ...]:
     """Returns the numbers as scalars of the result's dtype."""
-    return tuple(low.tensor(number, low.dtype) for number in numbers)
+    return low.wide(*numbers)
 
 
 @lower("aten.hypot.default")
 def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     """Lowers to s sqrt((a / s)² + (b / s)²) with s = max(|a|, |b|), which cannot overflow."""
     op = low.op
-    a, b = low.tensors(a, b)
-    # The result does not depend on s, so s needs no gradient.
-    larger = op.stop_gradient(op.Max(op.Abs(a), op.Abs(b)))
+    a, b = low.wide(a, b)
+    larger = op.Max(op.Abs(a), op.Abs(b))
     scale = op.Where(op.Equal(larger, 0.0), 1.0, larger)
     x, y = op.Div(a, scale), op.Div(b, scale)
-    # At (0, 0) the gradient is NaN, as is PyTorch's, a / hypot(a, b). Elsewhere the argument of Sqrt is between 1 and
-    # 2.
     length = op.Mul(scale, op.Sqrt(op.Add(op.Mul(x, x), op.Mul(y, y))))
     infinite = op.Or(op.IsInf(a), op.IsInf(b))
-    return op.Where(infinite, math.inf, length)
+    length = op.Where(infinite, math.inf, length)
+    # At (0, 0) the gradient is NaN, as is PyTorch's, which divides by the rounded length.
+    (divisor,) = low.wide(low.tensor(length, low.dtype))
+    return low.with_slopes(length, a, op.Div(a, divisor), b, op.Div(b, divisor))
 
 
 @lower("aten.logaddexp.default")
 def logaddexp(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    return log_of_sum(low.op, *low.tensors(a, b))
+    op = low.op
+    a, b = low.wide(a, b)
+    # As in PyTorch: NaN where both are the same infinity.
+    difference = op.Sub(b, a)
+    slope_a, slope_b = (op.Reciprocal(op.Add(op.Exp(x), 1.0)) for x in (difference, op.Neg(difference)))
+    return low.with_slopes(log_of_sum(op, a, b), a, slope_a, b, slope_b)
 
 
 def log_of_sum(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -186,6 +201,7 @@ def round_(low: Lowering, x: ir.Value, *, decimals: int = 0) -> ir.Value:
     # ONNX's Round, like PyTorch's, rounds halves to even.
     if decimals == 0:
         return low.op.Round(x)
+    (x,) = low.wide(x)
     power = 10.0 ** abs(decimals)
     if decimals > 0:
         return low.op.Div(low.op.Round(low.op.Mul(x, power)), power)
@@ -227,7 +243,28 @@ def clamp_tensor(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max:
 
 
 def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
-    """Clamps `x` with Where, so that a bound gets the gradient of the elements that it replaces."""
+    """Clamps `x` by Where, so that a bound gets the gradient of the elements that it replaces."""
+    y = _clamped(low, x, lowest, highest)
+    if not is_float(x):
+        return y
+    # PyTorch's gradients: none where an element or a bound is NaN, or where a bound equals the other.
+    op, result = low.op, low.op.stop_gradient(y)
+    inside = []
+    if highest is not None:
+        inside.append(op.LessOrEqual(x, highest))
+        beyond = op.Greater(x, highest)
+        beyond = beyond if lowest is None else op.Or(beyond, op.Less(highest, lowest))
+        result = select(low, beyond, highest, result)
+    if lowest is not None:
+        inside.append(op.GreaterOrEqual(x, lowest))
+        below = op.Less(x, lowest)
+        below = below if highest is None else op.And(below, op.Less(lowest, highest))
+        result = select(low, below, lowest, result)
+    return select(low, functools.reduce(op.And, inside), x, result) if inside else y
+
+
+def _clamped(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
+    """Returns the elements of `x` between two bounds; NaN where a bound is NaN."""
     op = low.op
 
     def replaced(outside: ir.Value, bound: ir.Value) -> ir.Value:
@@ -264,12 +301,13 @@ def lerp(low: Lowering, a: ir.Value, b: ir.Value, weight: Any) -> ir.Value:
     op = low.op
     if not low.dtype.is_floating_point():
         raise low.unsupported("integers")
+    a, b = low.wide(a, b)
     # From the nearer end, as in PyTorch: a + (b - a) is not b if `a` is much larger than `b`.
     if isinstance(weight, int | float):
         near = abs(weight) < 0.5
-        step = op.Mul(low.tensor(weight if near else weight - 1, low.dtype), op.Sub(b, a))
+        step = op.Mul(low.tensor(weight if near else weight - 1, low.wide_dtype), op.Sub(b, a))
         return op.Add(a if near else b, step)
-    a, b, weight = low.tensors(a, b, weight)
+    (weight,) = low.wide(weight)
     is_near = op.Less(op.Abs(weight), 0.5)
     start, distance = op.Where(is_near, a, b), op.Where(is_near, weight, op.Sub(weight, 1.0))
     return op.Add(start, op.Mul(distance, op.Sub(b, a)))
@@ -277,9 +315,20 @@ def lerp(low: Lowering, a: ir.Value, b: ir.Value, weight: Any) -> ir.Value:
 
 @lower("aten.addcmul.default", "aten.addcdiv.default")
 def add_product(low: Lowering, x: ir.Value, a: ir.Value, b: ir.Value, *, value: Any = 1) -> ir.Value:
-    x, a, b = low.tensors(x, a, b)
-    term = low.op.Mul(a, b) if "addcmul" in str(low.node.target) else low.op.Div(a, b)
-    return low.op.Add(x, term if value == 1 else low.op.Mul(term, low.tensor(value, low.dtype)))
+    op = low.op
+    low.refuse_overflow(value)
+    # As PyTorch's gradient rounds it.
+    (square,) = low.wide(op.Mul(*low.tensors(b, b)))
+    x, a, b = low.wide(x, a, b)
+    # In PyTorch's order, which matters where a product overflows.
+    scaled = a if isinstance(value, int | float) and value == 1 else op.Mul(a, *low.wide(value))
+    if "addcmul" in str(low.node.target):
+        return op.Add(x, op.Mul(scaled, b))
+    quotient = op.Div(scaled, b)
+    if not is_float(x):
+        return op.Add(x, quotient)
+    factor = op.Reciprocal(b) if scaled is a else op.Div(*low.wide(value), b)
+    return op.Add(x, low.with_slopes(quotient, a, factor, b, op.Neg(op.Div(scaled, square))))
 
 
 @lower(
@@ -310,9 +359,7 @@ def nan_to_num(
     op = low.op
     if not is_float(x):
         return x
-    limits = np.finfo(low.dtype.numpy()) if low.dtype != ir.DataType.BFLOAT16 else None
-    if limits is None:
-        raise low.unsupported("bfloat16")
+    limits = torch.finfo(low.result.dtype)
     high = float(limits.max) if posinf is None else posinf
     lowest = float(limits.min) if neginf is None else neginf
     x = op.Where(op.IsNaN(x), 0.0 if nan is None else float(nan), x)

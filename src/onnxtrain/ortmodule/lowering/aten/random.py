@@ -157,13 +157,16 @@ def native_dropout(
 ) -> tuple[ir.Value, ir.Value | None]:
     """Lowers to x * bernoulli(1 - p) / (1 - p), and the mask of the elements that are kept."""
     _check_constant(low, p)
-    if train is False or p == 0:
+    # Unlike `dropout`, PyTorch's CPU kernel draws for p = 0 and p = 1, too.
+    draws = train is not False and (0 < p < 1 or low.fake(0).device.type == "cpu")
+    if not draws and (train is False or p == 0):
         return x, low.op.Cast(low.op.ones_like(x), to=ir.DataType.BOOL) if low.uses_result(1) else None
-    if p == 1:
+    if not draws:
         return low.op.Mul(x, 0.0), low.op.Cast(low.op.zeros_like(x), to=ir.DataType.BOOL)
     noise = _random_input(low, low.result[0], lambda tensor: fill_keep_mask(tensor, 1 - p))
     kept = low.op.Cast(noise, to=ir.DataType.BOOL) if low.uses_result(1) else None
-    return low.op.Mul(x, low.op.Div(noise, 1 - p)), kept
+    # All of the noise is 0 for p = 1.
+    return low.op.Mul(x, low.op.Div(noise, 1 - p) if p < 1 else noise), kept
 
 
 @lower("aten.rand.default", "aten.rand_like.default")

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.comparison import as_bool
-from onnxtrain.ortmodule.lowering.aten.order import axes_of, reduced_extremum
+from onnxtrain.ortmodule.lowering.aten.order import axes_of
 from onnxtrain.ortmodule.lowering.aten.shape import transposed
 
 
@@ -221,7 +221,11 @@ def vector_norm(
         return _reduce(low, f"ReduceL{int(ord)}", x, dim, keepdim)
     if abs(ord) == math.inf:
         kind = "ReduceMax" if ord > 0 else "ReduceMin"
-        return reduced_extremum(low, kind, op.Abs(x), axes_of(low, dim), keepdim)
+        # As in PyTorch, no element of a row with NaN gets a gradient.
+        axes, is_nan = axes_of(low, dim), op.IsNaN(x)
+        y = op.emit(kind, op.Abs(op.Where(is_nan, 0.0, x)), axes, keepdims=int(keepdim))
+        count = op.ReduceSum(op.Cast(is_nan, to=ir.DataType.FLOAT), axes, keepdims=int(keepdim))
+        return op.Where(op.Greater(count, 0.0), op.const(math.nan, like=x), y)
     if ord == 0:
         return _reduce(low, "ReduceSum", op.Cast(op.Not(op.Equal(x, 0.0)), to=low.dtype), dim, keepdim)
     # For p < 1, the derivative of |x|^p at 0 is infinite.

@@ -15,20 +15,41 @@ from onnxtrain.ortmodule.lowering._table import Lowering, lower
 Formula = Callable[[Emitter, ir.Value], ir.Value]
 
 
-def _in_float64(*names: str) -> Callable[[Formula], Formula]:
-    """Registers a float64 formula as the lowering of ATen ops of all dtypes. Only the result is rounded."""
+def _in_float64(
+    *names: str, slope: Callable[[Emitter, ir.Value, ir.Value], ir.Value] | None = None
+) -> Callable[[Formula], Formula]:
+    """Registers a float64 formula as the lowering of ATen ops of all dtypes. Only the result is rounded.
+
+    Args:
+        names: the ops.
+        slope: writes the derivative, given x and y. Default: that of the formula.
+    """
 
     def register(formula: Formula) -> Formula:
         @lower(*names)
         def lowered(low: Lowering, x: ir.Value) -> ir.Value:
-            return formula(low.op, low.tensor(x, ir.DataType.DOUBLE))
+            op, x = low.op, low.tensor(x, ir.DataType.DOUBLE)
+            y = formula(op, x)
+            return y if slope is None else low.with_slope(y, x, slope(op, x, y))
 
         return formula
 
     return register
 
 
-@_in_float64("aten.erfc.default", "aten.special_erfc.default")
+def _erfc_slope(op: Emitter, x: ir.Value, _: ir.Value) -> ir.Value:
+    return op.Mul(op.Exp(op.Neg(op.Mul(x, x))), -2 / math.sqrt(math.pi))
+
+
+def _erfcx_slope(op: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
+    return op.Sub(op.Mul(op.Mul(x, 2.0), y), 2 / math.sqrt(math.pi))
+
+
+def _log_ndtr_slope(op: Emitter, x: ir.Value, _: ir.Value) -> ir.Value:
+    return op.Div(math.sqrt(2 / math.pi), erfcx(op, op.Mul(x, -math.sqrt(0.5))))
+
+
+@_in_float64("aten.erfc.default", "aten.special_erfc.default", slope=_erfc_slope)
 def erfc(op: Emitter, x: ir.Value) -> ir.Value:
     """Computes 1 - erf(x) for x < 1, else exp(-x²) erfcx(x)."""
     low = op.Less(x, 1.0)
@@ -39,7 +60,7 @@ def erfc(op: Emitter, x: ir.Value) -> ir.Value:
     return op.Where(low, op.Sub(1.0, op.Erf(x)), tail)
 
 
-@_in_float64("aten.special_erfcx.default")
+@_in_float64("aten.special_erfcx.default", slope=_erfcx_slope)
 def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
     """Computes exp(x²) erfc(x)."""
     low = op.Less(x, 1.0)
@@ -48,7 +69,7 @@ def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
     return op.Where(low, scaled, _formulas.erfcx(op, far))
 
 
-@_in_float64("aten.special_log_ndtr.default")
+@_in_float64("aten.special_log_ndtr.default", slope=_log_ndtr_slope)
 def log_ndtr(op: Emitter, x: ir.Value) -> ir.Value:
     """Computes log(erfcx(-x / sqrt(2)) / 2) - x² / 2 for x < -1, else log1p(-erfc(x / sqrt(2)) / 2)."""
     low = op.Less(x, -1.0)
@@ -80,7 +101,7 @@ def ndtri(op: Emitter, p: ir.Value) -> ir.Value:
 
 
 def _positive_erfinv(op: Emitter, x: ir.Value, complement: ir.Value) -> ir.Value:
-    """Computes erfinv(x) for x >= 0, with two steps of Halley's method.
+    """Computes erfinv(x) for x >= 0, with three steps of Halley's method.
 
     The start is the power series for x < 1/2, else Winitzki's approximation. Both have errors below 2e-3. For x >= 1/2
     the method solves erfc(y) = 1 - x, which keeps the digits of a small 1 - x.
@@ -101,7 +122,7 @@ def _positive_erfinv(op: Emitter, x: ir.Value, complement: ir.Value) -> ir.Value
     half = op.Add(op.Mul(log, 0.5), 2 / (math.pi * 0.147))
     winitzki = op.Sqrt(op.Sub(op.Sqrt(op.Sub(op.Mul(half, half), op.Div(log, 0.147))), half))
     y = op.Where(small, start, winitzki)
-    for _ in range(2):
+    for _ in range(3):
         error = op.Where(small, op.Sub(op.Erf(y), near), op.Sub(far, erfc(op, y)))
         step = op.Mul(op.Mul(error, op.Exp(op.Mul(y, y))), math.sqrt(math.pi) / 2)
         y = op.Sub(y, op.Div(step, op.Add(op.Mul(y, step), 1.0)))
@@ -120,6 +141,9 @@ _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 /
 _DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
 """Coefficients B(2n) / (2n), n = 1, 2, ..., for digamma."""
 
+_TRIGAMMA = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
+"""Bernoulli numbers B(2n), n = 1, 2, ..., for the derivative of digamma."""
+
 
 def _polynomial(op: Emitter, square: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
     """Evaluates a polynomial in `square` with Horner's rule; `coefficients` start with the constant term."""
@@ -129,7 +153,30 @@ def _polynomial(op: Emitter, square: ir.Value, coefficients: tuple[float, ...]) 
     return total
 
 
-@_in_float64("aten.lgamma.default")
+def _lgamma_slope(op: Emitter, x: ir.Value, _: ir.Value) -> ir.Value:
+    return digamma(op, x)
+
+
+def _trigamma(op: Emitter, x: ir.Value, _: ir.Value) -> ir.Value:
+    """Computes ψ'(x) by the asymptotic series at x + 8, plus 1 / x², 1 / (x + 1)², ..., 1 / (x + 7)².
+
+    For x < 1/2, uses the reflection ψ'(x) = (pi / sin(pi x))² - ψ'(1 - x).
+    """
+    mirrored = op.Less(x, 0.5)
+    z = op.Where(mirrored, op.Sub(1.0, x), x)
+    inverse = op.Reciprocal(op.Add(z, float(_SHIFT)))
+    square = op.Mul(inverse, inverse)
+    # The derivative of the series of ψ, with coefficients B(2n).
+    series = op.Mul(_polynomial(op, square, _TRIGAMMA), op.Mul(square, inverse))
+    total = op.Add(op.Add(inverse, op.Mul(square, 0.5)), series)
+    for k in range(_SHIFT):
+        step = op.Reciprocal(op.Add(z, float(k)))
+        total = op.Add(total, op.Mul(step, step))
+    ratio = op.Div(math.pi, op.Sin(op.Mul(op.Where(mirrored, x, 0.5), math.pi)))
+    return op.Where(mirrored, op.Sub(op.Mul(ratio, ratio), total), total)
+
+
+@_in_float64("aten.lgamma.default", slope=_lgamma_slope)
 def lgamma(op: Emitter, x: ir.Value) -> ir.Value:
     """Computes log |Γ(x)| by Stirling's series at x + 8, minus the logarithms of x, x + 1, ..., x + 7.
 
@@ -145,12 +192,20 @@ def lgamma(op: Emitter, x: ir.Value) -> ir.Value:
     for k in range(_SHIFT):
         total = op.Sub(total, op.Log(op.Add(z, float(k))))
     # |sin(pi x)| has the period 1, so the fractional part of x suffices, for which the sine is exact.
-    angle = op.Where(mirrored, op.Sub(x, op.Floor(x)), 0.5)
-    reflected = op.Sub(op.Sub(math.log(math.pi), op.Log(op.Sin(op.Mul(angle, math.pi)))), total)
-    return op.Where(mirrored, reflected, total)
+    angle = op.Where(mirrored, _fraction(op, x), 0.5)
+    sine = op.Abs(op.Sin(op.Mul(angle, math.pi)))
+    reflected = op.Sub(op.Sub(math.log(math.pi), op.Log(sine)), total)
+    y = op.Where(mirrored, reflected, total)
+    # At the poles, and at infinities, terms of the formula are infinities of either sign.
+    return op.Where(op.Or(op.IsInf(x), op.Equal(sine, 0.0)), math.inf, y)
 
 
-@_in_float64("aten.digamma.default", "aten.special_digamma.default")
+def _fraction(op: Emitter, x: ir.Value) -> ir.Value:
+    """Returns x less the integer towards 0, with the sign of x: unlike x - floor(x), exact for a small negative x."""
+    return op.Mod(x, op.const(1.0, like=x), fmod=1)
+
+
+@_in_float64("aten.digamma.default", "aten.special_digamma.default", slope=_trigamma)
 def digamma(op: Emitter, x: ir.Value) -> ir.Value:
     """Computes ψ(x) by the asymptotic series at x + 8, minus the reciprocals of x, x + 1, ..., x + 7.
 
@@ -165,45 +220,82 @@ def digamma(op: Emitter, x: ir.Value) -> ir.Value:
     total = op.Sub(total, op.Mul(_polynomial(op, square, _DIGAMMA), square))
     for k in range(_SHIFT):
         total = op.Sub(total, op.Reciprocal(op.Add(z, float(k))))
-    angle = op.Mul(op.Where(mirrored, op.Sub(x, op.Floor(x)), 0.5), math.pi)
-    cotangent = op.Div(op.Cos(angle), op.Sin(angle))
+    fraction = _fraction(op, x)
+    angle = op.Mul(op.Where(mirrored, fraction, 0.5), math.pi)
+    # ONNX Runtime's sine of -0 is +0.
+    small = op.Less(op.Abs(angle), 1e-9)
+    cotangent = op.Where(small, op.Reciprocal(angle), op.Div(op.Cos(angle), op.Sin(angle)))
+    # As in PyTorch, NaN at the poles, but infinite at ±0.
+    pole = op.And(op.Equal(fraction, 0.0), op.Less(x, 0.0))
+    cotangent = op.Where(pole, op.const(math.nan, like=x), cotangent)
     return op.Where(mirrored, op.Sub(total, op.Mul(cotangent, math.pi)), total)
 
 
 @lower("aten.sinc.default")
 def sinc(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
-    x = low.tensor(x, low.dtype)
-    # At 0, the value is 1 and the gradient is 0.
+    (x,) = low.wide(x)
     is_zero = op.Equal(x, 0.0)
-    angle = op.Mul(op.Where(is_zero, 1.0, x), math.pi)
-    return op.Where(is_zero, 1.0, op.Div(op.Sin(angle), angle))
+    angle = op.Mul(x, math.pi)
+    sine = op.Sin(angle)
+    y = op.Where(is_zero, 1.0, op.Div(sine, angle))
+    # PyTorch's formula: 0 where pi x² is 0.
+    square = op.Mul(op.Mul(x, x), math.pi)
+    slope = op.Div(op.Sub(op.Mul(angle, op.Cos(angle)), sine), square)
+    return low.with_slope(y, x, op.Where(op.Equal(square, 0.0), 0.0, slope))
+
+
+@lower("aten.logit.default")
+def logit(low: Lowering, x: ir.Value, eps: float | None = None) -> ir.Value:
+    op = low.op
+    (x,) = low.wide(x)
+    z = x if eps is None else op.Clip(x, *low.wide(eps, 1 - eps))
+    y = op.Log(op.Div(z, op.Sub(1.0, z)))
+    # As in PyTorch: outside of [eps, 1 - eps] the gradient is 0, and without eps NaN.
+    lowest, highest = low.wide(0.0, 1.0)
+    if eps is not None:
+        # PyTorch rounds these bounds, but not those of the result.
+        lowest, highest = low.wide(*low.tensors(eps, 1 - eps))
+    outside = op.Or(op.Less(x, lowest), op.Greater(x, highest))
+    slope = op.Reciprocal(op.Mul(x, op.Sub(1.0, x)))
+    return low.with_slope(y, x, op.Where(outside, math.nan if eps is None else 0.0, slope))
+
+
+@lower("aten.special_entr.default")
+def entr(low: Lowering, x: ir.Value) -> ir.Value:
+    """Lowers -x log(x), 0 at 0, and minus infinity for x < 0."""
+    op = low.op
+    (x,) = low.wide(x)
+    log = op.Log(x)
+    y = op.Where(op.Equal(x, 0.0), 0.0, op.Neg(op.Mul(x, log)))
+    y = op.Where(op.Less(x, 0.0), -math.inf, y)
+    return low.with_slope(y, x, op.Sub(-1.0, log))
 
 
 @lower("aten.xlogy")
 def xlogy(low: Lowering, x: Any, y: Any) -> ir.Value:
     """Lowers x log(y), which is 0 where x is 0. The gradient w.r.t. y is x / y, as in PyTorch: NaN at (0, 0)."""
     op = low.op
-    x, y = low.tensors(x, y)
-    return op.Mul(x, _log_or_zero(low, op.Equal(x, 0.0), y, op.Log(y)))
+    x, y = low.wide(*low.tensors(x, y))
+    log, is_zero = op.Log(y), op.Equal(x, 0.0)
+    result = op.Mul(x, _log_or_zero(low, is_zero, y, log))
+    slope = op.Where(op.And(is_zero, op.LessOrEqual(y, 0.0)), 0.0, log)
+    return low.with_slopes(result, x, slope, y, op.Div(x, y))
 
 
 @lower("aten.special_xlog1py")
 def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
     """Lowers x log(1 + y), which is 0 where x is 0. The gradient w.r.t. y is x / (1 + y) everywhere, as in PyTorch."""
     op = low.op
-    x, y = low.tensors(x, y)
-    log, correction = _formulas.log1p_terms(op, y)
-    # The derivative of the sum is that of the first term. At y = -1, differentiating the second one would give NaN.
-    log = op.Add(log, op.stop_gradient(correction))
-    return op.Mul(x, _log_or_zero(low, op.Equal(x, 0.0), op.Add(y, 1.0), log))
+    x, y = low.wide(*low.tensors(x, y))
+    log, is_zero, argument = _formulas.log1p(op, y), op.Equal(x, 0.0), op.Add(y, 1.0)
+    result = op.Mul(x, _log_or_zero(low, is_zero, argument, log))
+    slope = op.Where(op.And(is_zero, op.LessOrEqual(argument, 0.0)), 0.0, log)
+    return low.with_slopes(result, x, slope, y, op.Div(x, argument))
 
 
 def _log_or_zero(low: Lowering, zero: ir.Value, argument: ir.Value, log: ir.Value) -> ir.Value:
-    """Returns `log`, with 0 where both `zero` is true and the logarithm of `argument` is infinite or NaN.
-
-    The logarithm is replaced, not its argument, so that its derivative 1 / argument is multiplied by 0, as in PyTorch.
-    """
+    """Returns `log`, with 0 where both `zero` is true and the logarithm of `argument` is infinite or NaN."""
     op = low.op
     undefined = op.Or(op.LessOrEqual(argument, 0.0), op.IsInf(argument))
     return op.Where(op.And(zero, undefined), 0.0, log)

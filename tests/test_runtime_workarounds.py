@@ -153,7 +153,7 @@ def test_onnxruntime_rounds_sums_and_products_of_integers() -> None:
 
 
 def test_onnxruntime_finds_wrong_unique_numbers_beside_nan() -> None:
-    """If this fails, `_unique_floats` of aten/order.py may go."""
+    """If this fails, `_unique_floats` of aten/searching.py may go."""
     assert len(_computed("Unique", "float", np.array([np.nan, 1, np.nan, 1], np.float32))) != 3
 
 

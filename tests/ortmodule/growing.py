@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +10,13 @@ from typing import Any
 import torch
 
 from ortmodule.aten_case import Case, T
-from ortmodule.growth import Growth, eager, ours
+from ortmodule.growth import Growth, eager, eager_work, ours
 
 _SMALLEST = 16
 _UNCHECKED = "attention"
 """Cases whose sizes eager PyTorch (2.13) doesn't compare: it reads past the end of keys that are fewer than values."""
-_MOST = 4_000_000
-"""Bytes, elements or multiplications of the smallest of three sizes."""
+_MOST = 1_000_000
+"""Elements or multiplications of the smallest of three sizes."""
 
 Axes = frozenset[tuple[int, int]]
 """Pairs of an argument and an axis of it."""
@@ -30,35 +29,38 @@ class Grown:
     name: str
     of: Callable[[int], tuple[Callable[..., Any], Sequence[Any]]]
 
-    def growths(self, size: int, dynamic: bool = False) -> tuple[Growth, Growth]:
-        """Returns the growth from a size to four times of it, in ONNX Runtime and in eager PyTorch.
+    def start(self, largest: int) -> int | None:
+        """Returns the size to start from, at most `largest`, so that four times of it takes a moment.
 
-        Where that takes much, the size is smaller.
+        Returns:
+            The size, or None if eager PyTorch doesn't run it.
         """
-        while size > _SMALLEST and (cost := eager(*self.of(size))) and max(cost.memory, cost.work) > _MOST:
-            size //= 2
-        sizes = (size, 2 * size, 4 * size)
+        torch.manual_seed(0)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                size, cost = _SMALLEST, eager_work(*self.of(_SMALLEST))
+                while size < largest:
+                    before, cost = cost, eager_work(*self.of(2 * size))
+                    if cost > _MOST:
+                        break
+                    size *= 2
+                    if cost * cost / max(before, 1) > _MOST:
+                        break
+        # PyTorch has no common class for arguments that do not fit together.
+        except Exception:
+            return None
+        return size
+
+    def growths(self, start: int, dynamic: bool = False) -> tuple[Growth, Growth]:
+        """Returns the growth from a size to four times of it, in ONNX Runtime and in eager PyTorch."""
+        sizes = (start, 2 * start, 4 * start)
         in_onnxruntime = Growth.of([ours(*self.of(size), dynamic=dynamic) for size in sizes])
         return in_onnxruntime, Growth.of([eager(*self.of(size)) for size in sizes])
 
-    def runs(self, size: int) -> bool:
-        """Whether eager PyTorch runs it at a size."""
-        fn, arguments = self.of(size)
-        with warnings.catch_warnings(), contextlib.suppress(Exception):
-            warnings.simplefilter("ignore")
-            torch.manual_seed(0)
-            fn(*arguments)
-            return True
-        return False
 
-
-def grown(case: Case, smallest: int) -> Iterator[Grown]:
-    """Yields a case for each axis that can be made longer, alone or with all axes of its size.
-
-    Args:
-        case: the case.
-        smallest: the size at which eager PyTorch must run it.
-    """
+def grown(case: Case) -> Iterator[Grown]:
+    """Yields a case for each axis that can be made longer, alone or with all axes of its size."""
     axes = {
         (place, axis): size
         for place, argument in enumerate(case.arguments)
@@ -76,7 +78,7 @@ def grown(case: Case, smallest: int) -> Iterator[Grown]:
             tried.add(chosen)
             names = "+".join(f"{place}.{axis}" for place, axis in sorted(chosen))
             candidate = Grown(f"{case.name}, {names}", _at_size(case, chosen, size))
-            if candidate.runs(smallest):
+            if candidate.start(_SMALLEST):
                 yield candidate
                 break
 

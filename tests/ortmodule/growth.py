@@ -100,9 +100,14 @@ def eager(program: Program, arguments: Sequence[Any]) -> Cost:
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
         peak = max(peak, now)
+    return given + Cost(peak, eager_work(program, arguments))
+
+
+def eager_work(program: Program, arguments: Sequence[Any]) -> float:
+    """Returns the work of a step of a program, without its arguments."""
     with _Dispatched() as dispatched:
         _step(program, arguments)
-    return given + Cost(peak, dispatched.work)
+    return dispatched.work
 
 
 def _given(arguments: Sequence[Any]) -> Cost:

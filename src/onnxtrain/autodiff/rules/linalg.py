@@ -264,7 +264,9 @@ def _minors_by_row(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value
     always = op.const(np.array(True))
     rows = op.emit("Loop", op.const(size), always, body=ir.AttrGraph("body", inner.graph))
     rows.type, rows.shape = minors.type, ir.Shape([size, *minors.shape])
-    return op.Mul(op.Transpose(rows, perm=[*range(1, batch + 1), 0, batch + 1]), op.const(_signs(size), like=x))
+    return op.Mul(
+        op.Transpose(rows, perm=[*range(1, batch + 1), 0, batch + 1]), op.const(_signs(size), like=x)
+    )
 
 
 def _all_but_one(size: int) -> np.ndarray:

@@ -8,26 +8,39 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
+from onnxtrain.errors import DifferentiationError
+from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from ortmodule.aten_case import Case, T
-from ortmodule.growth import Growth, eager, eager_work, ours
+from ortmodule.growth import Cost, Growth, Program, eager, ours
 
 _SMALLEST = 16
-_UNCHECKED = "attention"
-"""Cases whose sizes eager PyTorch (2.13) doesn't compare: it reads past the end of keys that are fewer than values."""
 _MOST = 1_000_000
 """Elements or multiplications of the smallest of three sizes."""
+
+_UNCHECKED = "attention"
+"""Cases whose sizes eager PyTorch (2.13) doesn't compare; it reads past the end of keys that are fewer than values."""
+
+_OF_WEIGHTS = ("lstm", "gru", "rnn")
+"""As above, of weights as well, which are multiples of the width: `sized_cases.py` has them."""
+
+_TOLERANCE = 0.3
+"""An exponent is above eager's if it is larger by more than this: a factor log(n) is worth 0.2."""
 
 Axes = frozenset[tuple[int, int]]
 """Pairs of an argument and an axis of it."""
 
 
-@dataclass(frozen=True)
-class Grown:
-    """What grows: `of(n)` returns a function and its arguments at size n."""
+class Growing:
+    """A computation whose sizes grow: `of(n)` returns a function and its arguments at size n, `name` says what n is."""
 
-    name: str
-    of: Callable[[int], tuple[Callable[..., Any], Sequence[Any]]]
+    name: Any
+    of: Callable[[int], tuple[Program, Sequence[Any]]]
+
+    def cost(self, size: int) -> Cost:
+        """Returns the cost in ONNX Runtime at a size."""
+        raise NotImplementedError
 
     def start(self, largest: int) -> int | None:
         """Returns the size to start from, at most `largest`, so that four times of it takes a moment.
@@ -39,9 +52,9 @@ class Grown:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                size, cost = _SMALLEST, eager_work(*self.of(_SMALLEST))
+                size, cost = _SMALLEST, eager(*self.of(_SMALLEST)).work
                 while size < largest:
-                    before, cost = cost, eager_work(*self.of(2 * size))
+                    before, cost = cost, eager(*self.of(2 * size)).work
                     if cost > _MOST:
                         break
                     size *= 2
@@ -52,14 +65,73 @@ class Grown:
             return None
         return size
 
-    def growths(self, start: int, dynamic: bool = False) -> tuple[Growth, Growth]:
-        """Returns the growth from a size to four times of it, in ONNX Runtime and in eager PyTorch."""
-        sizes = (start, 2 * start, 4 * start)
-        in_onnxruntime = Growth.of([ours(*self.of(size), dynamic=dynamic) for size in sizes])
-        return in_onnxruntime, Growth.of([eager(*self.of(size)) for size in sizes])
+    def growths(self, start: int) -> tuple[Growth, Growth] | None:
+        """Returns the growth from a size to four times of it, in ONNX Runtime and in eager PyTorch.
+
+        Returns None if eager PyTorch does not run all of these sizes, e.g. a window longer than the tensor.
+        """
+        try:
+            in_eager = Growth.of([eager(*self.of(size)) for size in (start, 2 * start, 4 * start)])
+        # PyTorch has no common class for arguments that do not fit together.
+        except Exception:
+            return None
+        first, last = (self.cost(size) for size in (start, 4 * start))
+        # Without a size in between, an upper bound of the exponents.
+        most = Growth.between(first, last)
+        if not _is_above(most, in_eager):
+            return most, in_eager
+        return Growth.of([first, self.cost(2 * start), last]), in_eager
+
+    def finding(self, largest: int) -> tuple[Growth, Growth] | None:
+        """Returns the growth of both if ours is above eager's, else None.
+
+        Above it is what also grows faster from eight times the size on, unless that takes too long: where another
+        algorithm begins at some size, costs have a step.
+
+        Args:
+            largest: the largest size to start from.
+        """
+        start = self.start(largest)
+        if start is None:
+            return None
+        try:
+            found = self.growths(start)
+            if found is not None and _is_above(*found):
+                later = self.start(8 * largest) or start
+                found = (self.growths(later) if later > start else None) or found
+        except BackendCompilerFailed as error:
+            # Not every op has a lowering for all sizes; PyTorch runs the others.
+            if isinstance(error.inner_exception, ORTModuleONNXModelException) and "has no lowering" in str(
+                error
+            ):
+                return None
+            raise
+        except DifferentiationError:
+            # A rule refuses these sizes.
+            return None
+        return found if found is not None and _is_above(*found) else None
 
 
-def grown(case: Case) -> Iterator[Grown]:
+def _is_above(one: Growth, other: Growth) -> bool:
+    """True if one growth is above another one. Linear growth is never above: each case has a larger argument."""
+    return any(
+        getattr(one, what) > max(getattr(other, what), 1.0) + _TOLERANCE for what in ("memory", "work")
+    )
+
+
+@dataclass(frozen=True)
+class Grown(Growing):
+    """A function of tensors, compiled for ONNX Runtime, with symbolic sizes if `dynamic`."""
+
+    name: str
+    of: Callable[[int], tuple[Program, Sequence[Any]]]
+    dynamic: bool = False
+
+    def cost(self, size: int) -> Cost:
+        return ours(*self.of(size), dynamic=self.dynamic)
+
+
+def grown(case: Case, dynamic: bool = False) -> Iterator[Grown]:
     """Yields a case for each axis that can be made longer, alone or with all axes of its size."""
     axes = {
         (place, axis): size
@@ -69,22 +141,25 @@ def grown(case: Case) -> Iterator[Grown]:
         if size
     }
     tried: set[Axes] = set()
+    unchecked = case.name.startswith(_UNCHECKED)
+    if case.name.startswith(_OF_WEIGHTS):
+        return
     for (place, axis), size in axes.items():
         together = frozenset(at for at, other in axes.items() if other == size)
         alone = frozenset([(place, axis)])
-        for chosen in (together,) if case.name.startswith(_UNCHECKED) else (alone, together):
+        for chosen in (together,) if unchecked else (alone, together):
             if chosen in tried:
                 continue
             tried.add(chosen)
             names = "+".join(f"{place}.{axis}" for place, axis in sorted(chosen))
-            candidate = Grown(f"{case.name}, {names}", _at_size(case, chosen, size))
+            candidate = Grown(f"{case.name}, {names}", _at_size(case, chosen, size), dynamic)
             if candidate.start(_SMALLEST):
                 yield candidate
                 break
 
 
-def _at_size(case: Case, axes: Axes, size: int) -> Callable[[int], tuple[Callable[..., Any], Sequence[Any]]]:
-    def of(target: int) -> tuple[Callable[..., Any], Sequence[Any]]:
+def _at_size(case: Case, axes: Axes, size: int) -> Callable[[int], tuple[Program, Sequence[Any]]]:
+    def of(target: int) -> tuple[Program, Sequence[Any]]:
         factor = max(1, target // size)
         arguments = []
         for place, argument in enumerate(case.arguments):

@@ -1,8 +1,8 @@
-"""Counts the memory and the work of a training step as sizes grow, in ONNX Runtime and in eager PyTorch, without a clock.
+"""Counts memory and work of a training step as sizes grow, in ONNX Runtime and in eager PyTorch, without a clock.
 
 Memory is the peak of all allocations, work the number of elements that are read and written, plus the multiplications
 of products. Ours come from ONNX Runtime's profile of each node that ran, also in bodies of loops; eager PyTorch's from
-its memory profiler and the operators that it dispatches.
+the operators that it dispatches.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from unittest import mock
 
 import onnxruntime
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -32,7 +33,7 @@ Program = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step needs: peak memory in bytes, and work in elements and multiplications."""
+    """Peak memory of a step in bytes, and its work in elements and multiplications."""
 
     memory: float
     work: float
@@ -53,6 +54,16 @@ class Growth:
         """Returns the exponents, given the costs at sizes n, 2n and 4n."""
         return cls(*(_exponent([getattr(cost, what) for cost in costs]) for what in ("memory", "work")))
 
+    @classmethod
+    def between(cls, first: Cost, last: Cost) -> Growth:
+        """Returns the exponents of costs a n^p, given the costs at sizes n and 4n."""
+        return cls(*(_power(getattr(first, what), getattr(last, what)) for what in ("memory", "work")))
+
+
+def _power(first: float, last: float) -> float:
+    """Returns the exponent p of costs a n^p at n and 4n."""
+    return math.log2(last / first) / 2 if 0 < first < last else 0.0
+
 
 def _exponent(costs: Sequence[float]) -> float:
     """Returns the exponent p, given costs at n, 2n and 4n.
@@ -61,9 +72,9 @@ def _exponent(costs: Sequence[float]) -> float:
     of a n^p (a change of algorithm between two sizes makes little difference).
     """
     first, second = costs[1] - costs[0], costs[2] - costs[1]
-    if first <= 0 or second <= 0 or costs[0] <= 0:
+    if first <= 0 or second <= 0:
         return 0.0
-    return max(0.0, min(math.log2(second / first), math.log2(costs[2] / costs[0]) / 2))
+    return max(0.0, min(math.log2(second / first), _power(costs[0], costs[2])))
 
 
 def ours(program: Program, arguments: Sequence[Any], dynamic: bool = False) -> Cost:
@@ -91,23 +102,9 @@ def ours(program: Program, arguments: Sequence[Any], dynamic: bool = False) -> C
 def eager(program: Program, arguments: Sequence[Any]) -> Cost:
     """Returns the cost of a step of a program in eager PyTorch; takes the arguments of :func:`ours`."""
     given = _given(arguments)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    with _Dispatched(arguments) as dispatched:
         _step(program, arguments)
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return given + Cost(peak, eager_work(program, arguments))
-
-
-def eager_work(program: Program, arguments: Sequence[Any]) -> float:
-    """Returns the work of a step of a program, without its arguments."""
-    with _Dispatched() as dispatched:
-        _step(program, arguments)
-    return dispatched.work
+    return given + Cost(dispatched.peak, dispatched.work)
 
 
 def _given(arguments: Sequence[Any]) -> Cost:
@@ -134,16 +131,27 @@ _INDEXED = ("index", "gather", "take", "embedding", "index_select", "slice", "se
 
 
 class _Dispatched(TorchDispatchMode):
-    """Counts the work of the operators that eager PyTorch dispatches."""
+    """Counts the work of the operators that eager PyTorch dispatches, and the bytes of their results that are alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Sequence[Any]) -> None:
         super().__init__()
         self.work = 0.0
+        self.peak = 0
+        self._given = {tensor.untyped_storage().data_ptr() for tensor in _tensors(arguments)}
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         inputs, outputs = _tensors((args, kwargs)), _tensors(result)
+        storages = [tensor.untyped_storage() for tensor in outputs]
+        self._alive |= {
+            storage.data_ptr(): (StorageWeakRef(storage), storage.nbytes())
+            for storage in storages
+            if storage.data_ptr() not in self._given
+        }
+        self._alive = {at: pair for at, pair in self._alive.items() if not pair[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
         if not func.is_view:
             read = inputs[1:] if name in _INDEXED else inputs
             self.work += sum(tensor.numel() for tensor in (*read, *outputs))
@@ -152,6 +160,8 @@ class _Dispatched(TorchDispatchMode):
             self.work += count(*args, **(kwargs or {}), out_val=result) / 2
         elif inputs and any(part in name for part in ("linalg", "cholesky", "triangular", "lu_")):
             self.work += max(t.numel() * t.shape[-1] for t in inputs if t.dim()) if inputs[0].dim() else 0
+        elif "dot_product" in name:
+            self.work += inputs[0].numel() * inputs[1].shape[-2]
         elif name.startswith(("avg_pool", "max_pool")):
             window = args[2] if "backward" in name else args[1]
             self.work += max(tensor.numel() for tensor in outputs) * math.prod(window)
@@ -177,22 +187,22 @@ def profiled() -> Iterator[Callable[[], Cost]]:
         return opened[-1]
 
     def total() -> Cost:
-        costs = [_cost_of(file) for file in files]
-        return Cost(sum(cost.memory for cost in costs), sum(cost.work for cost in costs))
+        return sum(costs, Cost(0, 0))
 
-    files: list[list[Any]] = []
+    costs: list[Cost] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(SessionSettings, "options", options),
         mock.patch.object(onnxruntime, "InferenceSession", opens),
     ):
         yield total
-        for session in opened:
-            with open(session.end_profiling(), encoding="utf-8") as file:
-                files.append(json.load(file))
+        costs += map(cost_of_session, opened)
 
 
-def _cost_of(profile: Sequence[Any]) -> Cost:
+def cost_of_session(session: onnxruntime.InferenceSession) -> Cost:
+    """Returns the cost of all runs of a session that writes a profile, and ends the profile."""
+    with open(session.end_profiling(), encoding="utf-8") as file:
+        profile = json.load(file)
     nodes = [event["args"] for event in profile if event.get("cat") == "Node" and "op_name" in event["args"]]
     # Not "mem_in_use_peak", which includes what the arena's blocks are larger than asked for.
     peaks = [
@@ -218,10 +228,10 @@ def _work_of(node: dict[str, Any]) -> float:
     moved = sum(map(math.prod, (*(() if name in ("Loop", "If", "Scan") else read), *outputs)))
     if name in ("MatMul", "FusedMatMul") and len(inputs[0]) > 1 and len(outputs[0]) > 1:
         (*_, rows, columns), size = inputs[0], outputs[0][-2]
-        return float(moved + math.prod(outputs[0]) * (columns if rows == size else rows))
+        return float(moved + math.prod(outputs[0]) * (columns if name == "MatMul" or rows == size else rows))
     if name in ("MatMul", "FusedMatMul"):
         return float(moved + max(map(math.prod, inputs)))
-    if name in ("Gemm", "FusedGemm", "Einsum") and len(inputs) > 1:
+    if name in ("Gemm", "FusedGemm"):
         # The root of MK x KN x MN.
         return float(moved + math.sqrt(math.prod(map(math.prod, (*inputs[:2], outputs[0])))))
     if name in ("Conv", "FusedConv", "ConvTranspose"):

@@ -1,7 +1,8 @@
-"""What grows with a number: bins, classes, windows, output sizes; and ops of several tensors whose sizes go together."""
+"""Ops that grow with a number, such as bins, classes and windows, and ops of tensors whose sizes go together."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,13 @@ def _numbers(n: int) -> torch.Tensor:
 
 def _places(n: int) -> torch.Tensor:
     return torch.arange(n).flip(0)
+
+
+def _prime(n: int) -> int:
+    """Returns the next prime."""
+    while any(n % k == 0 for k in range(2, math.isqrt(n) + 1)):
+        n += 1
+    return n
 
 
 def _spectrum(n: int) -> torch.Tensor:
@@ -298,8 +306,6 @@ _add("tensordot", lambda n, x, y: torch.tensordot(x, y, 1), _rows, _columns)
 _add(
     "tensordot, two axes", lambda n, x, y: torch.tensordot(x, y, 2), lambda n: (3, n, 4), lambda n: (n, 4, 2)
 )
-_add("cov", lambda n, x: x.cov(), _rows)
-_add("corrcoef", lambda n, x: x.corrcoef(), _rows)
 _add("bilinear", lambda n, x, y, w: F.bilinear(x, y, w), _columns, lambda n: (n, 3), lambda n: (5, 4, 3))
 _add(
     "einsum, three",
@@ -453,17 +459,21 @@ _add("multilabel_margin_loss, all labels", lambda n, x, t: F.multilabel_margin_l
 _add("triplet_margin_loss", lambda n, a, b, c: F.triplet_margin_loss(a, b, c), _columns, _columns, _columns)
 _add(
     "ctc_loss, time",
-    lambda n, x: F.ctc_loss(x.log_softmax(-1), torch.tensor([[1, 2, 3]]), [n], [3]),
+    lambda n, x: F.ctc_loss(
+        x.log_softmax(-1), torch.tensor([[1, 2, 3]]), torch.tensor([n]), torch.tensor([3])
+    ),
     lambda n: (n, 1, 5),
 )
 _add(
     "ctc_loss, classes",
-    lambda n, x: F.ctc_loss(x.log_softmax(-1), torch.tensor([[1, 2, 3]]), [8], [3]),
+    lambda n, x: F.ctc_loss(
+        x.log_softmax(-1), torch.tensor([[1, 2, 3]]), torch.tensor([8]), torch.tensor([3])
+    ),
     lambda n: (8, 1, n),
 )
 _add(
     "ctc_loss, targets",
-    lambda n, x, t: F.ctc_loss(x.log_softmax(-1), t, [2 * n], [n]),
+    lambda n, x, t: F.ctc_loss(x.log_softmax(-1), t, torch.tensor([2 * n]), torch.tensor([n])),
     lambda n: (2 * n, 1, 5),
     lambda n: (_places(n) % 4 + 1)[None],
 )
@@ -472,6 +482,16 @@ _LAYERS = {kind: getattr(nn, kind)(4, 5, batch_first=True) for kind in ("RNN", "
 for _kind, _layer in _LAYERS.items():
     _add(f"{_kind}, length", lambda n, x, layer=_layer: layer(x)[0], lambda n: (2, n, 4))
     _add(f"{_kind}, batch", lambda n, x, layer=_layer: layer(x)[0], lambda n: (n, 3, 4))
+_add(
+    "LSTM, width",
+    lambda n, x, h, c, *weights: torch.lstm(x, (h, c), list(weights), True, 1, 0.0, False, False, False)[0],
+    lambda n: (3, 2, 4),
+    *[lambda n: (1, 2, n // 4)] * 2,
+    lambda n: (n, 4),
+    lambda n: (n, n // 4),
+    _row,
+    _row,
+)
 _both_ways = nn.LSTM(4, 5, num_layers=2, bidirectional=True, batch_first=True)
 _add("LSTM of two layers, both ways, length", lambda n, x: _both_ways(x)[0], lambda n: (2, n, 4))
 _cell = nn.GRUCell(4, 5)
@@ -534,15 +554,12 @@ _add("amax", lambda n, x: x.amax(-1), _rows)
 _add("fft", lambda n, x: torch.fft.fft(x).abs(), _rows)
 _add("rfft", lambda n, x: torch.fft.rfft(x).abs(), _rows)
 _add("irfft", lambda n, x: torch.fft.irfft(x, n), _spectrum)
-_add("rfft, odd", lambda n, x: torch.fft.rfft(x).abs(), lambda n: (4, n + 1))
+_add("rfft, prime", lambda n, x: torch.fft.rfft(x).abs(), lambda n: (4, _prime(16 * n)))
 _add("stft", lambda n, x: torch.stft(x, 16, window=torch.hann_window(16), return_complex=True).abs(), _row)
 _add(
     "stft, frame",
     lambda n, x: torch.stft(x, n // 4, window=torch.hann_window(n // 4), return_complex=True).abs(),
     _row,
-)
-_add(
-    "istft", lambda n, x: torch.istft(torch.complex(x, x), 16, window=torch.hann_window(16)), lambda n: (9, n)
 )
 # In Python.
 _add("stack of rows", lambda n, x: torch.stack([x[i] * 2 for i in range(8)]), lambda n: (8, n))
@@ -551,7 +568,6 @@ _add("writes to rows", lambda n, x: _written(x), lambda n: (n // 8, 8))
 _add("rows in a recurrence", lambda n, x: _recurrence(x), lambda n: (n // 8, 8))
 _add("block_diag", lambda n, x, y: torch.block_diag(x, y), _row, lambda n: (3,))
 _add("cartesian_prod", lambda n, x, y: torch.cartesian_prod(x, y), _row, lambda n: (3,))
-_add("combinations", lambda n, x: torch.combinations(x), _row)
 _add("tril", lambda n, x: x.tril(), lambda n: (n, n))
 _add("pixel_shuffle", lambda n, x: F.pixel_shuffle(x, 2), lambda n: (1, 8, n, 3))
 

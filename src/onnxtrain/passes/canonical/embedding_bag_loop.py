@@ -16,9 +16,9 @@ class EmbeddingBagLoopPass(ir.passes.InPlacePass):
     """Rewrites a Loop whose iteration b reduces `rows[offsets[b] : offsets[b + 1]]` to one row as a ScatterND.
 
     torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for `EmbeddingBag`, whose modes are sum, mean and
-    max, with a branch for empty bags. Its gradient adds up a cotangent of all rows per bag, which takes time quadratic in the
-    bags, and ONNX Runtime (1.32) ends the process when it opens that of the mean. Offsets must ascend, as PyTorch
-    requires. Expects inferred shapes, and scan outputs in place of sequences.
+    max, with a branch for empty bags. Its gradient adds up a cotangent of all rows per bag, which takes time quadratic
+    in the bags, and ONNX Runtime (1.32) ends the process when it opens that of the mean. Offsets must ascend, as
+    PyTorch requires. Expects inferred shapes, and scan outputs in place of sequences.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

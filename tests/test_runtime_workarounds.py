@@ -153,7 +153,7 @@ def test_onnxruntime_rounds_sums_and_products_of_integers() -> None:
 
 
 def test_onnxruntime_finds_wrong_unique_numbers_beside_nan() -> None:
-    """If this fails, `_unique_floats` of aten/order.py may go."""
+    """If this fails, `_unique_floats` of aten/searching.py may go."""
     assert len(_computed("Unique", "float", np.array([np.nan, 1, np.nan, 1], np.float32))) != 3
 
 
@@ -169,3 +169,20 @@ session.run(None, {"a": np.array([-(2**63)]), "b": np.array([-1])})
 """
     ended = subprocess.run([sys.executable, "-c", program], check=False)
     assert ended.returncode == -signal.SIGFPE
+
+
+def test_onnxruntime_transforms_sizes_other_than_powers_of_two_inaccurately() -> None:
+    """If this fails, `_bluestein_at_run_time` of aten/fourier.py may be a DFT of the size itself."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[b, n, 2] x) => (float[b, n, 2] y)
+        { axis = Constant<value_int = 1>()  y = DFT(x, , axis) }"""
+    )
+    session = ort.InferenceSession(model.SerializeToString())
+    errors = {}
+    for size in (8192, 10007):
+        x = np.random.default_rng(0).normal(size=(1, size, 2))
+        want = np.fft.fft(x[0, :, 0] + 1j * x[0, :, 1])
+        y = session.run(None, {"x": x.astype(np.float32)})[0][0]
+        errors[size] = norm_relative_error(y, np.stack([want.real, want.imag], -1))
+    assert errors[8192] < 1e-6
+    assert errors[10007] > 1e-4

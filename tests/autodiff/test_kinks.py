@@ -36,6 +36,13 @@ class Kink:
 INF = float("inf")
 ZERO_AND_TWO_ZEROS = [[2.0, 0.0, 3.0], [0.0, 5.0, 0.0], [1.5, -2.0, 4.0]]
 
+# Three blocks, one of them of rank 2, of which the last one stands in the first rows.
+LARGE = np.zeros((9, 9))
+LARGE[:3, :3] = [[2.0, 1.0, 0.0], [0.0, 1.0, 3.0], [1.0, 0.0, 1.0]]
+LARGE[3:6, 3:6] = [[1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [1.0, 0.0, 1.0]]
+LARGE[6:, 6:] = [[1.0, 0.0, 2.0], [0.0, 2.0, 1.0], [1.0, 1.0, 1.0]]
+LARGE = np.roll(LARGE, 3, 0)
+
 # Elementwise functions.
 KINKS = [
     Kink("Abs", [[-1.0, 0.0, 1.0]], torch.abs),
@@ -57,6 +64,14 @@ KINKS = [
     ),
     # The determinant overflows float32, the cofactors do not.
     Kink("Det", [np.diag([1e15, 2e15, -1e15]).tolist()], lambda x: _cofactors(x), name="overflow"),
+    # Of large matrices, minors are computed only if one of them is singular.
+    Kink("Det", [LARGE.tolist()], lambda x: _of_blocks(x), name="large-rank-8"),
+    Kink(
+        "Det",
+        [[LARGE.tolist(), np.roll(np.eye(9), 3, 0).tolist()]],
+        lambda x: torch.stack([_of_blocks(x[0]), _of_blocks(x[1])]),
+        name="large-one-of-two",
+    ),
     Kink("Det", [[[0.0, 0.0], [0.0, 0.0]]], lambda x: x[0, 0] * x[1, 1] - x[0, 1] * x[1, 0], name="rank-0"),
 ]
 
@@ -141,6 +156,13 @@ def _zero_kept(function: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.
 def _cofactors(x: torch.Tensor) -> torch.Tensor:
     """The determinant of a matrix of three rows, by its first row."""
     return (x[0] * torch.linalg.cross(x[1], x[2])).sum()
+
+
+def _of_blocks(x: torch.Tensor) -> torch.Tensor:
+    """Returns the determinant of `LARGE`, whose gradient is zero outside of the blocks."""
+    blocks = x.roll(-3, 0)
+    first, second, third = (_cofactors(blocks[k : k + 3, k : k + 3]) for k in (0, 3, 6))
+    return first * second * third
 
 
 def _fixed_exponent(x: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,9 @@ def trained(mode: str, shape: list[int | str], sizes: list[int]) -> onnx.ModelPr
 
 def expected(mode: str, x: np.ndarray, v: np.ndarray, sizes: list[int]) -> np.ndarray:
     kind, _, corners = MODES[mode]
-    name = {1: kind, 2: {"linear": "bilinear", "cubic": "bicubic"}.get(kind, kind)}[len(sizes)]
+    name = {1: kind, 2: {"linear": "bilinear", "cubic": "bicubic"}.get(kind, kind), 3: "trilinear"}[
+        len(sizes)
+    ]
     tensor = torch.tensor(x, dtype=torch.float64, requires_grad=True)
     (
         functional.interpolate(tensor, sizes, mode=name, align_corners=corners) * torch.tensor(v)
@@ -67,6 +69,16 @@ def test_gradient_matches_torch(mode: str, size: int, monkeypatch: pytest.Monkey
     session = onnxruntime.InferenceSession(trained(mode, list(shape), sizes).SerializeToString())
     (gradient,) = session.run(["x_grad"], {"x": x, "v": v})
     np.testing.assert_allclose(gradient, expected(mode, x, v, sizes), rtol=1e-4, atol=1e-4)
+
+
+def test_one_long_axis_before_two_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resize, "_LARGEST_MATRIX", 100)
+    shape, sizes = [2, 3, 9, 2, 3], [18, 4, 6]
+    draw = np.random.default_rng(0)
+    x, v = (draw.standard_normal(dims).astype(np.float32) for dims in (shape, [2, 3, *sizes]))
+    session = onnxruntime.InferenceSession(trained("linear", list(shape), sizes).SerializeToString())
+    (gradient,) = session.run(["x_grad"], {"x": x, "v": v})
+    np.testing.assert_allclose(gradient, expected("linear", x, v, sizes), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("symbolic", [False, True])

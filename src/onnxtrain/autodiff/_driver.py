@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, output_dtype, schema_of
 from onnxtrain.errors import DifferentiationError, NoGradientRule, ShapeRequired
+from onnxtrain.passes import is_stop_gradient
 
 from ._accumulate import add_up
 from ._activity import active_values, captured_values, path_to_leaf
@@ -86,6 +87,9 @@ class _ReverseWalk:
     def visit(self, node: ir.Node) -> None:
         """Applies a node's rule: turns cotangents of the outputs into contributions to cotangents of the inputs."""
         if not any(value in self._contributions for value in node.outputs):
+            return
+        # Its output has a cotangent if it is a seed, e.g. the next state of a loop.
+        if is_stop_gradient(node):
             return
         if not any(value in self.active for value in (*node.inputs, *captured_values(node))):
             return

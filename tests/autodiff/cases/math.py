@@ -94,7 +94,7 @@ CASES += [
 
 CASES += [
     Case("Det", (F(*batch, n, n),), torch.linalg.det, symbolic={0: tuple(range(len(batch)))})
-    for *batch, n in [(1,), (2,), (3,), (2, 4), (2, 1, 3)]
+    for *batch, n in [(1,), (2,), (3,), (9,), (2, 4), (2, 1, 3)]
 ]
 
 CASES += [

@@ -48,5 +48,24 @@ CASES = [
     ),
     Case("special_ints", lambda i: (i.isnan(), i.isinf(), i.isfinite()), (A,)),
     Case("isin", lambda a, b: (torch.isin(a, b), torch.isin(a, b[:1], invert=True)), BOTH),
+    Case(
+        "isin_many",
+        lambda a, b: (torch.isin(a, b), torch.isin(a.int(), b.short()), torch.isin(a, b, invert=True)),
+        (torch.tensor([[3, -1, 0], [39, 40, 7]]), torch.arange(20) * 2),
+    ),
+    Case(
+        "isin_many_floats",
+        lambda a, b: (torch.isin(a, b), torch.isin(a, b.int())),
+        (
+            torch.tensor([torch.nan, torch.inf, -torch.inf, 3.0, 3.5, -0.0, 9.0]),
+            torch.tensor([*range(15), torch.nan, torch.inf, 2.0, torch.nan, 3.0]),
+        ),
+        dynamic=(0,),
+    ),
+    Case(
+        "isin_of_what_is_found",
+        lambda a, b: (torch.isin(a, b[b > 3]), torch.isin(a, b[b > 99])),
+        (torch.arange(7.0), torch.arange(5.0)),
+    ),
     Case("isclose", lambda x: torch.isclose(x, x + 1e-9), (T(4, grad=False),)),
 ]

@@ -42,6 +42,16 @@ CASES = [
     Case("irfft_long", _back(fft.irfft), (T(2, 181, 2),), dynamic=False),
     Case("irfft_long_odd", _back(fft.irfft, n=225), (T(2, 113, 2),), dynamic=False),
     Case("fft_long_prime", _complex(fft.fft), (T(2, 131, 2),), dynamic=False),
+    Case("fft_long_large_prime", _complex(fft.fft), (T(2, 1031, 2),)),
+    Case("rfft_long_large_prime", _real(fft.rfft), (T(2, 2062),), dynamic=False),
+    Case("irfft_long_large_prime", _back(fft.irfft, n=1031), (T(2, 516, 2),), dynamic=False),
+    # 32,768 = 128 * 256, of which the second factor is factored again.
+    Case("fft_very_long", _complex(fft.fft), (T(2, 32768, 2),), dynamic=False),
+    Case("ifft_lengths", _complex(fft.ifft), (T(2, 300, 2),)),
+    Case("rfft_lengths", _real(fft.rfft), (T(2, 129),)),
+    Case("irfft_lengths", _back(fft.irfft), (T(2, 129, 2),)),
+    Case("irfft_of_one", _back(fft.irfft, n=1), (T(3, 1, 2),), dynamic=False),
+    Case("rfft_of_two_axes", _real(fft.rfft2, dim=(0, 1)), (T(5, 7, 2),)),
     Case("fftshift", lambda x: fft.fftshift(fft.fft(x)).abs(), (T(3, 4),)),
     Case(
         "convolution_by_fft", lambda x, k: fft.irfft(fft.rfft(x, n=10) * fft.rfft(k, n=10), n=10)[..., :5],

@@ -92,4 +92,9 @@ CASES = [
     ),
     Case("bucketize", lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype)), (GRID,)),
     Case("histc", lambda x: (torch.histc(x, 4, -1.0, 1.0), torch.histc(x, 3, 0, 2)), (GRID,)),
+    Case(
+        "histc_special_values",
+        lambda x: (torch.histc(x, 3, -1.0, 2.0), torch.histc(x, 1, 0, 1), torch.histc(x, 40, -9.0, -8.0)),
+        (torch.tensor([[torch.nan, torch.inf, -torch.inf], [-1.0, 2.0, -1e-38], [1.0, 1.999999, 0.0]]),),
+    ),
 ]

@@ -55,6 +55,8 @@ def exported(net: Bags, arguments: tuple[torch.Tensor, ...], path: Path) -> onnx
         ({"mode": "sum", "weighted": True}, True),
         ({"mode": "mean"}, False),
         ({"mode": "mean"}, True),
+        ({"mode": "max"}, False),
+        ({"mode": "max"}, True),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

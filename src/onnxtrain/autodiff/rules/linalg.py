@@ -167,19 +167,56 @@ def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     # The inverse keeps X^-T Y accurate where X is ill-conditioned and Y lies in its range: with determinants, the
     # gradient of W in det(W W^T + I) has 260 times the error. Determinants, on the other hand, are exact for singular
     # matrices.
-    regular = op.stop_gradient(_is_regular(op, n))
+    regular = op.stop_gradient(_is_regular(op, n, size))
+    if size > _LARGEST_WITH_BOTH:
+        return op.Mul(scale, _cofactors_of_large(op, n, regular, size))
     # Each method gets a well-behaved matrix where the other one is used: a second derivative multiplies its result by
     # 0.
     identity = op.const(np.eye(size), like=n.X)
-    y, _ = op.call(inverse, op.Where(regular, n.X, identity), _outputs=2)
-    y.shape = n.X.shape
-    by_inverse = op.Mul(op.Unsqueeze(n.outputs[0], [-2, -1]), _transposed(op, n, y))
+    by_inverse = _by_inverse(op, n, op.Where(regular, n.X, identity))
     by_minors = _minors(op, n, op.Where(regular, identity, n.X), size)
     return op.Mul(scale, op.Where(regular, by_inverse, by_minors))
 
 
-def _is_regular(op: Emitter, n: NodeView) -> ir.Value:
-    """Returns a mask, bool [..., 1, 1], of the matrices X for which det(X) X^-T keeps some correct digits."""
+_LARGEST_WITH_BOTH = 8
+"""Up to this size, cofactors are computed by both methods. Minors take size^5 operations, an inverse size^3."""
+
+
+def _cofactors_of_large(op: Emitter, n: NodeView, regular: ir.Value, size: int) -> ir.Value:
+    """Returns the cofactors of X: computes minors, row by row, only if one of the matrices is not regular."""
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        inner = op.subgraph({})
+        if name == "then_branch":
+            result = _by_inverse(inner, n, n.X)
+        else:
+            identity = inner.const(np.eye(size), like=n.X)
+            by_inverse = _by_inverse(inner, n, inner.Where(regular, n.X, identity))
+            by_minors = _minors_by_row(inner, n, inner.Where(regular, identity, n.X), size)
+            result = inner.Where(regular, by_inverse, by_minors)
+        result = inner.Identity(result)
+        result.type, result.shape = ir.TensorType(n.X.dtype), n.X.shape
+        inner.graph.outputs.append(result)
+        branches[name] = ir.AttrGraph(name, inner.graph)
+    all_regular = op.ReduceMin(op.Cast(regular, to=ir.DataType.INT32), keepdims=0)
+    cofactors: ir.Value = op.emit("If", op.Cast(all_regular, to=ir.DataType.BOOL), **branches)
+    cofactors.type, cofactors.shape = ir.TensorType(n.X.dtype), n.X.shape
+    return cofactors
+
+
+def _by_inverse(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
+    """Returns det(X) x^-T, the cofactors where x is X."""
+    y, _ = op.call(inverse, x, _outputs=2)
+    y.shape = n.X.shape
+    return op.Mul(op.Unsqueeze(n.outputs[0], [-2, -1]), _transposed(op, n, y))
+
+
+def _is_regular(op: Emitter, n: NodeView, size: int) -> ir.Value:
+    """Returns a mask, bool [..., 1, 1], of the matrices X for which det(X) X^-T keeps some correct digits.
+
+    The determinants of large matrices often overflow or underflow, and so do nearly all of their cofactors, which are
+    then as in eager PyTorch.
+    """
     least_pivot, least_determinant = (
         (2.0**-48, 2.0**-900) if n.X.dtype == ir.DataType.DOUBLE else (2.0**-20, 2.0**-100)
     )
@@ -198,17 +235,45 @@ def _is_regular(op: Emitter, n: NodeView) -> ir.Value:
         op.GreaterOrEqual(determinant, op.const(least_determinant, like=n.X)),
         op.Less(determinant, op.const(np.inf, like=n.X)),
     )
-    return op.Unsqueeze(
-        op.And(op.Reshape(all_pivots, op.Shape(n.outputs[0]), allowzero=1), is_normal), [-2, -1]
-    )
+    regular = op.Reshape(all_pivots, op.Shape(n.outputs[0]), allowzero=1)
+    return op.Unsqueeze(regular if size > _LARGEST_WITH_BOTH else op.And(regular, is_normal), [-2, -1])
 
 
 def _minors(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
     """Returns the cofactors of X: the signed determinants of X without row i and column j."""
-    others = np.array([[k for k in range(size) if k != i] for i in range(size)], dtype=np.int64)
+    others = _all_but_one(size)
     batch = n.rank(n.X) - 2
     minors = op.Gather(op.Gather(x, others, axis=batch), others, axis=batch + 2)
     # Axes after the two Gathers: [..., row i, rows but i, column j, columns but j].
     minors = op.Transpose(minors, perm=[*range(batch), batch, batch + 2, batch + 1, batch + 3])
-    sign = op.const([[(-1.0) ** (i + j) for j in range(size)] for i in range(size)], like=x)
-    return op.Mul(op.Det(minors), sign)
+    return op.Mul(op.Det(minors), op.const(_signs(size), like=x))
+
+
+def _minors_by_row(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
+    """Returns what `_minors` does, in a Loop with one step per row, which needs memory for size^3 numbers at a time."""
+    others = op.const(_all_but_one(size))
+    batch = n.rank(n.X) - 2
+    inner = op.subgraph({"row": ir.DataType.INT64, "going": ir.DataType.BOOL})
+    row, going = inner.graph.inputs
+    row.shape = going.shape = ir.Shape(())
+    # [..., rows but one, column j, columns but j]
+    minors = inner.Gather(inner.Gather(x, inner.Gather(others, row), axis=batch), others, axis=batch + 1)
+    minors = inner.Det(inner.Transpose(minors, perm=[*range(batch), batch + 1, batch, batch + 2]))
+    minors.type, minors.shape = ir.TensorType(n.X.dtype), ir.Shape([*list(n.X.shape or [])[:batch], size])
+    inner.graph.outputs.extend([inner.Identity(going), minors])
+    always = op.const(np.array(True))
+    rows = op.emit("Loop", op.const(size), always, body=ir.AttrGraph("body", inner.graph))
+    rows.type, rows.shape = minors.type, ir.Shape([size, *minors.shape])
+    return op.Mul(
+        op.Transpose(rows, perm=[*range(1, batch + 1), 0, batch + 1]), op.const(_signs(size), like=x)
+    )
+
+
+def _all_but_one(size: int) -> np.ndarray:
+    """Returns, in row i, the numbers from 0 to `size` - 1 without i."""
+    return np.array([[k for k in range(size) if k != i] for i in range(size)], dtype=np.int64)
+
+
+def _signs(size: int) -> list[list[float]]:
+    """Returns the signs of the cofactors."""
+    return [[(-1.0) ** (i + j) for j in range(size)] for i in range(size)]

@@ -214,7 +214,10 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
     dtype = counting_dtype(like)
     size = op.dim(n.X, axes[position])
     square = op.Concat(size, size, axis=0)
-    matrix = _resized_rows(op, n, axes, position, op.EyeLike(op.Expand(op.const(0, dtype), square)))
+    identity = op.EyeLike(op.Expand(op.const(0, dtype), square))
+    # The op's schema doesn't tell it, and a later axis may be scattered, which needs it.
+    identity.type = ir.TensorType(dtype)
+    matrix = _resized_rows(op, n, axes, position, identity)
     if like.dtype is None:
         return op.CastLike(matrix, like)
     return matrix if dtype == like.dtype else op.Cast(matrix, to=like.dtype)

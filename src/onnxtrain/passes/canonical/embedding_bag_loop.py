@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,12 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class EmbeddingBagLoopPass(ir.passes.InPlacePass):
-    """Rewrites a Loop whose iteration b computes the sum or mean of `rows[offsets[b] : offsets[b + 1]]` as a ScatterND.
+    """Rewrites a Loop whose iteration b reduces `rows[offsets[b] : offsets[b + 1]]` to one row as a ScatterND.
 
-    torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for `EmbeddingBag` of the modes sum and mean, with
-    a branch for empty bags. Its gradient adds up a cotangent of all rows per bag, which takes time quadratic in the
-    bags, and ONNX Runtime (1.32) ends the process when it opens that of the mean. Offsets must ascend, as PyTorch
-    requires. Expects inferred shapes, and scan outputs in place of sequences.
+    torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for `EmbeddingBag`, whose modes are sum, mean and
+    max, with a branch for empty bags. Its gradient adds up a cotangent of all rows per bag, which takes time quadratic
+    in the bags, and ONNX Runtime (1.32) ends the process when it opens that of the mean. Offsets must ascend, as
+    PyTorch requires. Expects inferred shapes, and scan outputs in place of sequences.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -39,13 +40,13 @@ class _Bags:
         rows: the rows of all bags, one bag after the other: [rows, width].
         offsets: the first row of each bag, then the end of the last one: int64 [bags + 1].
         count: number of bags, int64 [].
-        is_mean: True for means, False for sums.
+        mode: "sum", "mean" or "max".
     """
 
     rows: ir.Value
     offsets: ir.Value
     count: ir.Value
-    is_mean: bool
+    mode: str
 
 
 def _match(loop: ir.Node) -> _Bags | None:
@@ -81,17 +82,19 @@ def _match(loop: ir.Node) -> _Bags | None:
     if offsets is not same or (begin, end) != ([index, 0], [index, 1]):
         return None
     result = _branch(choice, "else_branch")
-    rows = _reduced_slice(result, "ReduceSum", equal.inputs)
-    is_mean = rows is None
-    if is_mean:
-        rows = _averaged_slice(result, index, count, offsets, equal.inputs)
+    found = {
+        "sum": _reduced_slice(result, "ReduceSum", equal.inputs),
+        "mean": _averaged_slice(result, index, count, offsets, equal.inputs),
+        "max": _largest_of_slice(result, index, count, offsets, equal.inputs),
+    }
+    mode, rows = next(((mode, rows) for mode, rows in found.items() if rows is not None), ("", None))
     if rows is None or (rows.graph is not loop.graph and not rows.is_graph_input()):
         return None
-    return _Bags(rows, offsets, count, is_mean)
+    return _Bags(rows, offsets, count, mode)
 
 
 def _rewrite(loop: ir.Node, bags: _Bags) -> None:
-    """Replaces the stacked sums of a loop over bags, [bags, 1, width]."""
+    """Replaces the stacked sums, means or maxima of a loop over bags, [bags, 1, width]."""
     write = WriterBefore(loop)
     size, count = write.size(bags.rows, 0), write("Reshape", bags.count, [1])
     # The number of offsets up to each row is the number of its bag, counted from 1. Row 0 of the sums takes rows before
@@ -103,14 +106,22 @@ def _rewrite(loop: ir.Node, bags: _Bags) -> None:
     numbers = write("Unsqueeze", write("Slice", numbers, [0], [-1], [0]), [1])
     assert bags.rows.dtype is not None
     shape = write("Concat", write("Add", count, 2), write("Shape", bags.rows, start=1), axis=0)
-    empty = write("Expand", write.number(0, bags.rows.dtype), shape)
-    sums = write("ScatterND", empty, numbers, bags.rows, reduction="add")
-    sums = write("Slice", sums, [1], [-1], [0])
-    if bags.is_mean:
+    is_max = bags.mode == "max"
+    start = write.number(-math.inf if is_max else 0, bags.rows.dtype)
+    reduced = write(
+        "ScatterND", write("Expand", start, shape), numbers, bags.rows, reduction="max" if is_max else "add"
+    )
+    reduced = write("Slice", reduced, [1], [-1], [0])
+    if bags.mode != "sum":
         ends = write("Slice", bags.offsets, [1], write("Add", count, 1), [0])
-        sizes = write("Max", write("Sub", ends, write("Slice", bags.offsets, [0], count, [0])), 1)
-        sums = write("Div", sums, write("Unsqueeze", write("Cast", sizes, to=bags.rows.dtype), [1]))
-    result = write("Unsqueeze", sums, [1])
+        sizes = write("Sub", ends, write("Slice", bags.offsets, [0], count, [0]))
+    if bags.mode == "mean":
+        counts = write("Cast", write("Max", sizes, 1), to=bags.rows.dtype)
+        reduced = write("Div", reduced, write("Unsqueeze", counts, [1]))
+    elif is_max:
+        has_rows = write("Unsqueeze", write("Greater", sizes, 0), [1])
+        reduced = write("Where", has_rows, reduced, write.number(0, bags.rows.dtype))
+    result = write("Unsqueeze", reduced, [1])
     result.type, result.shape = loop.outputs[1].type, loop.outputs[1].shape
     stand_in(loop.outputs[1], result, loop)
     assert loop.graph is not None
@@ -215,11 +226,7 @@ def _averaged_slice(
 ) -> ir.Value | None:
     """Returns x of the mean of `x[start:end]`; PyTorch divides the sum of the last bag by the rows that are left."""
     choice = _producer(value, "If")
-    is_last = _producer(choice.inputs[0], "Equal") if choice is not None else None
-    if choice is None or is_last is None or _through(is_last.inputs[0]) is not index:
-        return None
-    before = _producer(is_last.inputs[1], "Sub")
-    if before is None or _through(before.inputs[0]) is not _through(count) or _number(before.inputs[1]) != 1:
+    if choice is None or not _is_last(choice, index, count):
         return None
     rows = _reduced_slice(_branch(choice, "else_branch"), "ReduceMean", bounds)
     guard = _producer(_branch(choice, "then_branch"), "If")
@@ -232,10 +239,46 @@ def _averaged_slice(
         return None
     if _reduced_slice(quotient.inputs[0], "ReduceSum", bounds) is not rows or left.inputs[1] not in bounds:
         return None
-    # The rows that are left end where the last bag ends: both are the number of indices.
-    joined, size = _producer(offsets, "Concat"), _producer(left.inputs[0], "Shape")
+    return rows if _is_end(left.inputs[0], offsets) else None
+
+
+def _largest_of_slice(
+    value: ir.Value, index: ir.Value, count: ir.Value, offsets: ir.Value, bounds: Sequence[ir.Value | None]
+) -> ir.Value | None:
+    """Returns x of the maximum of `x[start:end]`; PyTorch reads the last bag up to the number of indices."""
+    largest = _producer(value, "ReduceMax")
+    choice = _producer(largest.inputs[0], "If") if largest is not None else None
+    if largest is None or choice is None or largest.attributes.get_int("keepdims", 1) != 1:
+        return None
+    if len(largest.inputs) != 2 or _number(largest.inputs[1]) != 0 or not _is_last(choice, index, count):
+        return None
+    part, last = (_producer(_branch(choice, f"{name}_branch"), "Slice") for name in ("else", "then"))
+    if part is None or last is None or tuple(part.inputs[1:]) != tuple(bounds):
+        return None
+    if len(last.inputs) != 3 or last.inputs[:2] != part.inputs[:2] or not _is_end(last.inputs[2], offsets):
+        return None
+    return part.inputs[0]
+
+
+def _is_last(choice: ir.Node, index: ir.Value, count: ir.Value) -> bool:
+    """True if an If asks whether an iteration is the last one."""
+    equal = _producer(choice.inputs[0], "Equal")
+    if equal is None or _through(equal.inputs[0]) is not index:
+        return False
+    before = _producer(equal.inputs[1], "Sub")
+    return (
+        before is not None
+        and _through(before.inputs[0]) is _through(count)
+        and _number(before.inputs[1]) == 1
+    )
+
+
+def _is_end(value: ir.Value | None, offsets: ir.Value) -> bool:
+    """True if a value is the number of indices, which the offsets end with."""
+    joined, size = _producer(offsets, "Concat"), _producer(value, "Shape")
     last = _producer(joined.inputs[-1], "Shape") if joined is not None else None
     if size is None or last is None or _through(size.inputs[0]) is not _through(last.inputs[0]):
-        return None
-    vectors = (size.inputs[0], last.inputs[0])
-    return rows if all(v is not None and v.shape is not None and len(v.shape) == 1 for v in vectors) else None
+        return False
+    return all(
+        v is not None and v.shape is not None and len(v.shape) == 1 for v in (size.inputs[0], last.inputs[0])
+    )

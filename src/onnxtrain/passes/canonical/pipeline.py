@@ -17,6 +17,7 @@ from onnxtrain.passes.canonical.explicit_defaults import DefaultsPass
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import inline_schema_functions
 from onnxtrain.passes.canonical.input_ranks import InputRanksPass
+from onnxtrain.passes.canonical.loop_invariants import LoopInvariantsPass
 from onnxtrain.passes.canonical.nchwc_layout import BlockedLayoutPass
 from onnxtrain.passes.canonical.opset import convert_opset, fit_ir_version
 from onnxtrain.passes.io.load import CANONICAL_OPSET
@@ -109,6 +110,8 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     # After inference, because the passes need ranks.
     if any([ColumnVectorPass()(model).modified, InputRanksPass(unknown=True)(model).modified]):
         lift_constants(model)
+    # After inference, which has replaced sequences that loops append to.
+    LoopInvariantsPass()(model)
     # After inference, because the order depends on sizes. The gradients of products of two are products of two.
     if any([EmbeddingBagLoopPass()(model).modified, EinsumPairsPass()(model).modified]):
         infer_shapes(lift_constants(model))

@@ -23,6 +23,7 @@ from onnxtrain.ortmodule.lowering.aten import (  # noqa: F401
     recurrent,
     reduction,
     resizing,
+    searching,
     shape,
     solving,
     special,

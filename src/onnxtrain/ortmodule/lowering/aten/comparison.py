@@ -19,7 +19,7 @@ def as_bool(low: Lowering, x: Any) -> ir.Value:
     return low.tensor(x, BOOL) if isinstance(x, ir.Value) else low.op.const(bool(x), BOOL)
 
 
-def _promoted(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value]:
+def promoted(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value]:
     """Returns the operands of a comparison in the dtype to which PyTorch promotes them."""
     dtype = torch.result_type(*(_promotion_example(low.fake(index)) for index in (0, 1)))
     if dtype not in DTYPES:
@@ -38,7 +38,7 @@ def _comparison(name: str) -> Callable[..., ir.Value]:
     onnx_ops = {"eq": "Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater", "ge": "GreaterOrEqual"}
 
     def compare(low: Lowering, a: Any, b: Any) -> ir.Value:
-        left, right = _promoted(low, a, b)
+        left, right = promoted(low, a, b)
         if left.dtype == BOOL and name not in ("eq", "ne"):
             # ONNX's Less and Greater do not support bool.
             left, right = low.tensor(left, ir.DataType.INT32), low.tensor(right, ir.DataType.INT32)
@@ -89,19 +89,6 @@ def isnan_or_isinf(low: Lowering, x: ir.Value) -> ir.Value:
         # ONNX's IsNaN and IsInf support floating-point tensors only.
         return low.op.Expand(low.op.const(False), low.op.shape_of(x))
     return low.op.IsNaN(x) if "isnan" in str(low.node.target) else low.op.IsInf(x)
-
-
-@lower("aten.isin.Tensor_Tensor")
-def isin(
-    low: Lowering, x: ir.Value, among: ir.Value, *, assume_unique: bool = False, invert: bool = False
-) -> ir.Value:
-    op = low.op
-    left, right = _promoted(low, x, among)
-    # Compares each pair: [*x.shape, among.numel()].
-    equal = op.Equal(op.Unsqueeze(left, [-1]), op.Reshape(right, [-1]))
-    # ReduceSum, because ReduceMax of an empty `among` is undefined.
-    is_in = op.Greater(op.ReduceSum(op.Cast(equal, to=ir.DataType.FLOAT), [-1], keepdims=0), 0.0)
-    return op.Not(is_in) if invert else is_in
 
 
 @lower("aten.__lshift__.Scalar", "aten.__lshift__.Tensor")

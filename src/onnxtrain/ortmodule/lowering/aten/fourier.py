@@ -1,6 +1,8 @@
 """Lowers discrete Fourier transforms (DFTs) to products with matrices of cosines and sines.
 
 A long axis of fixed, composite size is transformed by smaller DFTs (Cooley and Tukey, Math. Comp. 19 (1965), 297-301).
+Primes, and sizes that are known at run time only, are transformed by DFTs whose size is a power of two (Bluestein, IEEE
+Trans. Audio Electroacoust. 18 (1970), 451-455).
 """
 
 from __future__ import annotations
@@ -16,9 +18,14 @@ from onnxtrain.ortmodule.lowering._table import Complex, Lowering, lower_complex
 from onnxtrain.ortmodule.lowering.aten.complex import as_complex
 from onnxtrain.ortmodule.lowering.aten.shape import arange, transposed
 
-# Not ONNX's DFT: ONNX Runtime (1.32) normalizes a float64 inverse by a float32 length, and infers wrong symbolic sizes.
+# ONNX's DFT, which has no CUDA kernel, only for sizes that are powers of two at run time. ONNX Runtime (1.32) computes
+# those of other sizes inaccurately (2e-3 off for float32 of size 10,007), normalizes a float64 inverse by a float32
+# length, and infers wrong symbolic sizes.
 _MAX_MATRIX_SIZE = 128
 """Sizes up to this one are transformed by one matrix product; larger composite ones are factored."""
+
+_MAX_PRIME = 1024
+"""Primes up to this one are transformed by one matrix product, too."""
 
 _FORWARD, _BACKWARD = -1, 1
 """Signs of the exponent of exp(± 2 pi i j k / size)."""
@@ -133,12 +140,18 @@ def _transform_axis(
     order[axis], order[-1] = order[-1], order[axis]
     # MatMul contracts the last axis.
     z = Complex(transposed(low, z.re, order), transposed(low, z.im, order))
-    if isinstance(size, int) and size > _MAX_MATRIX_SIZE and _factor(size) > 1:
-        z = _cooley_tukey(low, z, size, sign, real)
+    if not isinstance(size, int):
+        z = _bluestein_at_run_time(low, z, sign, real)
+        if kept is not size and str(kept) != str(size):
+            # The only other number of frequencies is size // 2 + 1, of a one-sided transform.
+            count = low.op.Add(low.op.Div(low.op.Shape(z.re, start=-1), [2]), [1])
+            z = Complex(*(low.op.Slice(part, [0], count, [-1]) for part in (z.re, z.im)))
+    elif _is_factored(size):
+        z = _cooley_tukey(low, z, len(order), size, sign, real)
         if kept is not size:
             z = Complex(*(low.op.Slice(part, [0], low.op.const([kept]), [-1]) for part in (z.re, z.im)))
     else:
-        z = _multiply(low, z, *_dft_matrix(low, z, size, kept, sign), real=real)
+        z = _multiply(low, z, *_dft_matrix(low, size, kept, sign), real=real)
     return Complex(transposed(low, z.re, order), transposed(low, z.im, order))
 
 
@@ -153,20 +166,10 @@ def _multiply(low: Lowering, z: Complex, cosines: ir.Value, sines: ir.Value, rea
     )
 
 
-def _dft_matrix(low: Lowering, z: Complex, size: Any, kept: Any, sign: int) -> tuple[ir.Value, ir.Value]:
+def _dft_matrix(low: Lowering, size: int, kept: int, sign: int) -> tuple[ir.Value, ir.Value]:
     """Returns real and imaginary part of exp(sign * 2 pi i j k / size) for j < size and k < kept: [size, kept]."""
-    op = low.op
-    if isinstance(size, int) and isinstance(kept, int):
-        angles = _angles(np.arange(size)[:, None], np.arange(kept), size, sign)
-        return op.const(np.cos(angles), low.dtype), op.const(np.sin(angles), low.dtype)
-    length = op.Shape(z.re, start=-1)
-    count = length
-    # The only other number of frequencies is size // 2 + 1, of a one-sided transform.
-    if kept is not size and str(kept) != str(size):
-        count = op.Add(op.Div(length, [2]), [1])
-    rows, columns = op.Unsqueeze(arange(low, length), [1]), arange(low, count)
-    radians = _run_time_angles(low, rows, columns, length, sign)
-    return low.tensor(op.Cos(radians), low.dtype), low.tensor(op.Sin(radians), low.dtype)
+    angles = _angles(np.arange(size)[:, None], np.arange(kept), size, sign)
+    return low.op.const(np.cos(angles), low.dtype), low.op.const(np.sin(angles), low.dtype)
 
 
 def _angles(j: np.ndarray, k: np.ndarray, size: int, sign: int) -> np.ndarray:
@@ -189,18 +192,24 @@ def _factor(size: int) -> int:
     return next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
 
 
-def _cooley_tukey(low: Lowering, z: Complex, size: int, sign: int, real: bool = False) -> Complex:
-    """Returns the DFT along the last axis, recursively factored.
+def _is_factored(size: int) -> bool:
+    """True if a DFT of this size is computed by smaller ones, or by larger ones with small factors."""
+    return size > _MAX_MATRIX_SIZE and (_factor(size) > 1 or size > _MAX_PRIME)
+
+
+def _cooley_tukey(low: Lowering, z: Complex, rank: int, size: int, sign: int, real: bool = False) -> Complex:
+    """Returns the DFT along the last axis of `rank` axes, recursively factored.
 
     With size = a b, j = b j1 + j2 and k = k1 + a k2: DFTs of size a over j1, multiplication by the twiddle factors
     exp(sign * 2 pi i j2 k1 / size), and DFTs of size b over j2.
     """
     op = low.op
-    if size <= _MAX_MATRIX_SIZE or _factor(size) == 1:
-        return _multiply(low, z, *_dft_matrix(low, z, size, size, sign), real=real)
+    if not _is_factored(size):
+        return _multiply(low, z, *_dft_matrix(low, size, size, sign), real=real)
     a = _factor(size)
+    if a == 1:
+        return _bluestein(low, z, rank, size, sign, real)
     b = size // a
-    rank = len(low.fake(0).shape)
     swap = [*range(rank - 1), rank, rank - 1]
 
     def swapped(value: Complex) -> Complex:
@@ -210,15 +219,98 @@ def _cooley_tukey(low: Lowering, z: Complex, size: int, sign: int, real: bool = 
         return op.Reshape(value, [0] * (rank - 1) + [a, b])
 
     z = swapped(Complex(split(z.re), split(z.im)))
-    z = _cooley_tukey(low, z, a, sign, real)  # [..., j2, k1]
+    z = _cooley_tukey(low, z, rank + 1, a, sign, real)  # [..., j2, k1]
     twiddle_angles = _angles(np.arange(b)[:, None], np.arange(a), size, sign)
     cosines, sines = op.const(np.cos(twiddle_angles), low.dtype), op.const(np.sin(twiddle_angles), low.dtype)
-    z = Complex(
-        op.Sub(op.Mul(z.re, cosines), op.Mul(z.im, sines)), op.Add(op.Mul(z.re, sines), op.Mul(z.im, cosines))
-    )
-    z = swapped(_cooley_tukey(low, swapped(z), b, sign))  # [..., k1, j2] -> [..., k1, k2] -> [..., k2, k1]
+    z = _product(low, z, Complex(cosines, sines))
+    z = swapped(
+        _cooley_tukey(low, swapped(z), rank + 1, b, sign)
+    )  # [..., k1, j2] -> [..., k1, k2] -> [..., k2, k1]
     flat = [0] * (rank - 1) + [size]
     return Complex(op.Reshape(z.re, flat), op.Reshape(z.im, flat))
+
+
+def _product(low: Lowering, a: Complex, b: Complex, real: bool = False) -> Complex:
+    """Returns a b. If `real`, the imaginary part of `a` is taken as zero."""
+    op = low.op
+    if real:
+        return Complex(op.Mul(a.re, b.re), op.Mul(a.re, b.im))
+    return Complex(
+        op.Sub(op.Mul(a.re, b.re), op.Mul(a.im, b.im)), op.Add(op.Mul(a.re, b.im), op.Mul(a.im, b.re))
+    )
+
+
+def _bluestein(low: Lowering, z: Complex, rank: int, size: int, sign: int, real: bool) -> Complex:
+    """Returns the DFT of a fixed size along the last axis of `rank` axes as a cyclic convolution with a chirp.
+
+    As j k = (j² + k² - (k - j)²) / 2, with the chirp c_j = exp(sign * pi i j² / size) the DFT is c_k times the
+    convolution of z_j c_j with the conjugate of c. Convolved are DFTs of `longer` places, a power of two.
+    """
+    op = low.op
+    longer = 1 << (2 * size - 2).bit_length()
+    places = np.arange(size)
+    chirp = np.exp(1j * _angles(places, places, 2 * size, sign))
+    filter_ = np.zeros(longer, np.complex128)
+    filter_[:size] = chirp.conj()
+    filter_[longer - size + 1 :] = chirp.conj()[:0:-1]
+    spectrum = np.fft.fft(filter_) / longer
+    factors, filter_spectrum = (
+        Complex(op.const(value.real, low.dtype), op.const(value.imag, low.dtype))
+        for value in (chirp, spectrum)
+    )
+    z = _product(low, z, factors, real)
+    z = Complex(*(op.pad(part, [0, longer - size], [rank - 1], rank) for part in (z.re, z.im)))
+    z = _product(low, _cooley_tukey(low, z, rank, longer, _FORWARD), filter_spectrum)
+    z = _cooley_tukey(low, z, rank, longer, _BACKWARD)
+    z = Complex(*(op.Slice(part, [0], [size], [-1]) for part in (z.re, z.im)))
+    return _product(low, z, factors)
+
+
+def _bluestein_at_run_time(low: Lowering, z: Complex, sign: int, real: bool) -> Complex:
+    """Returns what `_bluestein` does, for a size that is known at run time only."""
+    op, rank = low.op, len(low.fake(0).shape)
+    size = op.Shape(z.re, start=-1)
+    # Exact in float64 for all sizes that fit into memory.
+    bits = op.Ceil(
+        op.Div(
+            op.Log(op.Cast(op.Add(size, size), to=ir.DataType.DOUBLE)),
+            op.const(math.log(2.0), ir.DataType.DOUBLE),
+        )
+    )
+    longer = op.Cast(op.Pow(op.const(2.0, ir.DataType.DOUBLE), bits), to=ir.DataType.INT64)
+    twice = op.Add(size, size)
+
+    def chirp(places: ir.Value, of_sign: int) -> Complex:
+        angles = _run_time_angles(low, places, places, twice, of_sign)
+        return Complex(low.tensor(op.Cos(angles), low.dtype), low.tensor(op.Sin(angles), low.dtype))
+
+    factors = chirp(arange(low, size), sign)
+    places = arange(low, longer)
+    distances = op.Min(places, op.Sub(longer, places))
+    inside = op.Less(distances, size)
+    conjugates = chirp(op.Where(inside, distances, 0), -sign)
+    filter_ = Complex(
+        *(op.Where(inside, part, low.tensor(0.0, low.dtype)) for part in (conjugates.re, conjugates.im))
+    )
+    z = _product(low, z, factors, real)
+    pads = op.Concat([0], op.Sub(longer, size), axis=0)
+    z = Complex(*(op.pad(part, pads, [rank - 1], rank) for part in (z.re, z.im)))
+    z = _product(low, _power_of_two(low, z), _power_of_two(low, filter_))
+    # The inverse, by conjugates, and without its normalization.
+    z = _power_of_two(low, Complex(z.re, op.Neg(z.im)))
+    scale = low.tensor(longer, low.dtype)
+    z = Complex(op.Div(z.re, scale), op.Div(op.Neg(z.im), scale))
+    z = Complex(*(op.Slice(part, [0], size, [-1]) for part in (z.re, z.im)))
+    return _product(low, z, factors)
+
+
+def _power_of_two(low: Lowering, z: Complex) -> Complex:
+    """Returns the forward DFT along the last axis, whose size must be a power of two, by ONNX's DFT."""
+    op = low.op
+    pairs = op.Concat(op.Unsqueeze(z.re, [-1]), op.Unsqueeze(z.im, [-1]), axis=-1)
+    # DFT needs an axis of batches.
+    transformed = op.Squeeze(op.DFT(op.Unsqueeze(pairs, [0]), None, op.const(-2)), [0])
+    return Complex(op.Gather(transformed, 0, axis=-1), op.Gather(transformed, 1, axis=-1))
 
 
 def _real_inverse(low: Lowering, z: Complex, axis: int, half: Any, size: Any, run_time_size: Any) -> ir.Value:
@@ -236,35 +328,28 @@ def _real_inverse(low: Lowering, z: Complex, axis: int, half: Any, size: Any, ru
     order = list(range(len(low.fake(0).shape)))
     order[axis], order[-1] = order[-1], order[axis]
     re, im = transposed(low, z.re, order), transposed(low, z.im, order)
-    if isinstance(size, int) and isinstance(half, int):
-        if size > _MAX_MATRIX_SIZE and _factor(size) > 1:
-            mirrored = Complex(_mirrored(low, re, size), _mirrored(low, im, size, odd=True))
-            return transposed(low, _cooley_tukey(low, mirrored, size, _BACKWARD).re, order)
-        k = np.arange(half)
-        # All frequencies count twice, for themselves and for their conjugates, except 0 and size / 2.
-        weight = np.where((k == 0) | (2 * k == size), 1.0, 2.0)[:, None]
-        angles = _angles(k[:, None], np.arange(size), size, _BACKWARD)
-        cosines = op.const(weight * np.cos(angles), low.dtype)
-        sines = op.const(-weight * np.sin(angles), low.dtype)
-    else:
-        cosines, sines = _symbolic_inverse_matrix(low, op.Shape(re, start=-1), low.ints([run_time_size]))
+    if not (isinstance(size, int) and isinstance(half, int)):
+        length = low.ints([run_time_size])
+        mirrored = Complex(_mirrored(low, re, length), _mirrored(low, im, length, odd=True))
+        return transposed(low, _bluestein_at_run_time(low, mirrored, _BACKWARD, real=False).re, order)
+    if _is_factored(size):
+        mirrored = Complex(_mirrored(low, re, size), _mirrored(low, im, size, odd=True))
+        return transposed(low, _cooley_tukey(low, mirrored, len(order), size, _BACKWARD).re, order)
+    k = np.arange(half)
+    # All frequencies count twice, for themselves and for their conjugates, except 0 and size / 2.
+    weight = np.where((k == 0) | (2 * k == size), 1.0, 2.0)[:, None]
+    angles = _angles(k[:, None], np.arange(size), size, _BACKWARD)
+    cosines = op.const(weight * np.cos(angles), low.dtype)
+    sines = op.const(-weight * np.sin(angles), low.dtype)
     return transposed(low, op.Add(op.MatMul(re, cosines), op.MatMul(im, sines)), order)
 
 
-def _symbolic_inverse_matrix(low: Lowering, half: ir.Value, size: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Returns the matrices that `_real_inverse` multiplies by, computed at run time. Sizes are int64 [1] values."""
-    op = low.op
-    k = op.Unsqueeze(arange(low, half), [1])
-    angles = _run_time_angles(low, k, arange(low, size), size, _BACKWARD)
-    counted_once = op.Or(op.Equal(k, op.const(0)), op.Equal(op.Mul(k, op.const(2)), size))
-    weight = op.Where(counted_once, op.const(1.0, ir.DataType.DOUBLE), op.const(2.0, ir.DataType.DOUBLE))
-    cosines, sines = op.Mul(weight, op.Cos(angles)), op.Neg(op.Mul(weight, op.Sin(angles)))
-    return low.tensor(cosines, low.dtype), low.tensor(sines, low.dtype)
-
-
-def _mirrored(low: Lowering, half: ir.Value, size: int, odd: bool = False) -> ir.Value:
+def _mirrored(low: Lowering, half: ir.Value, size: int | ir.Value, odd: bool = False) -> ir.Value:
     """Extends the last axis by symmetry, or by antisymmetry if `odd`, from size // 2 + 1 elements to `size`."""
     op = low.op
-    missing = size - size // 2 - 1
-    second_half = op.Slice(half, [missing], [0], [-1], [-1])  # elements missing, ..., 1
+    if isinstance(size, int):
+        missing: Any = [size - size // 2 - 1]
+    else:
+        missing = op.Sub(op.Sub(size, op.Div(size, [2])), [1])
+    second_half = op.Slice(half, missing, [0], [-1], [-1])  # elements missing, ..., 1
     return op.Concat(half, op.Neg(second_half) if odd else second_half, axis=-1)

@@ -190,6 +190,10 @@ def multilabel_margin_loss(
     # "add", because a class may be listed more than once.
     count = op.ScatterElements(op.Mul(ones, 0.0), class_indices, ones, axis=axis, reduction="add")
     is_target = op.Greater(count, 0.0)
+    # Only as many columns as the longest list has: all pairs of classes would take memory quadratic in the classes.
+    lengths = op.ReduceSum(op.Cast(listed, to=ir.DataType.INT64), [axis], keepdims=0)
+    most = op.ReduceMax(op.Concat(op.Reshape(lengths, [-1]), [0], axis=0), [0], keepdims=1)
+    listed, class_indices = (op.Slice(value, [0], most, [axis]) for value in (listed, class_indices))
     chosen = op.Unsqueeze(op.GatherElements(x, class_indices, axis=axis), [axis + 1])  # [*batch, targets, 1]
     missed = _positive_part(op, op.Add(op.Sub(op.Unsqueeze(x, [axis]), chosen), 1.0))
     is_pair = op.And(op.Unsqueeze(listed, [axis + 1]), op.Unsqueeze(op.Not(is_target), [axis]))

@@ -1,4 +1,4 @@
-"""Lowers max, min, argmax, median, sort, topk, unique and searchsorted.
+"""Lowers max, min, argmax, median, sort and topk.
 
 PyTorch orders NaN above all numbers, and max and min propagate it. ONNX Runtime's kernels handle NaN inconsistently,
 because all comparisons with it are false. So the lowerings here handle NaN with separate ops.
@@ -7,16 +7,13 @@ because all comparisons with it are false. So the lowerings here handle NaN with
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
-from onnxtrain.ortmodule.lowering.aten._doubling import doubling
 from onnxtrain.ortmodule.lowering.aten.pointwise import select
 from onnxtrain.ortmodule.lowering.aten.shape import axis_of
 
@@ -168,7 +165,7 @@ def nanmedian_over_axis(low: Lowering, x: ir.Value, dim: int, keepdim: bool = Fa
 def _middle_number(low: Lowering, x: ir.Value, axis: int, keepdim: bool) -> tuple[ir.Value, ir.Value]:
     """Returns the lower median of the elements that are not NaN, and its index; NaN if all elements are NaN."""
     op = low.op
-    _, order = _topk(low, x, op.dim(x, axis), axis, False)
+    _, order = ordered_topk(low, x, op.dim(x, axis), axis, False)
     # `order` has NaN among the infinities. TopK is stable: a second one moves NaN to the end.
     nans = op.GatherElements(_nan_mask(low, x), order, axis=axis)
     _, last = op.TopK(nans, op.dim(x, axis), axis=axis, largest=0, _outputs=2)
@@ -224,7 +221,7 @@ def _kth(
     if nan_first:
         values, indices = op.TopK(x, low.ints(k), axis=axis, largest=int(largest), _outputs=2)
     else:
-        values, indices = _topk(low, x, low.ints(k), axis, largest)
+        values, indices = ordered_topk(low, x, low.ints(k), axis, largest)
     if not (isinstance(k, int) and k == 1):
         values, indices = (op.Gather(v, [-1], axis=axis) for v in (values, indices))
     if nan_first and is_float(x):
@@ -269,7 +266,7 @@ def topk(
 ) -> Any:
     if not low.fake(0).shape:
         return low.op.Identity(x), low.op.const(0)
-    return _topk(low, x, low.ints(k), axis_of(low, dim), largest, sorted)
+    return ordered_topk(low, x, low.ints(k), axis_of(low, dim), largest, sorted)
 
 
 @lower("aten.sort.default", "aten.sort.stable")
@@ -287,10 +284,10 @@ def _sorted(low: Lowering, x: ir.Value, dim: int = -1, descending: bool = False)
         # ONNX's TopK does not support bool.
         x = low.tensor(x, ir.DataType.INT32)
     axis = axis_of(low, dim)
-    return _topk(low, x, op.dim(x, axis), axis, descending)
+    return ordered_topk(low, x, op.dim(x, axis), axis, descending)
 
 
-def _topk(
+def ordered_topk(
     low: Lowering, x: ir.Value, k: Any, axis: int, largest: bool, sorted: bool = True
 ) -> tuple[ir.Value, ir.Value]:
     """Returns TopK, with NaN as the largest number."""
@@ -305,93 +302,3 @@ def _topk(
     key = low.op.stop_gradient(op.Where(op.IsNaN(x), op.const(math.inf, like=x), finite))
     _, indices = op.TopK(key, k, **attributes, _outputs=2)
     return op.GatherElements(x, indices, axis=axis), indices
-
-
-@lower("aten._unique2.default")
-def unique(
-    low: Lowering, x: ir.Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[ir.Value, ...]:
-    op = low.op
-    if is_float(x):
-        return _unique_floats(low, x)
-    # ONNX Runtime's Unique takes float32, float64, int64 and int8.
-    if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS or x.dtype == ir.DataType.INT32:
-        x = low.tensor(x, ir.DataType.INT64)
-    # PyTorch sorts even with sorted=False.
-    values, _, inverse, counts = op.Unique(op.Reshape(x, [-1]), sorted=1, _outputs=4)
-    if low.fake(0).dim() != 1:
-        inverse = op.reshape_like(inverse, x)
-    return values, inverse, counts
-
-
-def _unique_floats(low: Lowering, x: ir.Value) -> tuple[ir.Value, ...]:
-    """Returns the same results as `unique`. ONNX Runtime's Unique (1.32) loses numbers where there are NaN."""
-    op = low.op
-    flat = op.Reshape(x, [-1])
-    size = op.Shape(flat)
-    ordered, order = _topk(low, flat, size, 0, False)
-    # Where a number differs from the one before it. As in PyTorch, NaN differs from NaN.
-    changes = op.Not(op.Equal(op.Slice(ordered, [1], size), op.Slice(ordered, [0], [-1])))
-    changes = op.Slice(op.Concat(op.const([True]), changes, axis=0), [0], size)
-    place = op.Sub(op.CumSum(op.Cast(changes, to=ir.DataType.INT64), op.const(0)), [1])
-    zeros = op.Expand(op.const(0), size)
-    inverse = op.ScatterElements(zeros, order, place, axis=0)
-    values = op.Compress(ordered, changes, axis=0)
-    ones = op.Expand(op.const(1), size)
-    counts = op.ScatterElements(
-        op.Expand(op.const(0), op.Shape(values)), place, ones, axis=0, reduction="add"
-    )
-    return values, op.reshape_like(inverse, x) if low.fake(0).dim() != 1 else inverse, counts
-
-
-@lower("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
-def searchsorted(
-    low: Lowering,
-    ordered: ir.Value,
-    values: Any,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: ir.Value | None = None,
-) -> ir.Value:
-    """Lowers to PyTorch's binary search along the last axis of `ordered`, for all values at once."""
-    op = low.op
-    if sorter is not None:
-        ordered = op.GatherElements(ordered, sorter, axis=-1)
-    values = low.tensor(values, ordered.dtype or low.dtype)
-    size = low.fake(0).shape[-1]
-    length = op.Squeeze(op.dim(ordered, len(low.fake(0).shape) - 1), [0])
-    # Of 2-D tensors and more, each row is searched for the values of its own row.
-    one_row, is_right = len(low.fake(0).shape) == 1, right or side == "right"
-    start = op.Expand(op.const(0), op.shape_of(values))
-    end = op.Add(start, length)
-
-    def halve(op: Emitter, shift: ir.Value, bounds: Sequence[ir.Value]) -> list[ir.Value]:
-        start, end = bounds
-        middle = op.Div(op.Add(start, end), op.const(2))
-        # A search that has ended may stand behind the last element.
-        place = op.Min(middle, op.Sub(length, op.const(1)))
-        found = op.Gather(ordered, place) if one_row else op.GatherElements(ordered, place, axis=-1)
-        # As PyTorch compares, so that NaN comes last.
-        beyond = op.Greater(found, values) if is_right else op.GreaterOrEqual(found, values)
-        behind = op.And(op.Not(beyond), op.Less(start, end))
-        return [op.Where(behind, op.Add(middle, op.const(1)), start), op.Where(behind, end, middle)]
-
-    # A row of n elements has n + 1 places.
-    limit = size + 1 if isinstance(size, int) else op.Add(length, op.const(1))
-    return doubling(op, limit, halve, [start, end])[0]
-
-
-@lower("aten.histc.default")
-def histc(low: Lowering, x: ir.Value, bins: int = 100, min: Any = 0, max: Any = 0) -> ir.Value:
-    """Lowers a histogram of `bins` bins of equal width from `min` to `max`. The last bin includes `max`."""
-    op = low.op
-    if min == max:
-        raise low.unsupported("a range that depends on the data")
-    flat = op.Reshape(x, [-1])
-    bin_of_each = op.Floor(op.Div(op.Mul(op.Sub(flat, float(min)), float(bins)), float(max) - float(min)))
-    bin_of_each = op.Where(op.Equal(flat, float(max)), float(bins - 1), bin_of_each)
-    # Compares each bin, in a column, with the bins of all elements. Elements out of range are in no bin.
-    column = low.op.const([[float(i)] for i in range(bins)], low.dtype)
-    return op.ReduceSum(op.Cast(op.Equal(column, bin_of_each), to=low.dtype), [1], keepdims=0)

@@ -18,8 +18,8 @@ def label_mean(node: ir.Node) -> dict[str, Any] | None:
     """Describes the mean of one of :data:`LABEL_OPS`, as :meth:`Loss.mean_over` does.
 
     Returns:
-        The entry `loss_mean` of the manifest: None for a sum, and {} if no input of the model determines which labels
-        count.
+        The entry `loss_mean` of the manifest: None for a sum, and {} if it cannot be determined from the model's inputs
+        which labels are ignored.
     """
     reduction = node.attributes.get_string("reduction", "mean")
     if reduction == "sum":

@@ -59,8 +59,8 @@ class Values:
     def texts(self) -> list[str | None]:
         """Returns the values as strings, with None for missing values.
 
-        If all values are numbers or Booleans, the strings have the canonical spelling: 2.0 in a .parquet file and "2.0"
-        in a .csv file both give "2".
+        If all values are numbers or Booleans, they are written in canonical form: 2.0 in a .parquet file and "2.0" in a
+        .csv file both become "2".
         """
         spell = canonical_spelling if self.has_only_numbers else as_text
         return [None if gone else spell(value) for value, gone in zip(self.raw, self.missing, strict=True)]
@@ -81,8 +81,8 @@ class Table:
     Attributes:
         frame: pandas `DataFrame`.
         source: name of the table in error messages, e.g. the path of its file.
-        typed: True if the dtypes of the frame distinguish numbers from strings. False if all values are strings that
-            may spell numbers, as in a .csv file.
+        typed: True if the dtypes of the frame distinguish numbers from strings. False if all values are strings,
+            which may contain numbers, as in a .csv file.
 
     Raises:
         InputError: the frame has no rows, or two columns with the same name.
@@ -250,7 +250,7 @@ class Reader(NamedTuple):
     """Reads one file format.
 
     Attributes:
-        read: function of pandas and a path that returns a `DataFrame`; its exceptions become an InputError.
+        read: function `(pandas, path)` that returns a `DataFrame`; its exceptions are converted to InputError.
         typed: see :class:`Table`.
     """
 

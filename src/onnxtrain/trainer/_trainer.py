@@ -536,7 +536,7 @@ class Trainer(NotCopyable):
     def predict(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array | dict[str, Array]:
-        """Runs the model in inference mode; returns its output for each sample, several outputs as a dict by name.
+        """Runs the model in inference mode; returns its output for each sample, or a dict of outputs by name.
 
         If the model has a fixed batch size, the last batch is padded, and the outputs for the padding are dropped.
         Targets in the data are ignored.
@@ -546,6 +546,10 @@ class Trainer(NotCopyable):
             batch_size: samples per batch, 32 by default.
             transform: function `(inputs, targets) -> (inputs, targets)` that converts each batch, as in :meth:`fit`;
                 called with None for the targets.
+
+        Returns:
+            The output, e.g. float32 [samples, classes]. For a model with several outputs, a dict of all outputs by
+            name.
 
         Raises:
             InputError: the inputs do not match the model, or an output has no sample axis.
@@ -670,9 +674,9 @@ class Trainer(NotCopyable):
     def averaged(self) -> AbstractContextManager[None]:
         """Context manager that temporarily replaces :attr:`parameters` with their moving averages (`ema_decay`).
 
-        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` use
-        the averages without it. Without `ema_decay`, or before the first step, it is a no-op. Other threads that use
-        the trainer wait until the block ends.
+        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` always
+        use the averages, with or without this context manager. It is a no-op without `ema_decay`, and before the
+        first step. Other threads that use the trainer wait until the block ends.
         """
         return self._state.averaged()
 

@@ -80,7 +80,7 @@ class Transform:
 def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array], lent: bool) -> Any:
     """Returns the argument for the user's transform, as arrays that it may modify.
 
-    One input is passed as an array, several as a dict by name.
+    A single input is passed as an array; several inputs are passed as a dict by name.
     """
     # The user's arrays are copied, because augmentation in place would change the dataset.
     writable = [

@@ -111,7 +111,7 @@ class FallbackPolicy(enum.Flag):
         """
         policy = cls.DISABLE
         for part in text.split("|"):
-            # The names of onnxruntime-training have the prefix, the members of this class don't.
+            # onnxruntime-training's names have the prefix; the members of this class don't.
             name = part.strip().upper().removeprefix("FALLBACK_")
             if name not in cls.__members__:
                 raise ValueError(

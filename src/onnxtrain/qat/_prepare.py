@@ -90,7 +90,7 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
     return as_given(prepared, model)
 
 
-def _replace_by_master(op: Emitter, weight: IntegerWeight) -> None:
+def _replace_with_master(op: Emitter, weight: IntegerWeight) -> None:
     """Replaces integers with QuantizeLinear of a float32 master."""
     # Listed first, because uses change while inputs are replaced. A weight that two layers read has one master.
     readers = [(use.node, use.idx) for use in weight.value.uses()]

@@ -147,7 +147,7 @@ class Table:
         missing = np.array(series.isna(), bool)
         if kinds.is_numeric_dtype(series.dtype) and not kinds.is_complex_dtype(series.dtype):
             missing |= _spelled_as(missing_texts, raw, missing)
-            # Nullable integers of pandas become objects without na_value.
+            # Without na_value, pandas' nullable integers become objects.
             numbers = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
             numbers = np.where(missing, np.nan, numbers)
             return Values(name, self.source, missing, numbers, ~missing, raw, text_type=False)

@@ -345,7 +345,8 @@ class Trainer(NotCopyable):
             sample_weight: a weight w for each sample: the loss is sum(w·l) / sum(w), over all batches of a step.
                 Metrics count each sample once.
             transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of a batch's arrays, called
-                only in training. If it has a third parameter, or one named `rng`, it is passed a numpy Generator.
+                only in training. A third required parameter, or one named `rng` or `generator`, is passed a numpy
+                Generator.
             validation_transform: like `transform`, for the batches of `validation`, e.g. to convert `uint8` images
                 without augmenting them.
             steps_per_epoch: optimizer steps per epoch; required for an endless stream.

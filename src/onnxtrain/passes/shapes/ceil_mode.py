@@ -166,7 +166,7 @@ def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
 
 
 def _cut_after(node: ir.Node, source: ir.Value | None, axes: Sequence[_Axis]) -> None:
-    """Slices each output of a pooling to the windows that count, whose number is computed from the sizes of `source`.
+    """Slices off the extra windows of each output of a pooling op, given the sizes of `source`.
 
     Floor mode with padding `longest` has (size + begin + longest - extent) // stride + 1 windows.
     """

@@ -23,8 +23,8 @@ class Transform:
     """Augmentation `(inputs, targets) -> (inputs, targets)`, optionally with a numpy Generator as third argument.
 
     Args:
-        function: called with an array for a single input or a dict by name for several, and likewise for the targets
-            (None without targets). The Generator is its third argument, or the one named `rng` or `generator`.
+        function: called with the inputs and the targets: an array if there is one, a dict by name if there are several,
+            None if there are no targets. The Generator is its third argument, or the one named `rng` or `generator`.
 
     Raises:
         InputError: the function does not take two or three arguments.

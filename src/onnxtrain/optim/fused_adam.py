@@ -18,7 +18,7 @@ class AdamWMode(IntEnum):
     ADAM_L2_REGULARIZATION = 0
     """Adds the decay to the gradient, like `torch.optim.Adam`."""
     ADAMW_TRANSFORMERS = 1
-    """Decays the parameter after the update, and adds epsilon before the bias correction, like the AdamW of
+    """Decays the parameter after the update, and adds epsilon before the bias correction, like AdamW in
     transformers 4."""
     ADAMW_TORCH = 2
     """Decays the parameter before the update, like `torch.optim.AdamW`."""

@@ -100,9 +100,9 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
 
 
 def _normalization(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites BatchNormalization in training mode as a function, with its only reader if the function has it, too.
+    """Rewrites BatchNormalization in training mode as a function, and fuses it with the activation that follows.
 
-    Readers that are fused are Relu, ReLU6, and MaxPool followed by Relu.
+    Relu, ReLU6, and MaxPool followed by Relu are fused if they are the only reader of the output.
 
     Returns:
         True if `node` was rewritten.

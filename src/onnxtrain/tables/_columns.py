@@ -22,7 +22,7 @@ from onnxtrain.tables._table import Array, Values
 from onnxtrain.tables._writer import ColumnWriter
 
 Encode = Literal["one-hot", "ordinal"]
-"""Encoding of categories: one input 0 or 1 per category, or one input with the number of the category."""
+"""Encoding of categories: one 0/1 input per category, or a single input with the category's index."""
 
 Unknown = Literal["error", "ignore", "own"]
 """Treatment of categories that are not in the training data: an error, zeros, or a category of their own."""
@@ -307,7 +307,7 @@ def holds_numbers(values: Values, *, categorical: bool) -> bool:
     wrong = ~values.missing & ~values.is_number
     if not wrong.any():
         return True
-    # One of the two rows usually holds a typing error, or stands for a missing value.
+    # One of the two rows usually contains a typo or a marker for missing values.
     row, other = int(wrong.argmax()), int(values.is_number.argmax())
     raise InputError(
         f"{values.at(row)}: {values.raw[row]!r} is not a number, but row {other + 1} has "

@@ -132,7 +132,7 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
 def _of_one_class(trainer: Trainer, metric: str) -> bool:
     """True if the value of a metric depends on which class is the positive one.
 
-    AUROC depends on it only if `--positive` is given: without it, both of two classes have the same AUROC.
+    AUROC depends on it only if `--positive` is given. Otherwise, the AUROC of two classes is the same for both.
     """
     return metric in _OF_ONE_CLASS or (metric == "auroc" and trainer.positive is not None)
 

@@ -34,7 +34,7 @@ def model_predictions(
         batch_size: samples per batch; None for the fixed batch size of the model, or 32.
 
     Returns:
-        Outputs by name, [samples, ...], and the encoder in the model; None for a model without one.
+        Outputs by name, [samples, ...], and the encoder in the model; None if it has no encoder.
 
     Raises:
         InputError: the data does not match the model, or an output has no batch axis.

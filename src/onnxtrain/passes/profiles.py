@@ -13,7 +13,7 @@ from onnxtrain.passes.portable import Obstacle, find_obstacles, make_portable
 
 @dataclass(frozen=True)
 class HostProfile:
-    """Hosts for which artifacts are made, described by what they lack.
+    """A kind of host that artifacts are made for, and how models are adapted to it.
 
     Attributes:
         drawn: random ops of the training model that draw from one of its inputs instead, so that all hosts draw the

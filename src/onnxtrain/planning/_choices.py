@@ -219,7 +219,7 @@ def _attention_names(layers: Sequence[LinearLayer]) -> list[str]:
 
 
 def _is_attention(module: str) -> bool:
-    """True if the path of a module is that of an attention layer."""
+    """True if the path of a module belongs to an attention layer."""
     path, _, last = module.rpartition(".")
     return _ATTENTION.search(path) is not None or last in _ATTENTION_LAYERS
 

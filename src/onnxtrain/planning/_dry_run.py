@@ -1,7 +1,7 @@
 """Trains a few steps as a device would, and prints the peak memory and the time per step.
 
 `_measure` runs this file in a separate process: `python _dry_run.py DIR STEPS LIMIT THREADS`. It imports only what a
-device would, so that its memory is that of training on the device.
+device would import, so that the measured memory is what training on the device needs.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class DropoutPlaces:
 
 
 class Unchosen(NamedTuple):
-    """Layers of a model for which the user has chosen no mode.
+    """Layers of a model whose mode the user has not chosen.
 
     Attributes:
         as_exported: BatchNormalization and Dropout nodes that keep the mode in which they were exported.
@@ -162,7 +162,7 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode, places: DropoutPlac
         places: places of Dropout; nodes whose mode `dropout` has decided keep that mode.
 
     Returns:
-        The layers for which the user has chosen no mode.
+        The layers whose mode the user has not chosen.
 
     Raises:
         GraphBuildError: a pattern matches no node, or a layer cannot run in training mode.

@@ -45,7 +45,7 @@ class BlockedLayoutPass(ir.passes.InPlacePass):
         """Rewrites the model in place; its opset must be the canonical one or newer.
 
         Raises:
-            ModelError: the block size is that of another machine, or a weight is not stored in the model.
+            ModelError: the model has the block size of another machine, or a weight is not stored in the model.
         """
         nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.domain == _DOMAIN]
         if not nodes:

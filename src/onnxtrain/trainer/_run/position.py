@@ -212,7 +212,7 @@ class Position:
         """Parses the JSON of :meth:`to_json`; `source` names the checkpoint in error messages.
 
         Returns:
-            Position, settings, and True if the epoch's predictions are in a file beside the checkpoint.
+            Position, settings, and True if the epoch's predictions are in a file next to the checkpoint.
 
         Raises:
             CheckpointError: the text is damaged, or of a newer version.

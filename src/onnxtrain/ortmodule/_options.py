@@ -63,7 +63,7 @@ class LogLevel(enum.IntEnum):
 
 
 def module_logger(level: LogLevel) -> logging.Logger:
-    """Returns a logger with this level and the handlers of `onnxtrain.ortmodule`, or a stderr handler if it has none."""
+    """Returns a logger with this level and the handlers of `onnxtrain.ortmodule`, or a stderr handler if none."""
     # `logging.getLogger` would return the same object for all modules, which would then share one level.
     logger = logging.Logger("onnxtrain.ortmodule", level.logging_level)
     logger.addFilter(escape_record)

@@ -373,7 +373,7 @@ def _capturing() -> Iterator[None]:
     # Eager PyTorch raises in this case, too, so this is no reason for a fallback.
     except RefusedByPyTorch:
         raise
-    # Tracing runs code of the user and of PyTorch, which may raise any exception.
+    # Tracing runs user code and PyTorch code, which may raise any exception.
     except Exception as error:
         raise ORTModuleTorchModelException(
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

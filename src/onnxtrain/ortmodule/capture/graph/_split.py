@@ -107,7 +107,7 @@ def split_graph(
 
 
 def _record_backwards(part: fx.GraphModule) -> None:
-    """Lets autograd record the backward of custom functions if it runs with `create_graph=True`, as in eager PyTorch."""
+    """Lets autograd record the backward of custom functions if it runs with `create_graph=True`, as in eager mode."""
     # Dynamo (PyTorch 2.13) traces a backward inside `no_grad`, and the graph enters and leaves it: second derivatives
     # would miss the backward's own operators.
     for node in part.graph.nodes:

@@ -254,7 +254,7 @@ class Masked(nn.Module):
 
 
 wrap: Callable[[nn.Module], Any] = lambda net: net
-"""What makes of a module that with which the program is run, such as ORTModule."""
+"""Prepares a module for the current run, e.g. ORTModule."""
 
 
 def wrapped(net: nn.Module) -> Any:

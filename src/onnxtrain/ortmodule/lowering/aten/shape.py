@@ -301,11 +301,11 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
         raise low.unsupported(
             "an offset in the memory of an input, of which ONNX Runtime gets only the input"
         )
-    if not _is_in_bounds(source, size, stride, storage_offset or 0, of_input):
-        raise low.unsupported("elements past the end of a view, since ONNX has no strides")
     only_reshapes = (
         not storage_offset and result.is_contiguous() and str(source.numel()) == str(result.numel())
     )
+    if not only_reshapes and not _is_in_bounds(source, size, stride, storage_offset or 0, of_input):
+        raise low.unsupported("elements past the end of a view, since ONNX has no strides")
     if not only_reshapes:
         indices = low.int_scalar(storage_offset or 0)
         for axis, (count, step) in enumerate(zip(size, stride, strict=True)):

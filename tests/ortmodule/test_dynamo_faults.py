@@ -19,6 +19,7 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import get_metrics_context
+from torch.fx.passes.split_module import split_module
 
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule.capture.dynamo.patches import DURING_CAPTURE, WITH_DATA_DEPENDENT_SIZES
@@ -237,3 +238,67 @@ def test_patches_hold_after_other_users_of_dynamo() -> None:
 
     deque_maxlen()
     torch.testing.assert_close(ORTModule(Appending())(X, collections.deque([1], maxlen=1)), X)
+
+
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return g * x.cos()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_captured_backward_has_no_derivative() -> None:
+    """If this fails, `_record_backwards` of capture/graph/_split.py may go."""
+
+    def second(run: Callable[..., torch.Tensor]) -> torch.Tensor:
+        x = X.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.sum(), x)[0]
+
+    torch.testing.assert_close(second(Cubed.apply), -X.sin())
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        second(compiled(lambda x: Cubed.apply(x)))
+
+
+def test_a_gradient_by_an_output_of_a_graph_raises() -> None:
+    """If this fails, `differentiated_outputs` of capture/graph/_split.py may go."""
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        q = x * 2
+        return torch.autograd.grad(q.sin().sum(), q)[0]
+
+    x = X.clone().requires_grad_()
+    torch.testing.assert_close(slope(x), (2 * X).cos())
+    with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
+        torch.compile(slope, backend="aot_eager")(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_graph_with_an_unbound_size_cannot_be_split() -> None:
+    """If this fails, `_hide_unbound_sizes` of capture/graph/_split.py may go."""
+    raised = []
+
+    def split(graph_module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        # Without the assertions on the size, which ORTModule checks itself, no node holds it.
+        for node in reversed(graph_module.graph.nodes):
+            if node.op.startswith("call") and not node.users:
+                graph_module.graph.erase_node(node)
+        last = [node for node in graph_module.graph.nodes if node.op.startswith("call")][-1]
+        try:
+            split_module(graph_module, graph_module, lambda node: int(node is last), keep_original_order=True)
+        except KeyError as error:
+            raised.append(str(error))
+        return graph_module.forward
+
+    def selected(x: torch.Tensor) -> torch.Tensor:
+        return x[:, torch.tensor([True, False] * x.shape[1])[: x.shape[1]]].sin().cos()
+
+    with symbols():
+        torch.compile(selected, backend=split)(X)
+    assert raised == ["u0"]

@@ -38,8 +38,8 @@ _user_freezes = False
 def without_older_objects() -> Iterator[None]:
     """Restricts the cyclic garbage collector to objects created while the context is open.
 
-    A capture creates enough objects to trigger one or two scans of the whole process, which take 0.2 to 0.4 s for the
-    objects of PyTorch and Dynamo, and free none of them.
+    A capture creates enough objects to trigger one or two scans of the whole process, which take 0.2 to 0.4 s for
+    PyTorch's and Dynamo's objects, and free none of them.
     """
     global _user_freezes
     # A nested context has nothing to do. What the user has frozen must remain frozen. Counting frozen objects takes up
@@ -66,7 +66,7 @@ def with_room(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
 
     CPython (3.11) allocates frames in blocks of 16 KiB, and returns a block to the system with its last frame. A loop
     whose calls cross the border between two blocks costs two system calls and a page fault per call: up to a third of
-    the time of PyTorch's captures.
+    a capture's time.
     """
     return function(*args, **kwargs)
 

@@ -289,7 +289,7 @@ def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
 
 
 def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
-    """Returns the path of the custom op library, or None without one.
+    """Returns the path of the custom op library, or None if there is none.
 
     Raises:
         ModelError: there is no such file.

@@ -54,8 +54,8 @@ _REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")
 def install() -> None:
     """Makes `onnxruntime.training` and its modules importable: api, artifacts, onnxblock, optim, ortmodule, utils.data.
 
-    `torch_ort`, the other name of ortmodule, becomes importable too. If torch-ort itself is installed, it is used, and
-    imports this ORTModule. Calling `install` again has no effect.
+    `torch_ort` becomes importable too, as an alias of `onnxtrain.ortmodule`. If the package torch-ort is installed, it
+    is imported instead; its ORTModule is then that of onnxtrain. Calling `install` again has no effect.
 
     Raises:
         CompatError: the real package is installed; it must not be shadowed.

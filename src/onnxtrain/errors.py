@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 
-# All are RuntimeErrors, like the errors of onnxruntime-training. Many are also the matching built-in exception, for
+# All are RuntimeErrors, like onnxruntime-training's errors. Many are also the matching built-in exception, for
 # code that doesn't know this package.
 class OnnxTrainError(RuntimeError):
     """Base class for all exceptions that this package raises deliberately.

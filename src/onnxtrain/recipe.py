@@ -215,8 +215,8 @@ class Recipe:
     )
     """Names of the parameters to train, or patterns such as "fc.*". None trains all floating-point parameters that are
     not in `frozen_params`. Running statistics of BatchNormalization and settings of ops (bounds of Clip, scales of
-    Resize) are not parameters. Neither are buffers and constants, if the file distinguishes them, as files of PyTorch's
-    Dynamo exporter do."""
+    Resize) are not parameters. Neither are buffers and constants, if the file distinguishes them, as files from
+    PyTorch's Dynamo exporter do."""
 
     frozen_params: Names = _field(
         None,
@@ -341,7 +341,7 @@ class Recipe:
         ),
     )
     """Names or patterns of embeddings `[n, *rest]` that get a sparse gradient: only the rows used in the batch are
-    updated. `<parameter>_grad` is `[reads, *rest]`, and a further output holds the row numbers. Such an embedding may
+    updated. `<parameter>_grad` is `[reads, *rest]`, and another output contains the row indices. Such an embedding may
     be read only by Gather on axis 0, and updated by SparseAdam, or by SGD or Adagrad without momentum and weight
     decay."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -276,3 +276,111 @@ def test_a_data_dependent_size_before_a_custom_function() -> None:
             outputs = run(x)
             results.append([*outputs, *torch.autograd.grad(sum(out.sum() for out in outputs), [model.p])])
         torch.testing.assert_close(results[1], results[0])
+
+
+def through_an_output(x: torch.Tensor, p: Any) -> torch.Tensor:
+    q = x * 1.5
+    return torch.autograd.grad(q.tanh().square().sum(), q, create_graph=True)[0] * q
+
+
+def through_a_custom_function(x: torch.Tensor, p: Any) -> torch.Tensor:
+    q = x * 1.5
+    return torch.autograd.grad(Saves.apply(q.sin()).sum(), [q, x], create_graph=True)[0]
+
+
+def through_several(x: torch.Tensor, p: Any) -> torch.Tensor:
+    q = x * 1.5
+    r = q.exp()
+    y = (r * q).tanh()
+    first, second = torch.autograd.grad(y, [q, r], torch.ones_like(y), create_graph=True)
+    return first + second * 2
+
+
+def through_a_view(x: torch.Tensor, p: Any) -> torch.Tensor:
+    q = (x * 2).view(-1)[1:]
+    with torch.enable_grad():
+        y = q.square().sum()
+    return torch.autograd.grad(y, q, create_graph=True)[0].sin()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "function", [through_an_output, through_a_custom_function, through_several, through_a_view]
+)
+def test_autograd_grad_of_an_intermediate_result(function: Any) -> None:
+    model, x = Calls(function), torch.randn(2, 3)
+    ours = ORTModule(model)
+    for _ in range(2):
+        torch.testing.assert_close(result(ours, x), result(model, x))
+    assert all(graph.fallback_reason is None for graph in ours.report())
+
+
+class Switches(nn.Module):
+    """Switches gradients by a function, not by a context manager."""
+
+    def __init__(self, modes: Sequence[bool], breaks: bool) -> None:
+        super().__init__()
+        self.p, self.modes, self.breaks = nn.Parameter(torch.ones(3)), modes, breaks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.p
+        for mode in self.modes:
+            torch.set_grad_enabled(mode)
+            y = y * self.p
+            if self.breaks:
+                torch._dynamo.graph_break()
+        return y + 1
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("custom", [False, True])
+@pytest.mark.parametrize("modes", [(False,), (True,), (False, True), (True, False)])
+def test_gradients_stay_as_forward_leaves_them(modes: Any, custom: bool, breaks: bool) -> None:
+    model: nn.Module = Switches(modes, breaks)
+    if custom:
+        model = nn.Sequential(Calls(lambda x, p: Saves.apply(x * 2)), model)
+    ours, x = ORTModule(model), torch.ones(2, 3)
+    try:
+        for before in (True, False, True, False):
+            seen = []
+            for run in (model, ours):
+                torch.set_grad_enabled(before)
+                y = run(x)
+                seen.append((torch.is_grad_enabled(), y.requires_grad))
+            assert seen[1] == seen[0]
+    finally:
+        torch.set_grad_enabled(True)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        return g * y.sin() * x, g * x.exp()
+
+
+TWICE: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "saves": lambda x, p: Saves.apply(x.sin()),
+    "product": lambda x, p: Product.apply(x.sin(), x * 2).tanh(),
+    "one after the other": lambda x, p: Saves.apply(Product.apply(x, x + 1)),
+    "linear backward": lambda x, p: SetUp.apply(x) * x,
+}
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+@pytest.mark.parametrize("name", TWICE)
+def test_second_derivatives_through_a_custom_function(name: str) -> None:
+    model = Calls(TWICE[name])
+    results = []
+    for run in (model, ORTModule(model)):
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+        (first,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sin().sum(), x, create_graph=True)
+        results.append([first, second, torch.autograd.grad(second.sum(), x)[0]])
+    torch.testing.assert_close(results[1], results[0])

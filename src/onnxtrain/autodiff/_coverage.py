@@ -25,10 +25,10 @@ class OpCoverage:
     Attributes:
         op_type: name of the op.
         since: oldest supported opset that has the op, e.g. 21; 0 for a nonstandard op.
-        status: `rule`: the op has a VJP rule. `function`: its function body is differentiated instead, from the ONNX
-            standard or registered with `defbody`. `nondifferentiable`: no gradient flows through it. `not yet`:
-            differentiating it raises an error that states the reason. `unknown`: differentiating it raises an error,
-            because the op is not declared.
+        status: `rule`: the op has a VJP rule. `function`: the op has a function body, from the ONNX standard or
+            registered with `defbody`, which is differentiated instead. `nondifferentiable`: no gradient flows through
+            it. `not yet`: differentiating it raises an error that states the reason. `unknown`: differentiating it
+            raises an error, because the op is not declared.
         inputs: for a rule, the names of the inputs that get a gradient, e.g. ("A", "B").
         reason: why the op is `nondifferentiable` or `not yet`, e.g. "its output is Boolean"; otherwise empty.
     """
@@ -44,8 +44,8 @@ def coverage(domain: str = "") -> list[OpCoverage]:
     """Returns one row per op of a domain, sorted by name.
 
     Args:
-        domain: "" for the standard domain: the rows are the ops of the supported opsets. For another domain, e.g.
-            "com.microsoft", they are the registered ops and those that the installed ONNX Runtime knows.
+        domain: "" lists the standard ops of the supported opsets. Another domain, e.g. "com.microsoft", lists the ops
+            registered with onnxtrain and the ops of the installed ONNX Runtime.
 
     Example:
         >>> from onnxtrain.autodiff import coverage
@@ -68,7 +68,12 @@ def coverage(domain: str = "") -> list[OpCoverage]:
 
 
 def coverage_of(domain: str, op_type: str) -> OpCoverage:
-    """Returns the row of an op of any domain; `since` is 0 for a nonstandard op."""
+    """Returns the differentiation status of one op.
+
+    Args:
+        domain: domain of the op, e.g. "" or "com.microsoft".
+        op_type: name of the op, e.g. "Gelu". The status of an op that is not declared is "unknown".
+    """
     opsets = [] if domain else list(schemas_by_opset(op_type, opsets=READ_OPSETS))
     # A rule takes precedence over a function body.
     key, since = (domain, op_type), opsets[0] if opsets else 0

@@ -207,7 +207,7 @@ def _start(text: str) -> int | float:
 
 
 def chosen_transform(options: CallbackOptions) -> MixUp | CutMix | None:
-    """Creates the augmentation for `--mixup` or `--cutmix`; returns None without either.
+    """Creates the augmentation for `--mixup` or `--cutmix`; returns None if neither is given.
 
     Raises:
         InputError: both are given, or ALPHA is out of range.

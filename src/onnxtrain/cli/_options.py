@@ -97,15 +97,15 @@ class OptimizerOptions:
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """Options of `train` and `artifacts` for adapters, which are trained instead of the weights of linear layers."""
+    """Options of `train` and `artifacts` for adapters, which are trained instead of the linear layers' weights."""
 
     panel: ClassVar[str] = "Adapters (LoRA)"
     kept: ClassVar[Kept] = "run"
 
     lora_rank: int | None = option(
         "RANK",
-        "Train adapters of this LoRA rank on the linear layers, and besides them only the parameters of --train, e.g. "
-        "8. Default: no adapters.",
+        "Freeze the weights and train LoRA adapters of this rank on the linear layers, e.g. 8. Parameters of --train "
+        "are trained as well. Default: no adapters.",
         min=1,
     )
     lora_targets: list[str] | None = option(

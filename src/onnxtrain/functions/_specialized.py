@@ -140,7 +140,7 @@ def _numbered(
 ) -> ir.OperatorIdentifier:
     """Returns the identifier that adds a number to `name`.
 
-    The number is that of the function in `functions` with an equal key, or else the first unused one.
+    Reuses the number of a function in `functions` with an equal key; otherwise, takes the first unused number.
     """
     stem, _, suffix = name.rpartition("_")
     for number in itertools.count():

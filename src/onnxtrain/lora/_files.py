@@ -226,7 +226,7 @@ def _write_peft(path: Path, description: AdapterDescription, weights: Mapping[st
     tensors: dict[str, np.ndarray[Any, Any]] = {}
     for module in description.modules:
         for letter, array in zip("AB", weights[module.path], strict=True):
-            # PEFT stores weights of torch.nn.Linear: [out, in] each.
+            # PEFT stores each weight in the layout of torch.nn.Linear, [out, in].
             stored = array if module.convolution else array.T
             _check_finite(array, f"{module.path}.lora_{letter}.weight", f"saving the adapter '{path}'")
             tensors[f"{_PREFIX}{module.path}.lora_{letter}.weight"] = np.ascontiguousarray(stored, np.float32)
@@ -324,7 +324,7 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
                 f"{doing}: the adapter of {module} has rank {rank}, but {CONFIG_FILE} says "
                 f"{config.rank(module)}; take both files from the same training run"
             )
-    # These settings of PEFT, which are not supported here, may exclude layers intentionally.
+    # These PEFT settings, which are not supported here, may exclude layers intentionally.
     if not any(settings.get(name) for name in ("layers_to_transform", "target_parameters")):
         check_named(layers, config, weights, doing)
     return _config_of(ranks, {module: config.scaling(module) * ranks[module] for module in ranks}), weights

@@ -17,9 +17,9 @@ from onnxtrain.selection import module_scope, some_names
 _MS = "com.microsoft"
 # Ops between a stored weight and the product that reads it; they keep the elements, and Transpose swaps the axes.
 _PASSED_ON = frozenset({"Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Transpose"})
-# Suffixes of the names of weights: of onnxruntime's quantizers (`_Q4`, `_quantized`), of PyTorch (`.weight`), and of
-# the builder of genai (`.MatMul`; `.MatMulNBits.qweight` for quantized checkpoints, e.g. by GPTQ or AWQ), in the order
-# in which they are removed.
+# Suffixes of weight names, in the order in which they are removed: from onnxruntime's quantizers (`_Q4`,
+# `_quantized`), from PyTorch (`.weight`), and from genai's model builder (`.MatMul`; `.MatMulNBits.qweight` for
+# quantized checkpoints, e.g. by GPTQ or AWQ).
 _ENDS = (
     r"(_DQ)?_Q\d+(G\d+)?$", r"_quantized$", r"\.(weight|qweight|kernel)$", r"\.(MatMul|MatMulNBits|Gemm|Conv)$",
 )  # fmt: skip

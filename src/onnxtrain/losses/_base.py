@@ -58,7 +58,10 @@ class ClassLabels:
     shift: int = 0
 
     def described(self) -> dict[str, Any]:
-        """Returns the fields for JSON: `axis` and `scores` if the scores have more than two axes, `shift` unless 0."""
+        """Returns the fields as a JSON-compatible dict.
+
+        Omits `axis` and `scores` if the scores have at most two axes, and `shift` if it is 0.
+        """
         several = {} if self.scores is None else {"axis": self.axis, "scores": list(self.scores)}
         shifted = {"shift": self.shift} if self.shift else {}
         return {"count": self.count, "ignore_index": self.ignore_index, **several, **shifted}
@@ -99,7 +102,7 @@ class Loss(ABC):
     Attributes:
         reduction: "mean" or "sum" for a scalar of shape [], "none" for one value per position.
         activation: function that converts the scores to probabilities, e.g. "softmax" along the class axis; None if
-            they are not logits, as in regression.
+            the scores do not represent probabilities, as in regression.
         label_metrics: names of the metrics that `Trainer` records for class labels, e.g. ("accuracy",).
         default_metrics: names of the metrics that `Trainer` records for targets without class labels, e.g. ("mae",).
     """
@@ -184,16 +187,17 @@ class Loss(ABC):
         return None
 
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:
-        """Describes the denominator of the mean for the manifest, so that a host can average losses over batches.
+        """Describes what the loss is averaged over, for the manifest.
+
+        A program that runs the artifacts needs this to compute the mean loss of several batches.
 
         Args:
             labels: name of the graph input with the target; None if the model computes the target.
 
         Returns:
-            {} for a mean over samples; None without a mean, i.e. for the reductions "sum" and "none". For a mean over
-            non-ignored labels: {"labels": "labels", "ignore_index": -100, "weight": None} with the name of the input
-            and the class weights, None for equal weights. An entry "shift": 1 excludes the first label of each
-            sequence, as in next-token prediction.
+            {} for a mean over samples; None for the reductions "sum" and "none". For a mean over non-ignored labels:
+            {"labels": "labels", "ignore_index": -100, "weight": None} with the name of the graph input, and the class
+            weights or None. An entry "shift": 1 excludes the first label of each sequence, as in next-token prediction.
         """
         return {} if self.reduction == "mean" else None
 

@@ -212,7 +212,7 @@ class NLLLoss(_ClassLoss):
     """Negative log-likelihood: -weight[label]·scores[label], for scores that are log-probabilities.
 
     Attributes:
-        activation: "exp", the inverse of the model's logarithm.
+        activation: "exp", which converts log-probabilities to probabilities.
     """
 
     activation: ClassVar[Activation | None] = "exp"

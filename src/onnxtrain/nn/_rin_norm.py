@@ -75,7 +75,15 @@ class RINorm(nn.Module):
         return self._scale(x - mean, stdev)
 
     def inverse(self, x: torch.Tensor) -> torch.Tensor:
-        """Transforms x, `[batch, length, input_dim, params]`, back to the units of the last `forward` call's input."""
+        """Undoes the normalization, with the statistics of the last `forward` call.
+
+        Args:
+            x: the model's prediction, `[batch, length, input_dim, params]`, where params is the number of values
+                predicted per step and target: 1, or the number of parameters of a distribution.
+
+        Returns:
+            The prediction in the units of the series passed to `forward`, in the shape of x.
+        """
         self._check("inverse", x, axis=-2)
         mean, stdev = self._statistics("inverse")
         if self.affine:

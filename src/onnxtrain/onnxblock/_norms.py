@@ -25,8 +25,8 @@ class _Norm(Block):
     def _checked(self, name: str, sizes: Sequence[int], params: int = 0) -> ir.Value:
         """Checks dtype and shape of the input of a layer, and returns the input.
 
-        The axes before the last `params` must have the sizes `sizes`; `params` is 1 for [batch, length, input_dim,
-        params].
+        The sizes of its last axes must equal `sizes`, not counting the last `params` axes: `params` is 1 for [batch,
+        length, input_dim, params], else 0.
         """
         value = self._describe(name)
         if value.dtype is None or not value.dtype.is_floating_point():
@@ -145,8 +145,9 @@ class RINorm(_Norm):
 
     Mean and stdev = sqrt(variance + eps) are computed per series: over all axes but the first and the last, or over
     both axes of a matrix. Gradients do not flow through them. Two blocks use the statistics of the last call:
-    `norm.transform(name)` normalizes another value with them, and `norm.inverse(name)` converts a value [batch, length,
-    input_dim, params] back to the units of the layer's input.
+    `norm.transform(name)` normalizes another value with them. `norm.inverse(name)` undoes the normalization for the
+    model's prediction, [batch, length, input_dim, params], where params is the number of values predicted per step and
+    target: 1, or the number of parameters of a distribution.
 
     In the training model, the layer and its gradient are one op each.
 

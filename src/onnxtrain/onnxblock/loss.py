@@ -1,4 +1,4 @@
-"""Defines losses as blocks: they append the losses of `onnxtrain.losses` to the base model.
+"""Wraps the losses of `onnxtrain.losses` as blocks, which append a loss to the base model.
 
 A loss is called with the name of the scores (the model's output) and, optionally, the name of the target. If the base
 model has no value with the target's name, a graph input with the dtype and shape that the loss needs is added.
@@ -35,10 +35,10 @@ _IGNORED_BY_DEFAULT = -100
 
 
 class LossBlock(Block):
-    """A block that appends a loss of `onnxtrain.losses`.
+    """A block that appends a loss from `onnxtrain.losses` to the base model.
 
     Attributes:
-        loss: the loss with its settings, e.g. `losses.MSELoss(reduction="sum")`.
+        loss: the loss and its settings, e.g. `losses.MSELoss(reduction="sum")`.
     """
 
     def __init__(self, loss: losses.Loss) -> None:
@@ -182,7 +182,8 @@ class _LabelLoss(_NamedLoss):
         """Appends the loss.
 
         Args:
-            scores_input_name: name of the scores, floating point [N, C, d1, ...].
+            scores_input_name: name of the scores, floating point: [N, C, d1, ...], unless the loss has another class
+                axis; [batch, sequence, vocabulary] for :class:`CausalLMLoss`.
             labels_name: name of the labels, int64 [N, d1, ...].
 
         Returns:

@@ -1,4 +1,4 @@
-"""Defines optimizers as blocks: called with parameters, they build the models of `onnxtrain.optimizers`.
+"""Wraps the optimizers of `onnxtrain.optimizers` as blocks, which build an optimizer model when called with parameters.
 
 ::
 
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class ClippingBlock(Block):
-    """A block that clips gradients; pass it to an optimizer as `clip_grad`, or call it with names of gradients.
+    """A block that clips gradients: pass it to an optimizer as `clip_grad`, or call it with the gradients' names.
 
     Attributes:
         clipping: kind and limit of the clipping, e.g. `optimizers.ClipGradNorm(1.0)`.
@@ -55,7 +55,7 @@ class ClippingBlock(Block):
         self.clipping = clipping
 
     def build(self, *gradients_names: str) -> tuple[str, ...]:
-        """Appends the clipping of one or more gradients; returns the names of the outputs."""
+        """Appends ops that clip gradients, given by name; returns the names of the clipped gradients."""
         # Not a sequence of gradients, as SequenceConstruct returns, because its length is unknown here.
         for name in gradients_names:
             if not isinstance(self._describe(name).type, ir.TensorType):
@@ -90,15 +90,15 @@ class ClipGradValue(ClippingBlock):
         super().__init__(optimizers.ClipGradValue(value))
 
 
-# onnxruntime-training passed a block; settings of `onnxtrain.optimizers` are accepted as well.
+# onnxruntime-training takes a block; the clipping classes of `onnxtrain.optimizers` are accepted as well.
 Clipping = ClippingBlock | optimizers.GradientClipping | None
 
 
 class OptimizerBlock(ForwardBlock):
-    """A block that builds an optimizer model from an optimizer of `onnxtrain.optimizers`; needs an empty base model.
+    """A block that builds the model of an optimizer from `onnxtrain.optimizers`; the base model must be empty.
 
     Attributes:
-        optimizer: the optimizer with its settings, e.g. `optimizers.SGD(momentum=0.9)`.
+        optimizer: the optimizer and its settings, e.g. `optimizers.SGD(momentum=0.9)`.
     """
 
     def __init__(self, optimizer: optimizers.Optimizer) -> None:

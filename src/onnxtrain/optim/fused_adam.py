@@ -18,7 +18,7 @@ class AdamWMode(IntEnum):
     ADAM_L2_REGULARIZATION = 0
     """Adds the decay to the gradient, like `torch.optim.Adam`."""
     ADAMW_TRANSFORMERS = 1
-    """Decays the parameter after the update, and adds epsilon before the bias correction, like the AdamW of
+    """Decays the parameter after the update, and adds epsilon before the bias correction, like AdamW in
     transformers 4."""
     ADAMW_TORCH = 2
     """Decays the parameter before the update, like `torch.optim.AdamW`."""
@@ -151,8 +151,8 @@ class FusedAdam(torch.optim.Optimizer):
         second = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
         if decay and mode is AdamWMode.ADAM_L2_REGULARIZATION:
             gradients = torch._foreach_add(gradients, parameters, alpha=decay)
-        # PyTorch's AdamW decays before the update, that of transformers after it, at the end of this function. The only
-        # other difference between the two is in eps.
+        # PyTorch's AdamW decays the weights before the update; transformers' AdamW decays them after it, at the end of
+        # this function. The only other difference is where eps is added.
         if decay and mode is AdamWMode.ADAMW_TORCH:
             torch._foreach_mul_(parameters, 1 - lr * decay)
         torch._foreach_lerp_(first, gradients, 1 - beta1)
@@ -162,7 +162,7 @@ class FusedAdam(torch.optim.Optimizer):
             (1 - beta1**step, math.sqrt(1 - beta2**step)) if group["bias_correction"] else (1.0, 1.0)
         )
         denominators = torch._foreach_sqrt(second)
-        # The AdamW of transformers adds eps to the square root of the uncorrected second moment.
+        # transformers' AdamW adds eps to the square root of the uncorrected second moment.
         if mode is AdamWMode.ADAMW_TRANSFORMERS:
             torch._foreach_add_(denominators, eps)
             size = lr * corrections[1] / corrections[0]

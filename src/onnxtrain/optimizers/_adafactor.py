@@ -22,15 +22,16 @@ class Adafactor(Optimizer):
     """Adafactor (Shazeer and Stern, 2018), like torch.optim.Adafactor: factored second moments.
 
     At step t, with b = t**beta2_decay and rho = min(lr, 1/sqrt(t)): rows' = (1 - b)·rows + b·mean(g² over each row);
-    columns' is computed in the same way. The estimate of g² is rows'·columns'/max(mean(rows'), eps1), but for vectors
-    and scalars a running mean. With u = g/sqrt(max(estimate, eps1²)): w' = (1 - lr·weight_decay)·w - rho·max(eps2,
-    rms(w))/max(1, rms(u)/d)·u. Steps are relative to the magnitude of the parameter: learning rates are around 1e-2.
+    columns' is computed in the same way. The second moment v' is estimated as rows'·columns'/max(mean(rows'), eps1).
+    For vectors and scalars, it is not factored: v' = (1 - b)·v + b·g². With u = g/sqrt(max(v', eps1²)): w' = (1 -
+    lr·weight_decay)·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u. Steps are relative to the magnitude of the parameter;
+    learning rates are around 1e-2.
 
     Attributes:
         elementwise: False, because the moments and root mean squares depend on all elements of a parameter.
         beta2_decay: exponent of b, at most 0, e.g. -0.8. The closer to 0, the faster old gradients are forgotten.
-        eps: (eps1, eps2), e.g. (None, 1e-3). eps1 keeps the estimate away from zero; None means the machine epsilon
-            of the dtype. If the root mean square of a parameter is below eps2, eps2 is used instead.
+        eps: (eps1, eps2), e.g. (None, 1e-3). eps1 keeps the denominators away from zero; None means the machine
+            epsilon of the dtype. If the root mean square of a parameter is below eps2, eps2 is used instead.
         d: root mean square of u above which u is scaled down, e.g. 1.0.
         weight_decay: coefficient of decoupled weight decay, e.g. 0.01.
     """

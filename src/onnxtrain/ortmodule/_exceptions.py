@@ -4,7 +4,7 @@
 
     OnnxTrainError
     └── ORTModuleFallbackException                    something cannot run in ONNX Runtime
-        ├── ORTModuleInitException (RuntimeError)     ONNX Runtime itself cannot be set up
+        ├── ORTModuleInitException (RuntimeError)     the installed ONNX Runtime is too old
         ├── ORTModuleDeviceException (RuntimeError)   tensors on a device without an execution provider
         ├── ORTModuleIOError (InputError)             inputs or outputs that ONNX Runtime does not support
         ├── ORTModuleTorchModelException (ModelError) the module cannot be wrapped, captured or changed this way
@@ -26,7 +26,7 @@ class ORTModuleFallbackException(OnnxTrainError):
 
 
 class ORTModuleInitException(ORTModuleFallbackException, RuntimeError):
-    """ONNX Runtime, or a package that ORTModule needs to use it, cannot be set up."""
+    """The installed ONNX Runtime cannot be used, because its version is too old."""
 
 
 class ORTModuleDeviceException(ORTModuleFallbackException, RuntimeError):

@@ -65,7 +65,7 @@ class LogLevel(enum.IntEnum):
 
 
 def module_logger(level: LogLevel) -> logging.Logger:
-    """Returns a logger with this level and the handlers of `onnxtrain.ortmodule`; without any, a handler for stderr."""
+    """Returns a logger with this level and the handlers of `onnxtrain.ortmodule`, or a stderr handler if none."""
     # `logging.getLogger` would return the same object for all modules, which would then share one level.
     logger = logging.Logger("onnxtrain.ortmodule", level.logging_level)
     logger.addFilter(escape_record)
@@ -113,7 +113,7 @@ class FallbackPolicy(enum.Flag):
         """
         policy = cls.DISABLE
         for part in text.split("|"):
-            # The names of onnxruntime-training have the prefix, the members of this class don't.
+            # onnxruntime-training's names have the prefix; the members of this class don't.
             name = part.strip().upper().removeprefix("FALLBACK_")
             if name not in cls.__members__:
                 raise ValueError(

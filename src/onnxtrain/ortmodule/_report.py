@@ -67,7 +67,7 @@ class GraphRecord:
 
     @property
     def engine(self) -> str:
-        """The engine that runs the graph: "ONNX Runtime", "PyTorch", or e.g. "both, 95% ONNX Runtime"."""
+        """The engine that runs the graph: "ONNX Runtime", "PyTorch", or both, e.g. "both, 95% ONNX Runtime"."""
         if self.in_pytorch:
             return f"both, {self.share:.0%} ONNX Runtime"
         return "ONNX Runtime" if self.fallback_reason is None else "PyTorch"

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-# Tests scan the other modules for private names of PyTorch. They belong here, so that a PyTorch version without one of
-# them fails at import, and not during a user's training.
+# Tests check that no other module uses PyTorch's private names. They are imported here, so that a PyTorch version
+# that lacks one of them fails at import, not during a user's training.
 try:
     import torch._decomp
     import torch._dynamo

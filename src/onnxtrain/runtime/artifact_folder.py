@@ -14,10 +14,10 @@ MANIFEST = "manifest.json"
 
 
 def find_manifest(directory: Path) -> str | None:
-    """Finds the manifest in a directory: `manifest.json`, or else the only file with a prefix before that name.
+    """Finds the manifest in a directory: `manifest.json`, otherwise the only file whose name adds a prefix to it.
 
     Returns:
-        The name of the file, e.g. "net_manifest.json"; None without a manifest.
+        The name of the file, e.g. "net_manifest.json"; None if there is no manifest.
 
     Raises:
         CheckpointError: several files have a prefix, or the manifest is not a file in the directory.

@@ -230,7 +230,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
 
 
 def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) -> ir.Value:
-    """Creates the initializer of a bias for a layer without one, named after its weight."""
+    """Creates the bias of a layer that has none, as an initializer named after the weight."""
     weight = str(layer.weight.name)
     name = f"{weight.removesuffix('.weight')}.bias" if weight.endswith(".weight") else "head.bias"
     # The dtype of the computation, because the weight may be cast.

@@ -39,10 +39,11 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
 
     These ops are part of the ONNX standard, domain `ai.onnx.preview.training`, but no stock runtime supports them. A
     Gradient is replaced with the nodes that :func:`onnxtrain.differentiate` emits for the derivatives of `y` with
-    respect to `xs`. If its inputs are not the tensors named in `xs` and `zs`, the graph between these and `y` is
-    evaluated at the inputs instead. A Gradient may differentiate another Gradient. Adam, Adagrad and Momentum are
-    replaced with the formulas of the standard. The rest of the model, e.g. Dropout and BatchNormalization in training
-    mode, is adapted to ONNX Runtime in the same way as by `differentiate`.
+    respect to `xs`. If the inputs of the Gradient differ from the tensors named in `xs` and `zs`, the derivatives are
+    evaluated at the inputs: the nodes that compute `y` from the named tensors are copied and read the inputs instead. A
+    Gradient may differentiate another Gradient. Adam, Adagrad and Momentum are replaced with the formulas of the
+    standard. The rest of the model, e.g. Dropout and BatchNormalization in training mode, is adapted to ONNX Runtime in
+    the same way as by `differentiate`.
 
     Args:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; not modified.
@@ -53,7 +54,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
 
     Raises:
         ModelError: the model cannot be loaded or converted; a Gradient is in a subgraph, or depends on itself; an op
-            has a wrong number of inputs.
+            has the wrong number of inputs.
         DifferentiationError: a Gradient names a tensor that does not exist, or `y` or one of `xs` is an integer tensor.
         NoGradientRule: an op between `xs` and `y` of a Gradient has no gradient rule.
 
@@ -114,8 +115,11 @@ def _lower_optimizers(model: ir.Model) -> None:
 
 
 def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
-    """Replaces a node with values, which take the names of its outputs; None for unread outputs."""
-    # Through copies, because two outputs may be the same value, or the value an input that keeps its own name.
+    """Replaces the outputs of a node with values, which take the outputs' names, and removes the node.
+
+    None stands for an output that is not used.
+    """
+    # Renames copies, because two results may be the same value, and an input of the model keeps its own name.
     graph = node.graph
     assert graph is not None
     for output, value in zip(node.outputs, results, strict=False):
@@ -250,7 +254,7 @@ def _sources(node: ir.Node) -> tuple[list[str], list[str]]:
 
 
 def _nodes_between(model: ir.Model, node: ir.Node) -> list[ir.Node]:
-    """Returns the nodes between the tensors that a Gradient names, in order."""
+    """Returns the nodes that compute `y` of a Gradient from the tensors named in `xs` and `zs`, in graph order."""
     xs, zs = _sources(node)
     (target,) = differentiable_values(model.graph, [_target(node)], "y")
     values = values_by_name(model.graph)
@@ -276,8 +280,8 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
     find_values(model.graph, zs, "zs")
     names = _names(node)
     target, leaves = _target(node), xs
-    # In the standard, the inputs may differ from the tensors that xs and zs name. The graph between xs, zs and y is
-    # then evaluated at the inputs.
+    # The standard allows inputs that differ from the tensors named in xs and zs: the derivatives are then evaluated at
+    # the inputs.
     if input_names != [*xs, *zs]:
         target, leaves = _copy_between(model, node)
     model = expand_path(model, [target], leaves)
@@ -288,7 +292,7 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
         (op.zeros_like(values[leaf]) if gradient is None else gradient) if name else None
         for leaf, gradient, name in zip(leaves, gradients, names, strict=False)
     ]
-    # `expand_path` has returned a copy of the model, in which the node is found by the names of its outputs.
+    # `expand_path` returned a copy of the model; find the node there by the names of its outputs.
     same_node = next(other for other in model.graph if _is_gradient(other) and _names(other) == names)
     _replace(op, same_node, results)
     common.TopologicalSortPass()(model)
@@ -303,7 +307,7 @@ def _names(node: ir.Node) -> list[str]:
 
 
 def _copy_between(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
-    """Copies the nodes between the named tensors of a Gradient, so that the copy reads the Gradient's inputs.
+    """Copies the nodes that compute `y` of a Gradient; the copies read the Gradient's inputs instead of `xs` and `zs`.
 
     Returns:
         The names of y and of the xs in the copy.
@@ -311,7 +315,7 @@ def _copy_between(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
     op = Emitter(model.graph, functions=model.functions)
     op.scope = f"{node.name or node.op_type}/"
     xs, zs = _sources(node)
-    # A copy of each input is the leaf, because other reads of the input on the path must not count.
+    # Differentiate with respect to a copy of each input, so that other uses of the input on the path do not contribute.
     copies = [op.Identity(value) for value in node.inputs]
     originals = values_by_name(model.graph)
     twin = model.clone()
@@ -325,7 +329,7 @@ def _copy_between(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
         values[name].replace_all_uses_with(leaf)
     for value in (*twin.graph.inputs, *twin.graph.initializers.values()):
         value.replace_all_uses_with(originals[str(value.name)])
-    # y may be one of the xs, whose gradient is then one.
+    # y may be one of the xs; its gradient is then 1.
     output = ends.get(_target(node), values[_target(node)])
     part = ir.Graph(inputs, [output], nodes=nodes, opset_imports=model.graph.opset_imports, name="part")
     for leaf, value in zip(inputs, copies, strict=True):

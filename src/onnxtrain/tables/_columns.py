@@ -22,7 +22,7 @@ from onnxtrain.tables._table import Array, Values
 from onnxtrain.tables._writer import ColumnWriter
 
 Encode = Literal["one-hot", "ordinal"]
-"""Encoding of categories: one input 0 or 1 per category, or one input with the number of the category."""
+"""Encoding of categories: one 0/1 input per category, or a single input with the category's index."""
 
 Unknown = Literal["error", "ignore", "own"]
 """Treatment of categories that are not in the training data: an error, zeros, or a category of their own."""
@@ -119,11 +119,11 @@ class NumberColumn(Column):
         numbers = values.numbers[rows & ~values.missing]
         fill = None if rule is None else rule.number(values.name, numbers)
         if fill is not None:
-            # As StandardScaler after SimpleImputer: filled values count in mean and deviation.
+            # Like SimpleImputer followed by StandardScaler: mean and deviation include the filled values.
             numbers = np.where(values.missing, fill, values.numbers)[rows]
         if not scale:
             return cls(name=values.name, fill=fill)
-        # As StandardScaler: a constant column is divided by 1.
+        # Like StandardScaler: a constant column is divided by 1.
         deviation = float(numbers.std()) or 1.0
         return cls(name=values.name, fill=fill, mean=float(numbers.mean()), deviation=deviation)
 
@@ -143,10 +143,10 @@ class NumberColumn(Column):
         """Returns the encoded column, float64 [rows, 1].
 
         Raises:
-            InputError: a value is a string, infinite, or missing without a rule that fills it.
+            InputError: a value is a string or infinite, or is missing and :attr:`fill` is None.
         """
         self._require_filled(values)
-        # In another table the column may hold strings.
+        # The column may contain strings in another table.
         wrong = ~values.missing & ~values.is_number
         if wrong.any():
             row = int(wrong.argmax())
@@ -164,7 +164,7 @@ class NumberColumn(Column):
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
         """Writes nodes that fill missing values and scale the column.
 
-        A run fails for an infinite value, or for a missing value without a fill value.
+        Running the model fails for an infinite value, and for a missing value if :attr:`fill` is None.
         """
         op = writer.op
         refused: ir.Value = op.IsInf(x)
@@ -211,7 +211,7 @@ class CategoryColumn(Column):
         texts = values.texts()
         counted = [text for text, counts in zip(texts, rows, strict=True) if counts and text is not None]
         fill = None if rule is None else rule.category(values.name, counted)
-        # The value of a rule may have another spelling than the file.
+        # The rule may write a number differently from the file, e.g. "2.0" instead of "2".
         if fill is not None and values.has_only_numbers:
             fill = canonical_spelling(fill)
         # The categories of all rows, sorted: width and numbers must not depend on the choice of validation rows or on
@@ -234,7 +234,7 @@ class CategoryColumn(Column):
 
     @property
     def codes(self) -> Array:
-        """Codes of the categories, float64 [n, width]. The last row is for unknown ones, if they are allowed."""
+        """Codes of the categories, float64 [n, width]. The last row is for unknown ones, unless these are an error."""
         rows = len(self.categories) + (self.unknown != "error")
         return (
             np.arange(rows, dtype=np.float64)[:, None] if self.how == "ordinal" else np.eye(rows, self.width)
@@ -244,7 +244,8 @@ class CategoryColumn(Column):
         """Returns the encoded column, float64 [rows, width].
 
         Raises:
-            InputError: a category is unknown, or a value is missing without a rule that fills it.
+            InputError: a category is unknown and :attr:`unknown` is "error", or a value is missing and :attr:`fill` is
+                None.
         """
         self._require_filled(values)
         numbers = category_numbers(self.categories)
@@ -265,13 +266,14 @@ class CategoryColumn(Column):
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
         """Writes nodes that replace each category with its row of :attr:`codes`.
 
-        A run fails for an unknown category if `unknown` is "error", or for a missing value without a fill value.
+        Running the model fails for an unknown category if :attr:`unknown` is "error", and for a missing value if
+        :attr:`fill` is None.
         """
         numbers = category_numbers(self.categories)
-        # Of a number all spellings are missing, of a Boolean only the one that `missing` has.
+        # If `missing` lists a number, it matches in every spelling; a Boolean or a string only matches exactly.
         exact = ["", *writer.missing]
         missing = [text for text in category_numbers(exact) if text in exact or spells_number(text)]
-        # Behind the last row, which makes the run fail. The filling category may itself be unknown.
+        # Out of range, so that the run fails. The fill value may itself be an unknown category.
         number_of_missing = len(self.codes)
         if self.fill is not None:
             number_of_missing = numbers.get(str(self.fill), len(self.categories))
@@ -305,7 +307,7 @@ def holds_numbers(values: Values, *, categorical: bool) -> bool:
     wrong = ~values.missing & ~values.is_number
     if not wrong.any():
         return True
-    # One of the two rows usually holds a typing error, or stands for a missing value.
+    # One of the two rows usually contains a typo or a marker for missing values.
     row, other = int(wrong.argmax()), int(values.is_number.argmax())
     raise InputError(
         f"{values.at(row)}: {values.raw[row]!r} is not a number, but row {other + 1} has "

@@ -114,7 +114,8 @@ class TableEncoder:
         """Learns the encoding from a table.
 
         Args:
-            table: :class:`Table`, path of a .csv or .parquet file, `DataFrame` of pandas, polars or pyarrow.
+            table: a :class:`Table`, the path of a .csv or .parquet file, a pandas `DataFrame`, or an object with
+                `to_pandas`, e.g. a polars `DataFrame` or a pyarrow `Table`.
             rows: indices or mask of the rows from which means, medians, deviations and frequencies are computed; None
                 for all. Categories are collected from the whole table, so the number of inputs does not depend on the
                 validation split.

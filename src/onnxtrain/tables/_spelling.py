@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 BOOLEANS = {"true": 1.0, "false": 0.0}
-"""Values of the Booleans by their lower-case spelling: pandas writes True, R writes TRUE."""
+"""Numeric values of Booleans by lower-case spelling: pandas writes True, R writes TRUE."""
 
 # Without leading zeros: "01234" is a code, not another spelling of 1234.
 _NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?")

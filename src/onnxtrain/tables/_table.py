@@ -20,7 +20,7 @@ from onnxtrain.tables._spelling import BOOLEANS, as_text, canonical_spelling, sp
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-# Imported where it is used: `import onnxtrain.tables` and runs on arrays do without pandas.
+# Imported lazily, because `import onnxtrain.tables` and training on arrays do not need pandas.
 def _pandas() -> Any:
     """Imports pandas. Raises MissingPackageError: pandas is not installed."""
     try:
@@ -59,8 +59,8 @@ class Values:
     def texts(self) -> list[str | None]:
         """Returns the values as strings, with None for missing values.
 
-        If all values are numbers or Booleans, the strings have the canonical spelling: 2.0 in a .parquet file and "2.0"
-        in a .csv file both give "2".
+        If all values are numbers or Booleans, they are written in canonical form: 2.0 in a .parquet file and "2.0" in a
+        .csv file both become "2".
         """
         spell = canonical_spelling if self.has_only_numbers else as_text
         return [None if gone else spell(value) for value, gone in zip(self.raw, self.missing, strict=True)]
@@ -81,8 +81,8 @@ class Table:
     Attributes:
         frame: pandas `DataFrame`.
         source: name of the table in error messages, e.g. the path of its file.
-        typed: True if the dtypes of the frame distinguish numbers from strings. False if all values are strings that
-            may spell numbers, as in a .csv file.
+        typed: True if the dtypes of the frame distinguish numbers from strings. False if all values are strings,
+            which may contain numbers, as in a .csv file.
 
     Raises:
         InputError: the frame has no rows, or two columns with the same name.
@@ -122,7 +122,7 @@ class Table:
             raise InputError(
                 f"The table '{self.source}' has no column '{name}'; its columns are {some_names(self.columns)}."
             )
-        # By position: the names of columns in a .parquet file are not always strings.
+        # By position, because column names in a .parquet file are not always strings.
         return self.frame.iloc[:, self.columns.index(name)]
 
     def values(self, name: str, missing: Collection[str] = ()) -> Values:
@@ -147,7 +147,7 @@ class Table:
         missing = np.array(series.isna(), bool)
         if kinds.is_numeric_dtype(series.dtype) and not kinds.is_complex_dtype(series.dtype):
             missing |= _spelled_as(missing_texts, raw, missing)
-            # Nullable integers of pandas become objects without na_value.
+            # Without na_value, pandas' nullable integers become objects.
             numbers = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
             numbers = np.where(missing, np.nan, numbers)
             return Values(name, self.source, missing, numbers, ~missing, raw, text_type=False)
@@ -155,7 +155,7 @@ class Table:
         missing |= np.asarray(series.isin(["", *missing_texts]), bool)
         missing |= _spelled_as(missing_texts, raw, missing)
         numbers, is_number = _parse_numbers(raw, missing)
-        # A column of objects may hold strings or numbers; a single string makes it a string column.
+        # An object column may contain strings or numbers; a single string makes it a string column.
         is_text = not has_objects or any(isinstance(value, str) for value in raw[~missing])
         values = Values(name, self.source, missing, numbers, is_number, raw, is_text and self.typed)
         if has_objects or not kinds.is_string_dtype(series.dtype):
@@ -226,7 +226,7 @@ def _read_csv(pandas: Any, path: Path) -> Any:
         # In a table of one column an empty line is a row with a missing value.
         skip_blank_lines=len(header) > 1,
     )
-    # If rows have more fields than the header, pandas makes an index of the first fields without an error.
+    # If rows have more fields than the header, pandas silently uses the first fields as an index.
     if frame.shape[1] != len(header) or not isinstance(frame.index, pandas.RangeIndex):
         raise ValueError(f"rows have more fields than the header, which has {len(header)}")
     # pandas renames the second of two equal names ("a", "a.1"), which would hide the duplicate.
@@ -250,7 +250,7 @@ class Reader(NamedTuple):
     """Reads one file format.
 
     Attributes:
-        read: function of pandas and a path that returns a `DataFrame`; its exceptions become an InputError.
+        read: function `(pandas, path)` that returns a `DataFrame`; its exceptions are converted to InputError.
         typed: see :class:`Table`.
     """
 

@@ -345,7 +345,8 @@ class Trainer(NotCopyable):
             sample_weight: a weight w for each sample: the loss is sum(w·l) / sum(w), over all batches of a step.
                 Metrics count each sample once.
             transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of a batch's arrays, called
-                only in training. If it has a third parameter, or one named `rng`, it is passed a numpy Generator.
+                only in training. A third required parameter, or one named `rng` or `generator`, is passed a numpy
+                Generator.
             validation_transform: like `transform`, for the batches of `validation`, e.g. to convert `uint8` images
                 without augmenting them.
             steps_per_epoch: optimizer steps per epoch; required for an endless stream.
@@ -536,7 +537,7 @@ class Trainer(NotCopyable):
     def predict(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array | dict[str, Array]:
-        """Runs the model in inference mode; returns its output for each sample, several outputs as a dict by name.
+        """Runs the model in inference mode; returns its output for each sample, or a dict of outputs by name.
 
         If the model has a fixed batch size, the last batch is padded, and the outputs for the padding are dropped.
         Targets in the data are ignored.
@@ -546,6 +547,10 @@ class Trainer(NotCopyable):
             batch_size: samples per batch, 32 by default.
             transform: function `(inputs, targets) -> (inputs, targets)` that converts each batch, as in :meth:`fit`;
                 called with None for the targets.
+
+        Returns:
+            The output, e.g. float32 [samples, classes]. For a model with several outputs, a dict of all outputs by
+            name.
 
         Raises:
             InputError: the inputs do not match the model, or an output has no sample axis.
@@ -670,9 +675,9 @@ class Trainer(NotCopyable):
     def averaged(self) -> AbstractContextManager[None]:
         """Context manager that temporarily replaces :attr:`parameters` with their moving averages (`ema_decay`).
 
-        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` use
-        the averages without it. Without `ema_decay`, or before the first step, it is a no-op. Other threads that use
-        the trainer wait until the block ends.
+        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` always
+        use the averages, with or without this context manager. It is a no-op without `ema_decay`, and before the
+        first step. Other threads that use the trainer wait until the block ends.
         """
         return self._state.averaged()
 

@@ -28,7 +28,7 @@ def warn_of_export(
         model: canonical model with its loss.
         trainable: names of the parameters to train, e.g. ["fc.weight"].
         active: values between these parameters and the loss.
-        unchosen: layers for which the user has chosen no mode.
+        unchosen: layers whose mode the user has not chosen.
     """
     # Not errors: each of these models can be trained, and may be intended as it is.
     _warn_of_inference_mode(unchosen.as_exported)

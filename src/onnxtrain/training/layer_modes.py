@@ -22,7 +22,7 @@ _log = get_logger()
 
 
 class Unchosen(NamedTuple):
-    """Layers of a model for which the user has chosen no mode.
+    """Layers of a model whose mode the user has not chosen.
 
     Attributes:
         as_exported: BatchNormalization and Dropout nodes that keep the mode in which they were exported.
@@ -44,7 +44,7 @@ def set_modes(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios
             mode, 0 to inference mode, whatever `batch_norm` says. None changes nothing.
 
     Returns:
-        The layers for which the user has chosen no mode.
+        The layers whose mode the user has not chosen.
 
     Raises:
         GraphBuildError: a pattern matches no layer, the model has no place for a ratio above 0, or a layer cannot run

@@ -29,8 +29,8 @@ class Verdict:
     Attributes:
         kind: "same", "refused" (by all), "none for zero" (a gradient is None, or zeros, in the place of the other),
             "as torch.compile", "rounding" (float64 with noise differs as much), "unstable" (eager PyTorch itself is),
-            or what differs: "value", "gradient", "dtype", "aliases", "structure", "raises", "accepts", "modes"; "fails" if ONNX
-            Runtime refuses at run time what it is given, so that PyTorch computes it.
+            or what differs: "value", "gradient", "dtype", "aliases", "structure", "raises", "accepts", "modes";
+            "fails" if ONNX Runtime refuses at run time what it is given, so that PyTorch computes it.
         where: the name of the first thing that differs.
         detail: both values.
     """

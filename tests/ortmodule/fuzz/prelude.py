@@ -19,17 +19,17 @@ from torch.utils.checkpoint import checkpoint
 __all__ = [
     "FLOAT",
     "Add",
-    "F",
-    "Scaled",
-    "StraightThrough",
-    "add_one",
     "Dirty",
+    "F",
     "Halves",
     "Masked",
     "Once",
+    "Scaled",
     "Scaling",
     "SetUp",
+    "StraightThrough",
     "VmapRule",
+    "add_one",
     "aliases",
     "attempted",
     "attended",
@@ -39,27 +39,27 @@ __all__ = [
     "contextlib",
     "default_dtype",
     "deterministic",
-    "gc",
-    "modes",
-    "packed",
-    "unpacked",
-    "wrapped",
     "double_grad",
     "double_input",
     "double_output",
+    "gc",
     "gradients",
     "halve_grad",
     "halved",
     "in_thread",
     "ints",
+    "modes",
     "nn",
     "note",
+    "packed",
     "parametrizations",
     "pixel_unshuffled",
     "randn",
     "state",
     "torch",
+    "unpacked",
     "untied",
+    "wrapped",
 ]
 
 FLOAT = torch.float32
@@ -254,7 +254,7 @@ class Masked(nn.Module):
 
 
 wrap: Callable[[nn.Module], Any] = lambda net: net
-"""What makes of a module that with which the program is run, such as ORTModule."""
+"""Prepares a module for the current run, e.g. ORTModule."""
 
 
 def wrapped(net: nn.Module) -> Any:

@@ -59,8 +59,8 @@ def run(text: str, kind: str, attempt: int = 0) -> Record:
 
     Args:
         text: the program.
-        kind: one of `KINDS`; "noise" is float64 with noise in all numbers that the program begins with; "noise in float32"
-            draws the random numbers of float32.
+        kind: one of `KINDS`; "noise" is float64 with noise in all numbers that the program begins with, and
+            "noise in float32" the same with the random numbers of float32.
         attempt: which noise.
     """
     record = _run(text, kind, attempt)

@@ -132,8 +132,8 @@ class RowRead:
 def row_reads(op: Emitter, nodes: Iterable[ir.Node], sources: Collection[ir.Value]) -> list[RowRead]:
     """Returns the nodes of an iteration that read rows of outer tensors at computed positions.
 
-    Skips tensors of which an iteration reads more than a quarter: stacking the rows would cost more memory than it
-    would save time.
+    Skips a tensor if an iteration reads more than a quarter of it: stacking its rows would need too much memory for the
+    time that it saves.
 
     Args:
         op: emitter of the loop's body.

@@ -1,6 +1,6 @@
 """Per-sample differential privacy: clips the gradient of each sample and adds noise (DP-SGD).
 
-Abadi et al. 2016, "Deep Learning with Differential Privacy". The accountant is that of Google's dp-accounting.
+Abadi et al. 2016, "Deep Learning with Differential Privacy". Uses the accountant of Google's dp-accounting.
 """
 
 from __future__ import annotations

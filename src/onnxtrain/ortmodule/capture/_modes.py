@@ -61,6 +61,25 @@ def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
     return call
 
 
+def leaving_grad_mode(graph_module: fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that calls `run` and then leaves gradients on or off as the graph does.
+
+    A graph that switches gradients by `torch.set_grad_enabled` without switching them back changes the mode of the
+    caller, but what ONNX Runtime runs has no modes. Must be called in the mode in which the graph begins.
+    """
+    switches = graph_module.graph.find_nodes(op="call_function", target=_torch.set_grad_enabled)
+    mode = switches[-1].args[0] if switches else None
+    if mode is None or mode == torch.is_grad_enabled():
+        return run
+
+    def call(*args: Any) -> Any:
+        results = run(*args)
+        _torch.set_grad_enabled(mode)
+        return results
+
+    return call
+
+
 @contextlib.contextmanager
 def settings_restored_on_error() -> Iterator[None]:
     """Restores the modes of :data:`_SETTINGS` if the block raises."""

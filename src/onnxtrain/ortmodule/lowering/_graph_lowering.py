@@ -203,7 +203,7 @@ class GraphLowering:
             return self.env[destination]  # type: ignore[index]
         function = _find_lowering(node, name)
         fake: Any = node.meta.get("val")
-        # Many kernels of ONNX Runtime fail for tensors without elements.
+        # Many ONNX Runtime kernels fail for tensors without elements.
         if name.startswith("aten.") and name != "aten.detach.default" and _has_no_elements(fake):
             if isinstance(fake, tuple | list):
                 return tuple(None if part is None else self._empty_result(node, part) for part in fake)

@@ -28,7 +28,7 @@ from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel,
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule.capture._break_even import BreakEven
 from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch, SymbolicBatchRefused
-from onnxtrain.ortmodule.capture._modes import restoring_modes
+from onnxtrain.ortmodule.capture._modes import leaving_grad_mode, restoring_modes
 from onnxtrain.ortmodule.capture._nodes import example_values, tensors_in
 from onnxtrain.ortmodule.capture._signature import GraphSignature, describe
 from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
@@ -50,9 +50,10 @@ from onnxtrain.ortmodule.capture.graph._data_setting import copy_set_data
 from onnxtrain.ortmodule.capture.graph._no_grad import correct_requires_grad
 from onnxtrain.ortmodule.capture.graph._refused_shards import refuse_shards
 from onnxtrain.ortmodule.capture.graph._split import (
+    differentiated_outputs,
     has_custom_function,
     keep_from_global_hooks,
-    split_at_custom_functions,
+    split_graph,
 )
 from onnxtrain.ortmodule.lowering import aten as _aten
 from onnxtrain.ortmodule.lowering._functional_graph import functional_graph
@@ -213,10 +214,12 @@ class _GraphCompiler:
             if inline_checkpoints(graph_module):
                 preserve_random_state(plain)
             symbols = batch_symbols(graph_module, example_inputs)
-            if has_custom_function(graph_module):
+            ends = differentiated_outputs(graph_module)
+            if ends or has_custom_function(graph_module):
                 compile_part = functools.partial(self._compile, symbols=symbols)
-                return restoring_modes(split_at_custom_functions(graph_module, compile_part))
-            run = self._compile(graph_module, plain, symbols)
+                split = restoring_modes(split_graph(graph_module, compile_part, ends))
+                return leaving_grad_mode(plain, split)
+            run = leaving_grad_mode(plain, self._compile(graph_module, plain, symbols))
         call_directly(run)
         return run
 
@@ -373,7 +376,7 @@ def _capturing() -> Iterator[None]:
     # Eager PyTorch raises in this case, too, so this is no reason for a fallback.
     except RefusedByPyTorch:
         raise
-    # Tracing runs code of the user and of PyTorch, which may raise any exception.
+    # Tracing runs user code and PyTorch code, which may raise any exception.
     except Exception as error:
         raise ORTModuleTorchModelException(
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

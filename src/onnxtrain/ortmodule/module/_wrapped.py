@@ -102,7 +102,7 @@ class BoundForward:
         wrapped: the state of the ORTModule.
     """
 
-    # `inspect.signature` follows `__wrapped__`. The Trainer of transformers drops dataset columns that are not
+    # `inspect.signature` follows `__wrapped__`. transformers' Trainer drops dataset columns that are not
     # arguments of `model.forward`.
 
     def __init__(self, wrapped: Wrapped) -> None:

@@ -252,7 +252,7 @@ class Session:
 
 def is_of_onnxruntime(error: BaseException) -> bool:
     """True if ONNX Runtime raised an error."""
-    # The exception classes of ONNX Runtime have no common base class.
+    # ONNX Runtime's exception classes have no common base class.
     return type(error).__module__.startswith("onnxruntime")
 
 

@@ -8,7 +8,7 @@ import onnx
 def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Returns `proto`, or a copy with the ZipMap nodes that compute its outputs removed.
 
-    Converters of scikit-learn end every classifier with a ZipMap, which turns probabilities float32 [N, C] into N
+    scikit-learn converters end every classifier with a ZipMap, which turns probabilities float32 [N, C] into N
     dictionaries. In the copy, the output of the same name is the tensor of probabilities.
     """
     zipped = {node.output[0]: node for node in proto.graph.node if _is_zip_map(node)}

@@ -11,9 +11,8 @@ from onnxtrain.passes.tidy.replace_value import write_before
 class SliceAxesPass(ir.passes.InPlacePass):
     """Makes the default axes, 0 to n - 1, explicit for a Slice with n constant starts and non-constant steps.
 
-    A graph optimizer of ONNX Runtime (1.20 to 1.32, level basic) removes a Slice without axes that goes from 0 to the
-    end
-    of every axis. It ignores non-constant steps: `x[0::step]` becomes `x`.
+    A graph optimizer of ONNX Runtime (1.20 to 1.32, level basic) removes a Slice without axes that reads every
+    axis from 0 to the end. It ignores non-constant steps: `x[0::step]` becomes `x`.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -29,7 +28,7 @@ class SliceAxesPass(ir.passes.InPlacePass):
 
 
 def _default_axes(node: ir.Node) -> list[int]:
-    """Returns the default axes of a Slice for which they must be explicit, e.g. [0, 1]; [] for any other Slice."""
+    """Returns the default axes of a Slice that needs explicit axes, e.g. [0, 1]; [] for any other Slice."""
     # The optimizer keeps a Slice with non-constant starts, because these may not be 0.
     if len(node.inputs) < 5:
         return []

@@ -39,10 +39,10 @@ class _Axis:
 
     @property
     def longest(self) -> int:
-        """End padding for which floor mode has as many windows as ceil mode, for any input size.
+        """End padding with which floor mode has as many windows as ceil mode, for any input size.
 
-        ceil(n / stride) = floor((n + stride - 1) / stride). A window that starts after the input does not count; it
-        would need a whole extent of padding.
+        ceil(n / stride) = floor((n + stride - 1) / stride). A window that starts after the end of the input is not
+        valid; it would need a whole extent of padding.
         """
         return min(self.end + self.stride - 1, self.extent - 1)
 

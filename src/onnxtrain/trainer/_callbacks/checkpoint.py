@@ -69,12 +69,13 @@ class ModelCheckpoint(Monitor):
         return self.every_n_steps is not None and step % self.every_n_steps == 0
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the value will be recorded, and that no symlink in the run's directory redirects saves outside.
+        """Checks that the monitored value will be recorded, and that saves stay in the run's directory.
 
         Raises:
-            CheckpointError: `path` is in the trainer's directory, but is or is reached through a symlink that points
-                outside it.
-            InputError: the monitored value is not recorded, or `mode` must be passed.
+            CheckpointError: `path` is in the trainer's directory, but resolves to a directory outside it, because of a
+                symlink.
+            InputError: the monitored value is not recorded; or `mode` is "auto", but the metric does not define which
+                values are better.
         """
         require_inside(self.path, trainer.directory)
         if self.monitored:

@@ -24,7 +24,12 @@ class Monitor(Callback):
         self.min_delta = min_delta
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the value will be recorded, and that `mode` or the metric tells which values are better."""
+        """Checks that the monitored value will be recorded, and that `mode` or the metric determines the better value.
+
+        Raises:
+            InputError: the monitored value is not recorded; or `mode` is "auto", but the metric does not define which
+                values are better.
+        """
         # Checked before the first step, not after the first epoch.
         if self.monitor not in trainer.recorded_keys:
             raise InputError(

@@ -48,7 +48,7 @@ class OptunaPruning(Monitor):
         self.trial = trial
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the value will be recorded, and that its direction matches that of the study."""
+        """Checks that the value will be recorded, and that its direction matches the study's direction."""
         super().on_fit_begin(trainer)
         # A FixedTrial has no study.
         study = getattr(self.trial, "study", None)

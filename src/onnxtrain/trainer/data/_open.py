@@ -133,7 +133,7 @@ def _gives_samples_by_index(data: object) -> bool:
 
 
 def _is_iterable_dataset(data: object) -> bool:
-    """True for an IterableDataset of PyTorch or Hugging Face, which yields samples, not batches."""
+    """True for a PyTorch or Hugging Face IterableDataset, which yields samples, not batches."""
     for module, name in (("torch.utils.data", "IterableDataset"), ("datasets", "IterableDataset")):
         # If the program has not imported the package, the object cannot be of its class.
         kind = getattr(sys.modules.get(module), name, None)

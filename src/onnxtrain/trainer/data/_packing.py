@@ -19,8 +19,8 @@ def pack_tokens(
 ) -> dict[str, Array]:
     """Concatenates token sequences and splits them into rows of equal length, for training with "causal_lm".
 
-    A token attends to all earlier tokens in its row, including those of other sequences. Ignored labels: the first
-    token of each sequence, which no earlier token predicts, and the padding of the last row.
+    A token attends to all earlier tokens in its row, including those of other sequences. The loss ignores the first
+    token of each sequence, because no earlier token of the sequence predicts it, and the padding of the last row.
 
     Args:
         sequences: sequences of token ids, e.g. [[5, 17, 9], [8, 4]].
@@ -28,7 +28,7 @@ def pack_tokens(
         separator: token to append to each sequence, e.g. the end-of-text token; it is predicted like other tokens.
 
     Returns:
-        `input_ids` and `labels`, int64 [rows, length], as :meth:`Trainer.fit` takes them.
+        `input_ids` and `labels`, int64 [rows, length], which can be passed to :meth:`Trainer.fit`.
 
     Raises:
         InputError: there are no tokens, a sequence does not consist of integers, or `length` is less than 2.

@@ -262,7 +262,7 @@ def _columns_of(spec: InputSpec) -> int | str | None:
 
 
 def _is_array(value: object) -> bool:
-    """True for an array of numbers, of numpy or another library."""
+    """True for a numeric array, from NumPy or another library."""
     return hasattr(value, "__array__") and getattr(value, "dtype", None) != np.dtype(object)
 
 

@@ -23,8 +23,8 @@ class Transform:
     """Augmentation `(inputs, targets) -> (inputs, targets)`, optionally with a numpy Generator as third argument.
 
     Args:
-        function: called with an array for a single input or a dict by name for several, and likewise for the targets
-            (None without targets). The Generator is its third argument, or the one named `rng` or `generator`.
+        function: called with the inputs and the targets: an array if there is one, a dict by name if there are several,
+            None if there are no targets. The Generator is its third argument, or the one named `rng` or `generator`.
 
     Raises:
         InputError: the function does not take two or three arguments.
@@ -80,7 +80,7 @@ class Transform:
 def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array], lent: bool) -> Any:
     """Returns the argument for the user's transform, as arrays that it may modify.
 
-    One input is passed as an array, several as a dict by name.
+    A single input is passed as an array; several inputs are passed as a dict by name.
     """
     # The user's arrays are copied, because augmentation in place would change the dataset.
     writable = [

@@ -71,7 +71,7 @@ def evaluate(number: Any, function: str) -> None:
 
 
 def _checked_number(node: fx.Node) -> tuple[fx.Node, str] | None:
-    """Returns the number for which a node may raise in Python, and its key in `_FUNCTIONS`; None if it cannot raise."""
+    """Returns the operand that may make a Python function raise, and its key in `_FUNCTIONS`; None if it cannot."""
     if node.op != "call_function":
         return None
     if node.target in _DIVISIONS:

@@ -22,6 +22,24 @@ def has_custom_function(graph_module: fx.GraphModule) -> bool:
     return any(_is_custom(node) for node in graph_module.graph.nodes)
 
 
+def differentiated_outputs(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
+    """Returns the outputs that a graph computes other outputs from, if the function goes on with `torch.autograd.grad`.
+
+    Autograd sees one node per compiled graph, so that no output of a graph is a function of another one. With a part
+    that ends at `q`, `y = q.sin()` is, and `torch.autograd.grad(y, q)` works as in eager PyTorch.
+    """
+    # Dynamo (PyTorch 2.13) ends the graph before such a call, and names it in the reason.
+    reason = getattr(graph_module, "compile_subgraph_reason", None)
+    if reason is None or "torch.autograd.grad" not in reason.reason:
+        return frozenset()
+    outputs = {
+        node
+        for node in graph_module.graph.find_nodes(op="output")[0].all_input_nodes
+        if node.op not in ("placeholder", "get_attr")
+    }
+    return frozenset(node for node in outputs if node.users.keys() - {graph_module.graph.output_node()})
+
+
 def keep_from_global_hooks(graph_module: fx.GraphModule) -> None:
     """Keeps global module hooks from running for a graph and its nested GraphModules, which the user did not create."""
     for part in graph_module.modules():
@@ -33,14 +51,17 @@ def _call_without_hooks(module: fx.GraphModule, *args: Any, **kwargs: Any) -> An
     return module.forward(*args, **kwargs)
 
 
-def split_at_custom_functions(
-    graph_module: fx.GraphModule, compile_part: Callable[[fx.GraphModule], Callable[..., Any]]
+def split_graph(
+    graph_module: fx.GraphModule,
+    compile_part: Callable[[fx.GraphModule], Callable[..., Any]],
+    ends: frozenset[fx.Node] = frozenset(),
 ) -> fx.GraphModule:
     """Splits a graph into a sequence of parts. PyTorch runs each custom function as a part of its own.
 
     Args:
         graph_module: a Dynamo graph.
         compile_part: returns a callable that runs a part without custom functions.
+        ends: nodes after which a part ends, besides custom functions.
 
     Returns:
         A graph that calls the parts.
@@ -59,6 +80,8 @@ def split_at_custom_functions(
         else:
             numbers[node] = number
         without_grad.setdefault(numbers[node], ungraded)
+        if node in ends:
+            number += 1
         if node.target is set_grad_enabled:
             ungraded = not node.args[0]
     _hide_unbound_sizes(graph_module)
@@ -76,9 +99,29 @@ def split_at_custom_functions(
         # different parts, but each part is traced separately.
         if torch.is_grad_enabled():
             _keep_grad_mode(part, without_grad[int(name.removeprefix("submod_"))])
+        if has_custom_function(part):
+            _record_backwards(part)
         run = part.forward if has_custom_function(part) else compile_part(part)
         setattr(whole, name, _Part(run, part))
     return whole
+
+
+def _record_backwards(part: fx.GraphModule) -> None:
+    """Lets autograd record the backward of custom functions if it runs with `create_graph=True`, as in eager mode."""
+    # Dynamo (PyTorch 2.13) traces a backward inside `no_grad`, and the graph enters and leaves it: second derivatives
+    # would miss the backward's own operators.
+    for node in part.graph.nodes:
+        if not _is_custom(node):
+            continue
+        backward = (
+            getattr(part, str(node.args[1].target)) if isinstance(node.args[1], fx.Node) else node.args[1]
+        )
+        switches = backward.graph.find_nodes(op="call_function", target=set_grad_enabled)
+        # With more switches, e.g. of `once_differentiable`, those inside would no longer restore the right mode.
+        if [switch.args[0] for switch in switches] == [False, True]:
+            for switch in switches:
+                backward.graph.erase_node(switch)
+            backward.recompile()
 
 
 _HIDDEN = "hidden example_value"

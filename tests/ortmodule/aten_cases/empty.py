@@ -52,6 +52,13 @@ CASES = [
         if p != _INF or size
     ),
     *(
+        _case(f"pdist_{p}_{rows}_{size}", partial(F.pdist, p=p), T(rows, size))
+        for p in (1.0, 2.0, _INF)
+        # Not of 0 rows, at whose gradient PyTorch (2.13) crashes.
+        for rows, size in ((1, 3), (3, 0))
+        if p != _INF or size
+    ),
+    *(
         _case(f"searchsorted_{ordered.numel()}_{values.dim()}d", torch.searchsorted, ordered, values)
         for ordered, values in (
             (torch.arange(3.0), torch.zeros(0)),

@@ -32,4 +32,8 @@ CASES = [
     Case("cdist", lambda a, b: (torch.cdist(a, b), torch.cdist(a, b, 1.0)), (T(2, 3, 4), T(2, 5, 4))),
     Case("cdist_inf", lambda a, b: torch.cdist(a, b, float("inf")), (T(3, 4), T(5, 4))),
     Case("cdist_of_itself", lambda a: torch.cdist(a, a), (T(3, 4),), tolerance=1e-4),  # of equal points
+    Case("pdist", lambda x: (F.pdist(x), F.pdist(x, 1.0)), (T(5, 3),)),
+    Case("pdist_inf", lambda x: F.pdist(x, float("inf")), (T(4, 3),)),
+    Case("pdist_of_two_rows", F.pdist, (T(2, 3),), dynamic=False),
+    Case("pdist_of_equal_rows", lambda x: F.pdist(torch.cat((x, x))), (T(2, 3),)),
 ]

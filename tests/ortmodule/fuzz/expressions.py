@@ -222,6 +222,7 @@ STRUCTURED = (
     "torch.linalg.det({x2=} @ {x2=}.t() + torch.eye({x2=}.shape[0]))",
     "torch.linalg.cholesky({x2=} @ {x2=}.t() + torch.eye({x2=}.shape[0]))",
     "torch.cdist({x2=}, {y} + 1)",
+    "F.pdist(F.pad({x2=}, (0, 0, 0, 1)))",
     "F.channel_shuffle({x4=}, 1)",
     "F.grid_sample({x4=}, torch.tanh({x4=}[:, :2].permute(0, 2, 3, 1)), align_corners=False)",
     "torch.tril({x2=}) @ {x2=}",

@@ -19,6 +19,9 @@ def simplify_gradients(model: ir.Model) -> None:
     # Nodes that were unread before are kept, because the caller may still add readers.
     unread = {node for node in graph if not any(map(is_read, node.outputs))}
     initializers = [value for value in graph.initializers.values() if is_read(value)]
-    if TransposedProductPass()(model).modified | ImplicitExpandPass()(model).modified:
+    modified = False
+    for rewriting in (TransposedProductPass(), ImplicitExpandPass()):
+        modified |= rewriting(model).modified
+    if modified:
         remove_unread_nodes(graph, set(graph) - unread)
         remove_unread_initializers(graph, initializers)

@@ -1,4 +1,4 @@
-"""Lowers matrix products, trilinear products and cdist."""
+"""Lowers matrix products, trilinear products, cdist and pdist."""
 
 from __future__ import annotations
 
@@ -127,7 +127,23 @@ def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha:
 def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any = None) -> ir.Value:
     """Lowers to the norms of the differences between each row of `a` and each row of `b`."""
     op = low.op
-    difference = op.Sub(op.Unsqueeze(a, [-2]), op.Unsqueeze(b, [-3]))
+    return _distance(low, op.Sub(op.Unsqueeze(a, [-2]), op.Unsqueeze(b, [-3])), p)
+
+
+@lower("aten._pdist_forward.default")
+def pdist(low: Lowering, x: ir.Value, p: float = 2.0) -> ir.Value:
+    """Lowers to the norms of the differences between rows i and j of `x`, for all i < j in the order of i, then j."""
+    op = low.op
+    rows = op.dim(x, 0)
+    square = op.Expand(op.const(1.0), op.Concat(rows, rows, axis=0))
+    pairs = op.NonZero(op.Trilu(square, 1, upper=1))
+    first, second = (op.Gather(x, op.Gather(pairs, i)) for i in (0, 1))
+    return _distance(low, op.Sub(first, second), p)
+
+
+def _distance(low: Lowering, difference: ir.Value, p: float) -> ir.Value:
+    """Returns the norms of order `p` along the last axis, which the result of the node lacks."""
+    op = low.op
     # Not [-1], which ONNX Runtime (1.31) does not support for tensors without elements.
     axes = [low.result.dim()]
     if p in (1, 2):

@@ -113,6 +113,7 @@ def test_an_attribute_that_the_first_call_writes_costs_no_second_capture() -> No
         train(model, x)
         assert model.report().calls_in_pytorch == count
         assert len(model.report()) == 1
+    assert str(model.report()).endswith(f"because another capture did not pay yet: {CALLS}")
     train(model, x)
     assert len(model.report()) == 2
 

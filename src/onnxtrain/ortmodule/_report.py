@@ -167,6 +167,8 @@ class Report:
         # Reasons are too long for a column, and follow the table.
         reasons = [graph.fallback for graph in self.fallbacks if graph.fallback]
         reasons += [f"{g.name} ends at {g.break_reason}" for g in self._records if g.break_reason]
+        if self.calls_in_pytorch:
+            reasons.append(f"calls in PyTorch, because another capture did not pay yet: {self.calls_in_pytorch}")
         return "\n".join([*lines, "", *reasons] if reasons else lines)
 
 

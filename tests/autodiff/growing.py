@@ -87,6 +87,8 @@ class GrownRule(Growing):
             options.log_severity_level = 4
             session = onnxruntime.InferenceSession(model.SerializeToString(), options)
             results = session.run(None, runtime_inputs(case, case.arrays(np.dtype(np.float32))))
+            # Reductions take an axis twice, their gradients do not.
+            self.cost(target)
         # Neither library has a common class of errors.
         except Exception:
             return False
@@ -108,12 +110,19 @@ class GrownRule(Growing):
         return replace(self.case, inputs=tuple(inputs), name=f"{self.case.id}, grown")
 
 
+def _names_axes(item: F | C | R) -> bool:
+    """True for a constant vector of integers: axes, a shape or sizes, of which there are not more."""
+    return (
+        isinstance(item, C) and np.asarray(item.value).ndim == 1 and np.asarray(item.value).dtype.kind == "i"
+    )
+
+
 def grown_rules(case: Case, dynamic: bool = False) -> Iterator[GrownRule]:
     """Yields a case for each axis that can be made longer, alone or with all axes of its size."""
     axes = {
         (place, axis): size
         for place, item in enumerate(case.inputs)
-        if item is not None
+        if item is not None and not _names_axes(item)
         for axis, size in enumerate(item.shape if isinstance(item, F) else np.shape(item.value))
         if size
     }

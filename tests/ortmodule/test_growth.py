@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,6 +29,11 @@ ABOVE = {
 }
 """Beginnings of the names of cases whose costs grow faster than eager mode's, with the reason."""
 
+ABOVE_OF_RULES = {
+    "Resize": "with antialiasing, or sizes known at run time only, its gradient is a product with a matrix of weights",
+}
+"""The same for the cases of gradient rules."""
+
 
 @pytest.fixture(autouse=True)
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -49,7 +55,9 @@ def _parameters() -> list[Any]:
                 found.append(pytest.param(chosen, id=f"{kind}-{module.name}-{first // 24}"))
     for first in range(0, len(sized_cases.CASES), 24):
         found.append(pytest.param(sized_cases.CASES[first : first + 24], id=f"sized-{first // 24}"))
-    return found
+    # All of them take an hour and 18 GB. The first of 16, the second of the next 16, and so on.
+    every = 1 if os.environ.get("ONNXTRAIN_GROWTH") else 16
+    return [case for place, case in enumerate(found) if place % every == place // every % every]
 
 
 def _candidates(case: Any) -> Iterator[Growing]:
@@ -58,7 +66,6 @@ def _candidates(case: Any) -> Iterator[Growing]:
     return grown(case) if isinstance(case, Case) else grown_rules(case)
 
 
-@pytest.mark.sample(every=16)
 @pytest.mark.parametrize("cases", _parameters())
 @pytest.mark.filterwarnings("ignore")
 def test_costs_grow_as_in_eager_mode(cases: Sequence[Any]) -> None:
@@ -66,7 +73,7 @@ def test_costs_grow_as_in_eager_mode(cases: Sequence[Any]) -> None:
     for case in cases:
         for candidate in _candidates(case):
             growths = candidate.finding(SIZE)
-            if growths is not None and not candidate.name.startswith(tuple(ABOVE)):
+            if growths is not None and not candidate.name.startswith((*ABOVE, *ABOVE_OF_RULES)):
                 found[candidate.name] = growths
     assert found == {}
 

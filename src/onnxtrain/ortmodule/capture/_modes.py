@@ -67,8 +67,12 @@ def leaving_grad_mode(graph_module: fx.GraphModule, run: Callable[..., Any]) -> 
     A graph that switches gradients by `torch.set_grad_enabled` without switching them back changes the mode of the
     caller, but what ONNX Runtime runs has no modes. Must be called in the mode in which the graph begins.
     """
-    switches = graph_module.graph.find_nodes(op="call_function", target=_torch.set_grad_enabled)
-    mode = switches[-1].args[0] if switches else None
+    mode, inference = None, 0
+    for node in graph_module.graph.nodes:
+        # The end of an inference mode restores the mode before it.
+        inference += (node.target is _torch.enter_inference_mode) - (node.target is _torch.exit_inference_mode)
+        if node.target is _torch.set_grad_enabled and not inference:
+            mode = node.args[0]
     if mode is None or mode == torch.is_grad_enabled():
         return run
 

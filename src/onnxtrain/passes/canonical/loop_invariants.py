@@ -50,7 +50,7 @@ def _rewrite(node: ir.Node) -> bool:
     for before, initial in states:
         _keep_outputs(body, before)
         assert initial is not None
-        before.replace_all_uses_with(initial)
+        before.replace_all_uses_with(initial, replace_graph_outputs=True)
     for k in unchanged:
         initial = node.inputs[of_node + k]
         assert initial is not None

@@ -36,9 +36,12 @@ def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Valu
         a, b = _operands(low, a, b)
         return a, b
     low.refuse_overflow(alpha)
-    # PyTorch rounds alpha * b to a narrow dtype only with the sum.
-    a, b = low.wide(a, b) if low.dtype.is_floating_point() else _operands(low, a, b)
-    return a, low.op.Mul(b, low.tensor(alpha, b.dtype))
+    if not low.dtype.is_floating_point():
+        a, b = _operands(low, a, b)
+        return a, low.op.Mul(b, low.tensor(alpha, b.dtype))
+    # PyTorch rounds alpha to a narrow dtype, but alpha * b only with the sum.
+    a, b = low.wide(a, b)
+    return a, low.op.Mul(b, low.op.Cast(low.tensor(alpha, low.dtype), to=b.dtype))
 
 
 @lower("aten.add.Tensor", "aten.add.Scalar")

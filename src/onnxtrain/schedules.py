@@ -116,7 +116,7 @@ class Cosine(Schedule):
 class CosineWithRestarts(Schedule):
     """Falls from 1 to 0 along half a cosine, `cycles` times, and jumps back to 1 in between.
 
-    Same curve as `get_cosine_with_hard_restarts_schedule_with_warmup` of transformers.
+    Same curve as `get_cosine_with_hard_restarts_schedule_with_warmup` in transformers.
 
     Attributes:
         cycles: number of cycles, e.g. 2.

@@ -182,8 +182,8 @@ class _LabelLoss(_NamedLoss):
         """Appends the loss.
 
         Args:
-            scores_input_name: name of the scores, floating point: [N, C, d1, ...], unless the loss has another class
-                axis; [batch, sequence, vocabulary] for :class:`CausalLMLoss`.
+            scores_input_name: name of the scores, floating point: [N, C, d1, ...], unless the loss has a different
+                class axis; [batch, sequence, vocabulary] for :class:`CausalLMLoss`.
             labels_name: name of the labels, int64 [N, d1, ...].
 
         Returns:

@@ -173,8 +173,8 @@ def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
     """Context manager that sets the shared library with the custom ops of the base model.
 
-    The library is registered once, to check that ONNX Runtime accepts it. :func:`custom_op_library_path` returns it to
-    code that creates sessions within the `with` block.
+    The library is registered once, to check that ONNX Runtime accepts it. Code that creates sessions
+    within the `with` block gets its path from :func:`custom_op_library_path`.
 
     Raises:
         GraphBuildError: there is no such file, or ONNX Runtime cannot register it.

@@ -88,8 +88,8 @@ class TrainingBlock(Block):
         If no parameter is marked as trained, all floating-point parameters are trained except frozen ones and BatchNorm
         running statistics. If some are, unmarked parameters remain embedded in the models.
 
-        For an input of the base model, the training model returns its gradient as an additional output, named
-        `<input>_grad` if this name is not in use. The on-device API ignores this output.
+        If the name is an input of the base model, the training model returns the input's gradient as an additional
+        output, named `<input>_grad` unless that name is in use. The on-device API ignores this output.
 
         Args:
             argument_name: name of an initializer or input of the base model, e.g. "fc.weight".
@@ -135,7 +135,7 @@ class TrainingBlock(Block):
         return result
 
     def parameters(self) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
-        """Returns the trainable and the frozen parameters, each in the order of the model.
+        """Returns the trainable and the frozen parameters, each in graph order.
 
         Protos of external tensors refer to the file by its absolute path. BatchNorm running statistics are at the end
         of the frozen list; :func:`save_checkpoint` recognizes them by their metadata.

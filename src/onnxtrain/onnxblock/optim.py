@@ -55,7 +55,7 @@ class ClippingBlock(Block):
         self.clipping = clipping
 
     def build(self, *gradients_names: str) -> tuple[str, ...]:
-        """Appends ops that clip gradients, given by name; returns the names of the clipped gradients."""
+        """Appends ops that clip the named gradients; returns the names of the clipped gradients."""
         # Not a sequence of gradients, as SequenceConstruct returns, because its length is unknown here.
         for name in gradients_names:
             if not isinstance(self._describe(name).type, ir.TensorType):

@@ -13,7 +13,7 @@ __all__ = ["AdamWMode", "FusedAdam"]
 
 
 class AdamWMode(IntEnum):
-    """Kinds of weight decay, with the names and values of onnxruntime-training."""
+    """Kinds of weight decay, with the same names and values as in onnxruntime-training."""
 
     ADAM_L2_REGULARIZATION = 0
     """Adds the decay to the gradient, like `torch.optim.Adam`."""
@@ -27,8 +27,8 @@ class AdamWMode(IntEnum):
 class FusedAdam(torch.optim.Optimizer):
     """Adam and AdamW that update all parameters together, with PyTorch's multi-tensor operators.
 
-    Name, arguments and defaults are those of onnxruntime-training. Unlike its CUDA kernels, these operators run on
-    every device, in every floating-point dtype. Papers: https://arxiv.org/abs/1412.6980 (Adam),
+    Name, arguments and defaults are the same as in onnxruntime-training. Unlike its CUDA kernels, these operators run
+    on every device, in every floating-point dtype. Papers: https://arxiv.org/abs/1412.6980 (Adam),
     https://arxiv.org/abs/1711.05101 (AdamW).
 
     Args:

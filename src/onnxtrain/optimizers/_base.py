@@ -71,8 +71,8 @@ class ParameterGroup:
         parameters: names, or patterns of names such as "*.bias"; each must match at least one parameter.
         learning_rate_scale: factor by which the learning rate is multiplied, e.g. 0.1; None for 1.
         weight_decay: the group's weight decay, e.g. 0.0; None for the optimizer's.
-        optimizer: the group's optimizer, e.g. Muon(), without clipping and groups of its own; None for the optimizer
-            that the group belongs to.
+        optimizer: the group's optimizer, e.g. Muon(), which must not have clipping or groups of its own; None for the
+            enclosing optimizer.
 
     Example:
         >>> from onnxtrain.optimizers import AdamW
@@ -155,16 +155,16 @@ class Optimizer(ABC):
     def refusal(self, shape: tuple[int, ...]) -> str | None:
         """Returns the reason why the optimizer does not support parameters of this shape; None if it does.
 
-        The reason is the end of an error message.
+        The reason is appended to an error message.
         """
         return None
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
         """Returns the reason why the optimizer does not support a sparse (or dense) gradient; None if it does.
 
-        The reason is part of an error message. With a sparse gradient, only the rows used in the batch are updated. The
-        result is that of a dense update only if the optimizer is elementwise and leaves elements with a zero gradient
-        unchanged.
+        The reason is part of an error message. With a sparse gradient, only the rows used in the batch are updated.
+        This is equivalent to a dense update only if the optimizer is elementwise and leaves elements with a zero
+        gradient unchanged.
         """
         return "its moments and weight decay also update rows without a gradient" if sparse else None
 
@@ -181,7 +181,7 @@ class Optimizer(ABC):
     def shared_scalars(
         self, op: Emitter, scalars: Sequence[Operand], inputs: Sequence[StepInputs]
     ) -> Sequence[Operand]:
-        """Returns the final scalars for :meth:`update`, if they depend on the parameters; by default `scalars`.
+        """Returns the scalars for :meth:`update` that a set of parameters shares; by default, `scalars` unchanged.
 
         Called once per set of parameters with the same settings, learning rate and dtype. :class:`Prodigy` computes its
         step size here, from the state of all parameters in the set.
@@ -194,7 +194,7 @@ class Optimizer(ABC):
         return scalars
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        """Returns the scalars with a scale of the gradients folded in; None if the optimizer does not support it.
+        """Folds a scale factor for the gradients into the scalars; returns None if the optimizer cannot.
 
         With the returned scalars, `update(g)` must equal the update for `factor`·`g`. Clipping by norm then needs no
         multiplication per gradient element.

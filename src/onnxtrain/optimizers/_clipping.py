@@ -29,9 +29,9 @@ class GradientClipping(ABC):
 class ClipGradNorm(GradientClipping):
     """Scales all gradients by max_norm/norm if their total Euclidean norm exceeds max_norm.
 
-    The formula is that of onnxruntime-training. `torch.nn.utils.clip_grad_norm_` divides by norm + 1e-6, a relative
-    difference of 1e-6/norm. As in PyTorch, one NaN makes all gradients NaN; if an element is infinite, it becomes NaN
-    and all finite elements become 0.
+    This is the formula used in onnxruntime-training. `torch.nn.utils.clip_grad_norm_` divides by norm + 1e-6, a
+    relative difference of 1e-6/norm. As in PyTorch, one NaN makes all gradients NaN; if an element is infinite, it
+    becomes NaN and all finite elements become 0.
 
     Attributes:
         max_norm: maximum norm of all gradients together, positive, e.g. 1.0.

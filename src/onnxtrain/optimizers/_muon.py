@@ -25,7 +25,7 @@ class Muon(Optimizer):
     r = sqrt(max(1, rows/columns)), or 0.2·sqrt(max(rows, columns)) to match the magnitude of AdamW's updates. PyTorch
     computes O in bfloat16; here it has the dtype of m.
 
-    Embeddings, heads, biases and norms need another optimizer::
+    Embeddings, heads, biases and norms need a different optimizer::
 
         AdamW(groups=[ParameterGroup("layers.*.weight", optimizer=Muon(), learning_rate_scale=20)])
 

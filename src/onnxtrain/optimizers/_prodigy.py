@@ -25,7 +25,7 @@ class Prodigy(Optimizer):
     (1 - lr·d·weight_decay)·w - lr·d·m'/(sqrt(v') + d·eps). The product in r and the norm of s are sums over all
     parameters that share d: those with the same settings, learning rate and dtype of the moments.
 
-    Pass `learning_rate=1.0` to the trainer; a schedule may lower it. A group with another learning rate or weight decay
+    Pass `learning_rate=1.0` to the trainer; a schedule may lower it. A group with its own learning rate or weight decay
     has its own d.
 
     Attributes:

@@ -37,7 +37,7 @@ from onnxtrain.ortmodule._variables import (
 
 
 class LogLevel(enum.IntEnum):
-    """Log levels, with the names and values of onnxruntime-training.
+    """Log levels, with the same names and values as in onnxruntime-training.
 
     The logger is `onnxtrain.ortmodule`. If neither this logger nor a parent has a handler, messages go to stderr. At
     every level, fallbacks to PyTorch are reported by Python's `warnings`, not by the logger.
@@ -78,7 +78,7 @@ def module_logger(level: LogLevel) -> logging.Logger:
 
 
 class FallbackPolicy(enum.Flag):
-    """Causes for which a graph may fall back to PyTorch, with a warning. For all other causes an exception is raised.
+    """Failures after which a graph falls back to PyTorch, with a warning. All other failures raise an exception.
 
     The environment variable `ORTMODULE_FALLBACK_POLICY` takes names joined by `|`, e.g. `DISABLE` or
     `FALLBACK_UNSUPPORTED_ONNX_MODEL|FALLBACK_UNSUPPORTED_DATA`. The prefix `FALLBACK_` is optional.
@@ -156,10 +156,11 @@ class DebugOptions:
         save_path: the folder for the files, e.g. "graphs"; the current folder if empty.
         config: accepted for compatibility with onnxruntime-training; must be None.
         fallback_policy: the causes for which a graph may fall back to PyTorch, e.g. `FallbackPolicy.UNSUPPORTED_DATA`.
-        capture_all: True to capture whatever is new in a call immediately, e.g. the evaluation mode, another batch size
-            or dtype. By default only the first call is captured immediately. PyTorch runs up to 64 later calls that
-            need another capture, until they have taken about as long as the capture will take; this number follows
-            from the size of the graphs. Implied by `save_onnx` and by `FallbackPolicy.DISABLE`.
+        capture_all: True to capture whatever is new in a call immediately, e.g. evaluation mode, a different batch size
+            or dtype. By default only the first call is captured immediately. If a later call
+            needs a new capture, PyTorch runs up to 64 such calls first, until they have taken about as long as the
+            capture is expected to take, an estimate based on the size of the graphs. Implied by `save_onnx` and by
+            `FallbackPolicy.DISABLE`.
 
     Raises:
         TypeError: an argument has the wrong type.

@@ -35,7 +35,7 @@ class GraphRecord:
         device: `str(tensor.device)` of its tensors, e.g. "cpu" or "cuda:0"; "-" if PyTorch runs the graph.
         forward_nodes: number of ONNX nodes of the forward graph, e.g. 12; number of calls if PyTorch runs the graph.
         backward_nodes: number of ONNX nodes of the backward graph, e.g. 21; 0 in inference and in PyTorch.
-        first_call_seconds: time from compilation to the first result, in seconds, e.g. 0.25.
+        first_call_seconds: time from the start of compilation to the first result, in seconds, e.g. 0.25.
         fallback_reason: why PyTorch runs the graph or some of its operators, e.g. "aten.foo has no lowering to ONNX";
             None if ONNX Runtime runs the whole graph.
         break_reason: where and why a graph break ended the graph before the end of the function, e.g. "model.py:12:
@@ -86,8 +86,8 @@ class Report:
     Iterating yields :class:`GraphRecord` objects; `print(report)` prints a table.
 
     Attributes:
-        calls_in_pytorch: number of calls that PyTorch ran, at least in part, because another capture did not pay yet;
-            see `capture_all` of :class:`DebugOptions`.
+        calls_in_pytorch: number of calls that PyTorch ran, at least in part, because a new capture did not pay off
+            yet; see `capture_all` of :class:`DebugOptions`.
 
     Example:
         >>> report = Report()
@@ -168,7 +168,9 @@ class Report:
         reasons = [graph.fallback for graph in self.fallbacks if graph.fallback]
         reasons += [f"{g.name} ends at {g.break_reason}" for g in self._records if g.break_reason]
         if self.calls_in_pytorch:
-            reasons.append(f"calls in PyTorch, because another capture did not pay yet: {self.calls_in_pytorch}")
+            reasons.append(
+                f"calls in PyTorch, because another capture did not pay yet: {self.calls_in_pytorch}"
+            )
         return "\n".join([*lines, "", *reasons] if reasons else lines)
 
 

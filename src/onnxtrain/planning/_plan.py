@@ -132,8 +132,8 @@ def plan_training(
     half of the layers; the last layer; biases and norms. Each is measured with and without recomputation, if the
     training graphs differ. A measurement is a dry run: artifacts are written to a temporary directory, and a new
     process loads them with `onnxtrain.api`, trains a few steps on random inputs, evaluates a batch and saves a
-    checkpoint. The measured memory is therefore that of training on a device. `Trainer` needs more, because it also
-    builds the graphs.
+    checkpoint. The measured memory is therefore the memory needed to train on a device. `Trainer` needs more, because
+    it also builds the graphs.
 
     Of the choices that fit, the one that can change the most weights is recommended; LoRA adapters count as changing
     all weights of their layers. Among LoRA ranks, the highest is recommended. Recomputation is only recommended for

@@ -32,8 +32,8 @@ def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
     The model was prepared by :func:`prepare`, trained and exported. Its masters, the float32 weights, are rounded as in
     the training graph, so the integers are those used in training. Biases are rounded to int32 with the scale of the
     products to which they are added. ONNX Runtime then computes the layers in integers, as in the original model. The
-    output of a layer differs from training by at most one quantization step, and only for values close to a rounding
-    boundary.
+    output of a layer differs from its output in training by at most one quantization step, and only for values close to
+    a rounding boundary.
 
     Args:
         model: the exported model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.

@@ -37,7 +37,7 @@ class Module(NotCopyable):
     them.
 
     Threads may share a Module: their calls take turns. A thread that needs several calls without interruption, such as
-    those of a training step, holds :attr:`lock`; see docs/threads.md.
+    a training step, holds :attr:`lock`; see docs/threads.md.
 
     Args:
         train_model_uri: path of the training model, or the bytes of the file.
@@ -121,7 +121,7 @@ class Module(NotCopyable):
         """The seed of the random numbers that the training model draws, e.g. for Dropout masks.
 
         The numbers depend on the seed, the number of optimizer steps, and the number of runs since the last step. So a
-        run resumed from a checkpoint with optimizer state draws the same numbers as an uninterrupted one. Models of
+        run resumed from a checkpoint with optimizer state draws the same numbers as an uninterrupted one. Models with
         `profile="portable"` draw the same numbers on all hosts. In the default profile, Dropout uses ONNX Runtime's
         generator, one for the whole process, which is seeded before each training run (`onnxruntime.set_seed`).
         """

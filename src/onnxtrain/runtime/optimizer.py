@@ -53,7 +53,7 @@ class Optimizer(NotCopyable):
         module: the module whose parameters are updated.
 
     Raises:
-        ModelLoadError: the model is missing, corrupt, not an optimizer model, or belongs to another run.
+        ModelLoadError: the model is missing, corrupt, not an optimizer model, or belongs to a different run.
         CheckpointError: the checkpoint contains the state of a different optimizer.
     """
 
@@ -154,7 +154,7 @@ class Optimizer(NotCopyable):
         self._binding.run([value for g in self._row_gradients for value in (g.rows, g.indices)])
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Sets the learning rate of the following steps.
+        """Sets the learning rate for the following steps.
 
         Raises:
             InputError: the rate is not a number, NaN, infinite or negative.
@@ -166,7 +166,7 @@ class Optimizer(NotCopyable):
         return self._progress.learning_rate
 
     def set_initial_learning_rate(self, learning_rate: float) -> None:
-        """Records the initial rate of a schedule, which checkpoints store."""
+        """Records a schedule's initial learning rate, which is saved in checkpoints."""
         self._progress.initial_learning_rate = check_learning_rate(learning_rate)
 
 

@@ -19,7 +19,7 @@ class LinearLRScheduler(NotCopyable):
         later:                   0
 
     The constructor sets the rate for the current t, so the first optimizer step of a new run uses the rate for t = 0.
-    Call :meth:`step` after each `optimizer.step()` to set the next rate. The optimizer counts t and saves it with its
+    Call :meth:`step` after each `optimizer.step()` to set the next rate. The optimizer's step count t is saved with its
     state, so a scheduler with the same arguments continues where a resumed run stopped.
 
     Args:
@@ -54,7 +54,7 @@ class LinearLRScheduler(NotCopyable):
         self.step()
 
     def step(self) -> None:
-        """Sets the learning rate for the number of steps that the optimizer has taken."""
+        """Sets the learning rate for the optimizer's next step, from its current step count."""
         with self._optimizer.lock:
             self._optimizer.set_learning_rate(self._rate(self._optimizer.step_count))
 

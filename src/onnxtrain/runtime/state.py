@@ -336,7 +336,7 @@ class CheckpointState(NotCopyable):
 
     @property
     def statistics(self) -> Parameters:
-        """BatchNorm running statistics by name. Their views have the interface of frozen parameters."""
+        """BatchNorm running statistics by name. They are accessed like frozen parameters."""
         return self._statistics
 
     @property

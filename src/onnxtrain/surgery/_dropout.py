@@ -34,7 +34,7 @@ def restore_dropout(
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
         p: the fraction of elements to drop, e.g. 0.5. Default: the ratio of each Dropout node. Required with `before`,
-            or if the file has such an Identity.
+            or if the file has an Identity in place of a Dropout.
         before: names or patterns of layers before which Dropout is inserted, e.g. ["fc", "classifier.*"]. They may name
             the layer's node (Gemm, MatMul or Conv), its weight or its module.
 

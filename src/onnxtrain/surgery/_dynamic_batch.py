@@ -48,7 +48,7 @@ def make_batch_dynamic(
     `torch.onnx.export(model, (torch.randn(1, 3, 32, 32),), path)` fixes the batch at 1. Axis 0 of all inputs becomes
     symbolic, and constants that contain the batch size (targets of Reshape, initial states, class tokens) are
     rewritten. Then both models run on more samples than the fixed size, and must give the same results for each sample.
-    Models that mix their samples raise an error.
+    Models that mix samples raise an error.
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.

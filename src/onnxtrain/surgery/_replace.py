@@ -50,7 +50,7 @@ def replace_head(
 
     The layer is a Gemm, a MatMul (with an Add) or a 1x1 Conv, with any layout of the weight. Softmax, Sigmoid,
     LogSoftmax, Relu, pooling, Reshape and similar ops may follow it. Weight and bias are initialized as in PyTorch's
-    `nn.Linear` and `nn.Conv2d`: uniform in `[-1 / sqrt(fan_in), 1 / sqrt(fan_in)]`, drawn by
+    `nn.Linear` and `nn.Conv2d`: uniform in `[-1 / sqrt(fan_in), 1 / sqrt(fan_in)]`, drawn with
     `numpy.random.default_rng(seed)`, the weight first, in the layout `[classes, ...]`. They keep their names, unless an
     exporter generated the name or another layer shares the weight, in which case they are named `head.weight` and
     `head.bias`. Dtype, batch size and names of inputs and output are kept.

@@ -50,7 +50,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
 
     Returns:
         An `onnx_ir.Model` if `model` is one, else a `ModelProto`, of opset 21 or newer: inputs and outputs have the
-        same names, shapes and dtypes as those of `model`.
+        same names, shapes and dtypes as in `model`.
 
     Raises:
         ModelError: the model cannot be loaded or converted; a Gradient is in a subgraph, or depends on itself; an op

@@ -56,7 +56,7 @@ class TableEncoder:
             or "value=VALUE"; or rules by column, with "*" for all other columns, e.g. {"age": "median",
             "cabin": "value=none"}. Unless a rule is for a single column, "mean" and "median" stand for "most_frequent"
             in columns of categories. None: a missing value is an error.
-        categorical: columns to read as categories although they hold numbers, e.g. ["zip"].
+        categorical: columns to read as categories although they contain numbers, e.g. ["zip"].
         encode: encoding of categories: "one-hot" or "ordinal" (numbers 0, 1, 2, ... in alphabetical order).
             None: a string column is an error.
         unknown_category: treatment of categories that are not in the fitted table: "error"; "ignore" for zeros in a
@@ -175,7 +175,7 @@ class TableEncoder:
         """Returns the names of the classes, sorted, if the target is one string column; None for numbers.
 
         Raises:
-            InputError: the column is missing, or holds both numbers and strings.
+            InputError: the column is missing, or contains both numbers and strings.
         """
         table = as_table(table)
         if len(self.target) != 1:
@@ -194,10 +194,10 @@ class TableEncoder:
             table: table with the columns of the fitted table.
             inputs: inputs of the model, e.g. `trainer.manifest.inputs`. A single input takes all columns, concatenated;
                 each of several inputs takes the column with its name.
-            targets: targets of the model, e.g. `trainer.manifest.targets`; none to predict.
+            targets: targets of the model, e.g. `trainer.manifest.targets`; empty for prediction.
 
         Returns:
-            Arrays by name of the input or target.
+            The arrays, keyed by input or target name.
 
         Raises:
             InputError: the columns do not match the model's inputs, or a value cannot be encoded.

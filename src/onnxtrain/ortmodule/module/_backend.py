@@ -17,11 +17,11 @@ from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 def compile_backend(
     graph_module: fx.GraphModule, example_inputs: list[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph that Dynamo has captured, to run in ONNX Runtime.
+    """Compiles a graph captured by Dynamo for ONNX Runtime.
 
     `torch.compile(..., backend="onnxtrain")` finds this function through the entry point `torch_dynamo_backends`.
     Forward and backward run as in an `ORTModule`. Capture, recompilation and the choice of constant arguments follow
-    `torch.compile` and `torch._dynamo.config`, and not the settings that ORTModule uses.
+    `torch.compile` and `torch._dynamo.config`, not ORTModule's settings.
 
     Args:
         graph_module: the graph.

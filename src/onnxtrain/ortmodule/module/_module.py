@@ -31,7 +31,7 @@ class ORTModule(torch.nn.Module):
     return the ORTModule. In methods of the user's class, `self` is the ORTModule, so `self(x)` also runs in ONNX
     Runtime. docs/ortmodule-api.md lists all methods. Differences from the wrapped module:
 
-    - `model.module` is the wrapped module. If that is a DistributedDataParallel, `model.module` is the module inside
+    - `model.module` is the wrapped module. If it is a DistributedDataParallel, `model.module` is the module inside
       it, as without ORTModule. `model.report()` shows where each graph runs, and
       `model.export_training_graph(folder)` writes the graphs;
     - `add_module` raises, as in onnxruntime-training; `register_module` and assignment work;
@@ -47,7 +47,7 @@ class ORTModule(torch.nn.Module):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ORTModuleTorchModelException: the module is of a kind that cannot be captured.
+        ORTModuleTorchModelException: this kind of module cannot be captured.
         ORTModuleInitException: the installed onnxruntime is older than 1.30.
 
     Example:
@@ -84,7 +84,7 @@ class ORTModule(torch.nn.Module):
 
     @property
     def module(self) -> torch.nn.Module:
-        """The wrapped module or, if that is a DistributedDataParallel, the module inside it."""
+        """The wrapped module or, if it is a DistributedDataParallel, the module inside it."""
         module = _wrapped_of(self).module
         # If `model` is an instance of DistributedDataParallel, torch.distributed.checkpoint (PyTorch 2.13) expects the
         # inner module from `model.module`.

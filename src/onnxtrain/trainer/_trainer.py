@@ -642,8 +642,8 @@ class Trainer(NotCopyable):
 
         Raises:
             InputError: `path` ends in `.onnx`, but a run is a directory.
-            CheckpointError: a file cannot be written; another trainer uses the directory; or the directory contains no
-                run, but has files that the save would overwrite.
+            CheckpointError: a file cannot be written; another trainer uses the directory, or has saved to it in the
+                meantime; or the directory contains no run, but has files that the save would overwrite.
         """
         self._state.save(path)
 

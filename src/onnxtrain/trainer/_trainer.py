@@ -524,7 +524,7 @@ class Trainer(NotCopyable):
 
         The result does not depend on the batch size, even for a model with a fixed batch size. Exception: a loss that
         is an onnxblock block or computed by the model itself is averaged over batches, weighted by batch size.
-        The arguments are the same as for :meth:`fit`, except that `transform` corresponds to `validation_transform`.
+        For the arguments, see :meth:`fit`; `transform` corresponds to `validation_transform` there.
 
         Raises:
             InputError: the data does not match the model; or the last batch is incomplete, the model has a fixed batch
@@ -617,7 +617,7 @@ class Trainer(NotCopyable):
     ) -> Array:
         """Computes the confusion matrix: int64 [classes, classes]; rows are true classes, columns predicted ones.
 
-        The arguments are the same as for :meth:`evaluate`. To plot the matrix, call
+        For the arguments, see :meth:`evaluate`. To plot the matrix, call
         `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()`.
 
         Raises:

@@ -246,8 +246,8 @@ class TableEncoder:
         stored in the model's metadata, from which `onnxtrain predict` reads it.
 
         Args:
-            model: trained network, e.g. the path of a file that `Trainer.export` wrote; it is not changed. A single
-                input takes all encoded columns, concatenated; each of several inputs takes the column with its name.
+            model: trained network, e.g. the path of a file that `Trainer.export` wrote; it is not changed. If it has
+                one input, all encoded columns are concatenated; otherwise, columns and inputs are matched by name.
             logits: output with the logits of a classifier. Two outputs are appended: `probability`, and `class` with
                 the names in :attr:`classes_`; if a column has one of these names, "predicted_" is prepended.
             activation: function that turns logits into probabilities: "softmax" after a cross-entropy, "sigmoid" after
@@ -277,15 +277,14 @@ class TableEncoder:
         return as_given(attached, model)
 
     def raw_columns(self, table: TableLike) -> dict[str, Array]:
-        """Returns the columns as inputs of a model returned by :meth:`attach`.
+        """Converts a table to inputs for a model returned by :meth:`attach`.
 
         Returns:
             Arrays [rows] by column name, in the order of the model's inputs: float64 with NaN for missing values, or
             strings with "" for missing values.
 
         Raises:
-            InputError: a value cannot be encoded. The message names the row; an error raised by the model itself
-                would not.
+            InputError: a value cannot be encoded. The message names the row, which an error from the model would not.
         """
         table = as_table(table)
         columns = {}

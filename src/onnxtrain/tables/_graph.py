@@ -143,7 +143,7 @@ def class_names(classes: Sequence[str] | None, count: object) -> list[str] | Non
     """Returns one name per class of a network; classes without a name are named after their number.
 
     Args:
-        classes: known class names, indexed by class number, e.g. those of the training table; None for none. A network
+        classes: known class names, indexed by class number, e.g. from the training table; None if unknown. A network
             may have more classes than the table.
         count: number of classes of the network. A value that is not an int means that the number is symbolic.
 

@@ -54,9 +54,10 @@ def canonical_spelling(value: object) -> str:
 
 
 def category_numbers(categories: Sequence[str]) -> dict[str, int]:
-    """Maps every spelling of each category to the category's index.
+    """Maps each category, and its equivalent spellings, to the category's index.
 
-    A spelling shared by two categories maps to the category that is written exactly that way.
+    Whole numbers may be written with ".0", and Booleans in any of the forms "true", "True" and "TRUE". If categories
+    share a spelling, it maps to the category that is written exactly that way.
 
     >>> category_numbers(["1", "2.5"])
     {'1.0': 0, '1': 0, '2.5': 1}

@@ -75,7 +75,7 @@ class Values:
 class Table:
     """A table: a pandas `DataFrame` and its name in error messages.
 
-    To read a file with different settings from those of :func:`read_table`, read it with pandas yourself, e.g.
+    If a file needs settings that :func:`read_table` does not have, read it with pandas yourself, e.g.
     `Table(pandas.read_csv("eu.csv", sep=";", decimal=","))`.
 
     Attributes:
@@ -117,7 +117,7 @@ class Table:
         return len(self.frame)
 
     def column(self, name: str) -> Any:
-        """Returns a column as a pandas `Series`. Raises InputError: the table has no such column."""
+        """Returns a column as a pandas `Series`. Raises InputError if the table does not have it."""
         if name not in self.columns:
             raise InputError(
                 f"The table '{self.source}' has no column '{name}'; its columns are {some_names(self.columns)}."

@@ -94,10 +94,10 @@ class Trainer(NotCopyable):
         metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
             `(prediction, target) -> float`, called with the arrays of a whole dataset; None chooses metrics that suit
             the loss, `[]` chooses none.
-        positive: index of the class that "f1", "precision", "recall" and "auroc" measure, e.g. 0. Default: class 1 of
-            two classes, or the mean over more classes.
-        scheduler: a schedule of `onnxtrain.schedules` or its name ("linear" and "cosine" decay to zero at the end of a
-            fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor`, where the
+        positive: index of the class that "f1", "precision", "recall" and "auroc" measure, e.g. 0. Default: class 1 if
+            there are two classes; the mean over all classes if there are more.
+        scheduler: a schedule from `onnxtrain.schedules` or its name ("linear" and "cosine" decay to zero at the end of
+            a fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor`, where the
             factor multiplies the learning rate.
         warmup_steps: warm up the learning rate linearly over this many optimizer steps, e.g. 100.
         warmup_ratio: warm up the learning rate over this fraction of all steps, e.g. 0.1, instead of `warmup_steps`.
@@ -272,8 +272,8 @@ class Trainer(NotCopyable):
         subgraphs restart their sequences; this logs a warning.
 
         Args:
-            path: directory of the run; the trainer continues to save to it. May also contain artifacts written by
-                `generate_artifacts`, with or without a prefix.
+            path: directory of the run; the trainer continues to save to it. Alternatively, a directory with artifacts
+                written by `generate_artifacts`, with or without a prefix.
             metrics: replaces the saved metrics; required if they include functions, which are not saved.
             scheduler: replaces the saved schedule; required if it is a function.
             device: execution device: "cpu", "cuda" or "cuda:<index>".
@@ -323,11 +323,11 @@ class Trainer(NotCopyable):
 
         Args:
             inputs: samples along axis 0; for several inputs, a list in the model's order or a dict by name.
-                Floating-point data is cast to the model's dtype. Also a pandas or polars frame; a map-style dataset
-                (PyTorch's, Hugging Face's); a DataLoader; an iterable of batches `(inputs, targets)`, `(inputs,
-                targets, sample_weight)` or dicts by name; or a function that returns one.
+                Floating-point data is cast to the model's dtype. Other accepted types: a pandas or polars frame; a
+                map-style dataset (PyTorch's, Hugging Face's); a DataLoader; an iterable of batches `(inputs, targets)`,
+                `(inputs, targets, sample_weight)` or dicts by name; or a function that returns such an iterable.
             targets: targets of the samples; integers for class labels. None if the model needs none, or if the data
-                includes them. For a frame, also names of columns.
+                includes them. For a frame, column names are accepted as well.
             epochs: number of passes over the data, in addition to the epochs of earlier fits.
             batch_size: samples per batch, 32 by default; the last batch may be smaller. A model exported with a fixed
                 batch size uses that size and skips the incomplete last batch of each epoch, with a warning (shuffling
@@ -336,8 +336,8 @@ class Trainer(NotCopyable):
                 data that includes its targets, or the fraction of the samples to split off at random, e.g. 0.1.
             callbacks: callbacks, e.g. `[EarlyStopping()]`; see :class:`Callback`.
             shuffle: shuffle the samples in each epoch.
-            accumulate: number of batches per optimizer step (gradient accumulation); the gradient is that of the mean
-                loss over all samples of these batches.
+            accumulate: number of batches per optimizer step (gradient accumulation); a step uses the gradient of the
+                mean loss over all samples of these batches.
             schedule_epochs: length of the schedule in epochs if several calls of `fit` share it, counted from the
                 trainer's first epoch, e.g. 10 for two fits of 5 epochs. Default: each call runs the schedule from start
                 to end.
@@ -353,8 +353,8 @@ class Trainer(NotCopyable):
             drop_last: drop an incomplete last batch of each epoch.
             class_weight: weight of each class in the training loss, for data with one class label per sample: a dict by
                 class index, e.g. `{1: 10.0}` (others have weight 1); one weight per class; or "balanced" for n / (k *
-                n_c), where n_c of the n samples belong to class c, one of k classes. Multiplies `sample_weight`.
-                Validation and metrics do not use class weights.
+                n_c), where n is the number of samples, n_c the number of samples of class c, and k the number of
+                classes that occur. Multiplies `sample_weight`. Validation and metrics do not use class weights.
             stratify: split off the same fraction of each class if `validation` is a fraction.
             evaluate_every: also evaluate on the validation data after every this many optimizer steps, e.g. 500, and
                 record the result in `history.evaluations`; see :meth:`Callback.on_evaluation`.
@@ -362,8 +362,8 @@ class Trainer(NotCopyable):
         Raises:
             InputError: an argument is invalid, or the data does not match the model; nothing was trained.
             DivergenceError: the loss became NaN or infinite; the last good state was restored and saved.
-            TrainingStateError: a fit of this trainer is already running, in another thread or as the caller of this
-                one, e.g. via a callback.
+            TrainingStateError: a fit of this trainer is already running, in another thread or because `fit` was called
+                from a callback; or `fit` was called inside a `with trainer.averaged():` block.
         """
         epochs = check_integer(argument("epochs"), epochs)
         accumulate = check_integer(argument("accumulate"), accumulate)
@@ -478,9 +478,9 @@ class Trainer(NotCopyable):
     ) -> LearningRateRange:
         """Runs a learning rate range test (Smith): measures the loss at increasing rates, and suggests a rate.
 
-        Takes one step with each rate, from `start` to `stop` in geometric progression, and stops early when the loss
-        exceeds four times its lowest value. Afterwards, the trainer's state is restored; set `trainer.learning_rate` to
-        use the suggestion.
+        Takes one step at each rate, from `start` to `stop` in geometric progression, and stops early when the loss
+        exceeds four times its lowest value. Afterwards, the trainer's state is restored; to use the suggestion, assign
+        it to `trainer.learning_rate`.
 
         Args:
             inputs: see :meth:`fit`.
@@ -492,7 +492,7 @@ class Trainer(NotCopyable):
             transform: augmentation; see :meth:`fit`.
 
         Raises:
-            InputError: the data does not match the model, or the learning rates are not increasing positive numbers.
+            InputError: the data does not match the model, `0 < start < stop` is violated, or `steps` is less than 2.
         """
         self._state.workers.require_one("Finding a learning rate")
         options = Options(batch_size, training=True)
@@ -524,7 +524,7 @@ class Trainer(NotCopyable):
 
         The result does not depend on the batch size, even for a model with a fixed batch size. Exception: a loss that
         is an onnxblock block or computed by the model itself is averaged over batches, weighted by batch size.
-        Arguments are those of :meth:`fit`; `transform` corresponds to its `validation_transform`.
+        For the arguments, see :meth:`fit`; `transform` corresponds to `validation_transform` there.
 
         Raises:
             InputError: the data does not match the model; or the last batch is incomplete, the model has a fixed batch
@@ -565,7 +565,7 @@ class Trainer(NotCopyable):
     def predict_proba(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array:
-        """Predicts probabilities: applies the activation that belongs to the loss to the model's logits.
+        """Predicts probabilities: applies the loss's activation to the model's logits.
 
         The activation is softmax over the classes for cross-entropy, the exponential for `nll`, and the sigmoid for
         losses of binary logits (`bce_with_logits`, `focal`, `tversky`). The model runs in inference mode.
@@ -579,7 +579,8 @@ class Trainer(NotCopyable):
             Probabilities in the shape and dtype of the logits, e.g. float32 [samples, classes].
 
         Raises:
-            InputError: the inputs do not match the model, or the loss has no such activation, e.g. a regression loss.
+            InputError: the inputs do not match the model; or the loss has no activation, e.g. a regression loss; or it
+                is unknown which axis of the logits is the class axis.
 
         Example:
             >>> import numpy as np, onnx
@@ -616,7 +617,7 @@ class Trainer(NotCopyable):
     ) -> Array:
         """Computes the confusion matrix: int64 [classes, classes]; rows are true classes, columns predicted ones.
 
-        Arguments are those of :meth:`evaluate`. To plot the matrix, call
+        For the arguments, see :meth:`evaluate`. To plot the matrix, call
         `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()`.
 
         Raises:
@@ -641,8 +642,8 @@ class Trainer(NotCopyable):
 
         Raises:
             InputError: `path` ends in `.onnx`, but a run is a directory.
-            CheckpointError: a file cannot be written; or the directory contains no run, but files with the names that
-                would be written, which may be the user's.
+            CheckpointError: a file cannot be written; another trainer uses the directory, or has saved to it in the
+                meantime; or the directory contains no run, but has files that the save would overwrite.
         """
         self._state.save(path)
 
@@ -689,7 +690,7 @@ class Trainer(NotCopyable):
 
         Args:
             path: file to write.
-            outputs: names of values to export as outputs instead of those of the original model.
+            outputs: names of values to export as outputs, instead of the original model's outputs.
         """
         names = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
         with self.averaged(), self._state.workers.writing() as writes:
@@ -786,7 +787,7 @@ class Trainer(NotCopyable):
 
     @property
     def resume_hint(self) -> str:
-        """Instruction on how to resume, shown after Ctrl-C; `{}` is replaced with the directory."""
+        """Message shown after Ctrl-C, which explains how to resume; `{}` is replaced with the directory."""
         return self._state.resume_hint
 
     @resume_hint.setter
@@ -854,7 +855,7 @@ class Callback:
         """Called once, before the first step of a fit or of a resumed fit."""
 
     def on_gradients(self, trainer: Trainer, gradients: StepGradients) -> None:
-        """Called once a step's gradients are computed, before they are clipped and the optimizer uses them.
+        """Called in each step after the gradients are computed and before they are clipped and used by the optimizer.
 
         The trainer's lock is held during the call: do not wait for another thread that uses the trainer.
         """

@@ -22,7 +22,7 @@ _UNFINISHED = ".onnxtrain-unfinished-"
 
 
 class ModelCheckpoint(Monitor):
-    """Saves the trainer whenever an epoch is the best so far; :meth:`Trainer.resume` opens a save.
+    """Saves the trainer whenever an epoch is the best so far. Restore a save with :meth:`Trainer.resume`.
 
     Args:
         path: directory to save to; with `keep`, it contains one directory per save.
@@ -69,7 +69,7 @@ class ModelCheckpoint(Monitor):
         return self.every_n_steps is not None and step % self.every_n_steps == 0
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the monitored value will be recorded, and that saves stay in the run's directory.
+        """Checks that the monitored value will be recorded, and that `path` has no symlink out of the run's directory.
 
         Raises:
             CheckpointError: `path` is in the trainer's directory, but resolves to a directory outside it, because of a

@@ -84,7 +84,7 @@ class CSVLogger(Logger):
         )
 
     def close(self) -> None:
-        """Closes the file with one row per step."""
+        """Closes the file of steps (:attr:`steps_path`)."""
         if self._file is not None:
             self._file.close()
             self._file = None

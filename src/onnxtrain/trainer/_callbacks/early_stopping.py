@@ -38,14 +38,14 @@ class EarlyStopping(Monitor):
         return "EarlyStopping(restore_best=True)" if self.restore_best else None
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Deletes the best parameters that an earlier fit has saved."""
+        """Deletes the best parameters saved by an earlier fit."""
         super().on_fit_begin(trainer)
         # A resumed fit needs the file: its best epoch may be over.
         if len(trainer.history) == trainer.fit_start:
             (trainer.directory / BEST).unlink(missing_ok=True)
 
     def best_epoch(self, trainer: Trainer) -> int:
-        """Returns the best epoch of the last fit, as a number that starts at 1 in the trainer's first epoch.
+        """Returns the number of the best epoch of the last fit, counted from 1 over all fits.
 
         With `restore_best`, the trainer has the parameters of this epoch after the fit.
         """

@@ -24,7 +24,7 @@ class Monitor(Callback):
         self.min_delta = min_delta
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the monitored value will be recorded, and that `mode` or the metric determines the better value.
+        """Checks that the monitored value will be recorded, and that it is known whether higher values are better.
 
         Raises:
             InputError: the monitored value is not recorded; or `mode` is "auto", but the metric does not define which

@@ -21,16 +21,16 @@ class SWA(Callback):
 
     SWA finds wider minima, which often generalize better. All averaged epochs have the same weight, as in
     `torch.optim.swa_utils.AveragedModel`. At the end of the fit, the averages become the trainer's parameters, and the
-    running statistics of BatchNormalization are recomputed in a pass over the training data, as by
-    `swa_utils.update_bn`. The losses and metrics in the history are those before averaging; to measure the averages,
-    call :meth:`Trainer.evaluate` after the fit.
+    running statistics of BatchNormalization are recomputed in a pass over the training data, as in
+    `swa_utils.update_bn`. The losses and metrics in the history are computed before averaging; to evaluate the
+    averages, call :meth:`Trainer.evaluate` after the fit.
 
     During the fit, the averages are in the file `swa` in the trainer's directory, from which an interrupted fit
     resumes.
 
     Args:
-        start: first epoch to average: an int is its number, counted from 1 in the fit, e.g. 16; a float is the fraction
-            of the epochs before it, e.g. 0.75.
+        start: first epoch to average: an int is the number of the epoch in the fit, counted from 1, e.g. 16; a float is
+            the fraction of the fit's epochs to skip, e.g. 0.75.
         learning_rate: learning rate of the averaged epochs, e.g. 0.05, multiplied by the schedule's factor. None keeps
             the learning rate.
 
@@ -101,7 +101,7 @@ class SWA(Callback):
         return len(trainer.history) - trainer.fit_start
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Adds the parameters to the average if the epoch is one of those to average."""
+        """Adds the parameters to the average, starting with the epoch that `start` selects."""
         epoch = self._done(trainer)
         self._set_rate(trainer)
         # An epoch that is repeated after a crash, with identical results, is in the average already.

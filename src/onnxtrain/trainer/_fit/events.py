@@ -51,9 +51,9 @@ class StepGradients(ABC):
         Dropout uses the same masks again. The call does not change the parameters or the BatchNorm statistics.
 
         Args:
-            parameters: parameter values by name, in the shapes of the parameters; parameters that are not in the dict
-                keep their values.
+            parameters: values by parameter name, with the parameters' shapes; parameters that are not in the dict keep
+                their values.
 
         Raises:
-            DivergenceError: the loss or the gradients at these values are not finite. The fit ends.
+            DivergenceError: the loss or the gradients at these values are not finite; this ends the fit.
         """

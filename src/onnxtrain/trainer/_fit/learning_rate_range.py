@@ -41,7 +41,7 @@ class LearningRateRange:
     suggestion: float | None
 
     def plot(self) -> Figure:
-        """Plots the smoothed loss against the learning rate, and marks the suggestion, with matplotlib.
+        """Plots the smoothed loss against the learning rate with matplotlib, and marks the suggestion.
 
         Raises:
             MissingPackageError: matplotlib is not installed.

@@ -91,7 +91,7 @@ class History:
         return self.epochs[-1] if self.epochs else {}
 
     def plot(self, keys: Sequence[str] | None = None) -> Figure:
-        """Plots loss and metrics, both in training and in validation, and the learning rate per epoch, with matplotlib.
+        """Plots the history with matplotlib: training and validation loss, metrics, and the learning rate, per epoch.
 
         Notebooks display the figure; elsewhere, save it with `.savefig("history.png")`.
 
@@ -112,7 +112,7 @@ class History:
         return plot_epochs(self.epochs, list(keys) if keys else shown)
 
     def to_frame(self) -> DataFrame:
-        """Returns a pandas DataFrame with a row per epoch, indexed by its number, and a column per key.
+        """Returns a pandas DataFrame with one row per epoch, indexed by epoch number, and one column per key.
 
         Raises:
             MissingPackageError: pandas is not installed.

@@ -38,13 +38,13 @@ class Raw(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Describes the arrays of a batch that a model takes: inputs, targets and sample weights, in this order.
+    """Describes the arrays of a batch: inputs, targets and sample weights, in this order.
 
     Attributes:
         inputs: specifications of the model's inputs.
         targets: specifications of the loss's targets.
         weight: specification of the sample weights.
-        weighted: True if the last array of a batch is the sample weights, 1 by default.
+        weighted: True if the last array of a batch contains the sample weights (ones, if the data has no weights).
         predicting: True to ignore targets and weights passed with the inputs.
         unused: names of the ignored targets and weights.
     """
@@ -80,7 +80,7 @@ class Layout:
         """Returns a copy of the layout with sample weights.
 
         Args:
-            weight: specification of the model's weight input. Default: that of this layout.
+            weight: specification of the model's weight input. Default: :attr:`weight`.
         """
         return dataclasses.replace(self, weighted=True, weight=weight or self.weight)
 
@@ -215,7 +215,7 @@ class Layout:
         )
 
     def flat(self, raw: Raw) -> list[Array]:
-        """Returns the arrays as a flat list in the model's order; appends weights, 1 by default, if `weighted`."""
+        """Returns the arrays as a flat list in the model's order, including weights (default: ones) if `weighted`."""
         arrays = [*raw.inputs, *raw.targets]
         if self.weighted:
             missing = raw.weights is None

@@ -77,7 +77,7 @@ class _Mixing(ABC):
 
 
 class MixUp(_Mixing):
-    """Averages pairs of samples and their targets (Zhang et al. 2018), for `transform=` of :meth:`Trainer.fit`.
+    """Transform for :meth:`Trainer.fit` that averages pairs of samples and their targets (Zhang et al. 2018).
 
     With l drawn from Beta(alpha, alpha) once per batch, and a random partner j of each sample i: x = l·x_i + (1 -
     l)·x_j and t = l·t_i + (1 - l)·t_j. Class targets become probabilities: train with
@@ -109,10 +109,10 @@ class MixUp(_Mixing):
 
 
 class CutMix(_Mixing):
-    """Pastes a box of another image into each image (Yun et al. 2019), for `transform=` of :meth:`Trainer.fit`.
+    """Transform for :meth:`Trainer.fit` that pastes a box of another image into each image (Yun et al. 2019).
 
     With l drawn from Beta(alpha, alpha) once per batch, the box has sqrt(1 - l) of the image's height and width, is
-    centered at a random pixel, and is clipped at the border. Targets are mixed by the fraction of pixels that are kept.
+    centered at a random pixel, and is clipped at the border. Each target's weight is its image's share of the pixels.
     Train with `CrossEntropyLoss(probabilities=True)` or `bce_with_logits`.
 
     Args:

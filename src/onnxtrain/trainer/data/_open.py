@@ -157,11 +157,12 @@ def split(
         fraction: fraction to split off, e.g. 0.1.
         seed: seed for the random choice.
         stratify: True to split off the same fraction of each class.
-        transform: function that converts validation batches; None for none.
+        transform: function that converts validation batches; None to leave them unchanged.
 
     Raises:
-        InputError: the training or the validation part would be empty, or the training part smaller than a required
-            batch; the data is a stream; or, with `stratify`, samples do not have one class label each.
+        InputError: the training or the validation part would be empty; the training part would be smaller than a batch,
+            and incomplete batches are dropped; the data is a stream; or, with `stratify`, samples do not have one class
+            label each.
     """
     if not isinstance(source, IndexedSource):
         raise InputError(

@@ -29,7 +29,9 @@ class Worker(NamedTuple):
     size: int = 1
 
     def share(self, samples: int) -> slice:
-        """Returns this worker's slice of a batch; if the batch does not divide evenly, the first workers get one more.
+        """Returns this worker's slice of a batch.
+
+        If the number of samples is not divisible by the number of workers, the first workers get one extra sample each.
 
         >>> [Worker(rank, 3).share(8) for rank in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
@@ -39,9 +41,9 @@ class Worker(NamedTuple):
         return slice(start, start + even + (self.rank < rest))
 
     def key(self, *numbers: int) -> tuple[int, ...]:
-        """Returns a seed for this worker: appends the rank, so that workers draw different random numbers.
+        """Returns a seed for this worker: `numbers` and the rank, so that workers draw different random numbers.
 
-        Rank 0 keeps the seed unchanged, and draws the same numbers as a single process.
+        For rank 0, the seed is `numbers` alone, as in a single process.
         """
         return (*numbers, self.rank) if self.rank else numbers
 
@@ -55,7 +57,8 @@ class Pass(NamedTuple):
         fit_start: number of epochs finished when the fit began.
         shuffle: True to shuffle the samples.
         training: True for training, False for evaluation.
-        worker: the worker that reads. It gets its share of each batch; a share without samples is an empty list.
+        worker: worker that reads the data. It gets its share of each batch, or an empty list if its share has no
+            samples.
     """
 
     seed: int = 0
@@ -80,7 +83,7 @@ class Source(Protocol):
         batch_size: samples per batch; None if the data consists of batches.
         batches: number of batches per epoch; None if unknown before the stream ends.
         volatile: True if a batch may be overwritten when the next one is read, because a stream or a transform reuses
-            its buffer; keep copies.
+            its buffer. Copy batches to keep them.
     """
 
     layout: Layout
@@ -113,11 +116,11 @@ class Source(Protocol):
     def mark(self) -> str | None:
         """Returns the state that :meth:`begin` needs to repeat the current epoch in a resumed fit.
 
-        It is saved with the run.
+        The trainer saves this state with the run.
 
         Returns:
-            The states of a stream's random generators at the start of the epoch, as text; None if the number of the
-            epoch determines the order of its samples.
+            The states of a stream's random generators at the start of the epoch, as text; None if the order of the
+            samples depends only on the seed and the epoch.
         """
 
     def last(self) -> list[Array] | None:

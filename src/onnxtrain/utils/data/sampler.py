@@ -27,7 +27,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
     Args:
         dataset: map-style dataset, with a length.
         complexity_fn: returns the complexity of a sample, an integer, e.g. the length of a sequence.
-        world_size: number of processes, e.g. 8. Default: that of the process group.
+        world_size: number of processes, e.g. 8. Default: the size of the process group.
         rank: rank of this process. Default: its rank in the process group.
         shuffle: True to shuffle; each epoch, set by :meth:`set_epoch`, has a different order.
         group_size: number of consecutive samples to sort together, e.g. 1024. Default: all samples.

@@ -70,7 +70,9 @@ def leaving_grad_mode(graph_module: fx.GraphModule, run: Callable[..., Any]) -> 
     mode, inference = None, 0
     for node in graph_module.graph.nodes:
         # The end of an inference mode restores the mode before it.
-        inference += (node.target is _torch.enter_inference_mode) - (node.target is _torch.exit_inference_mode)
+        inference += (node.target is _torch.enter_inference_mode) - (
+            node.target is _torch.exit_inference_mode
+        )
         if node.target is _torch.set_grad_enabled and not inference:
             mode = node.args[0]
     if mode is None or mode == torch.is_grad_enabled():

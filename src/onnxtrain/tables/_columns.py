@@ -34,7 +34,7 @@ class Column(ABC):
 
     Attributes:
         name: name of the column.
-        fill: replacement for missing values, e.g. 29.5 or "male"; None if a missing value is an error.
+        fill: value that replaces a missing one, e.g. 29.5 or "male"; None if a missing value is an error.
     """
 
     dtype: ClassVar[ir.DataType]
@@ -63,7 +63,7 @@ class Column(ABC):
 
     @abstractmethod
     def raw(self, values: Values) -> Array:
-        """Returns the unencoded column, [rows], as input for a model with the nodes from :meth:`write`."""
+        """Returns the column as the input, [rows], of a model that contains the nodes of :meth:`write`."""
 
     @abstractmethod
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
@@ -234,8 +234,9 @@ class CategoryColumn(Column):
 
     @property
     def codes(self) -> Array:
-        """Codes of the categories, float64 [n, width]; the last row is for unknown categories unless they are an
-        error.""" rows = len(self.categories) + (self.unknown != "error") return (
+        """Codes of the categories, float64 [n, width]. The last row is for unknown ones, unless these are an error."""
+        rows = len(self.categories) + (self.unknown != "error")
+        return (
             np.arange(rows, dtype=np.float64)[:, None] if self.how == "ordinal" else np.eye(rows, self.width)
         )
 

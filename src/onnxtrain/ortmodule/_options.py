@@ -157,10 +157,9 @@ class DebugOptions:
         config: accepted for compatibility with onnxruntime-training; must be None.
         fallback_policy: the causes for which a graph may fall back to PyTorch, e.g. `FallbackPolicy.UNSUPPORTED_DATA`.
         capture_all: True to capture whatever is new in a call immediately, e.g. evaluation mode, a different batch size
-            or dtype. By default only the first call is captured immediately. If a later call
-            needs a new capture, PyTorch runs up to 64 such calls first, until they have taken about as long as the
-            capture is expected to take, an estimate based on the size of the graphs. Implied by `save_onnx` and by
-            `FallbackPolicy.DISABLE`.
+            or dtype. By default only the first call is captured immediately. If a later call needs a new capture,
+            PyTorch runs up to 64 such calls first, until ONNX Runtime would have saved about the time of the capture,
+            an estimate from the size of the graphs. Implied by `save_onnx` and by `FallbackPolicy.DISABLE`.
 
     Raises:
         TypeError: an argument has the wrong type.

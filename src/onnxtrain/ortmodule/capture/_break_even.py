@@ -31,7 +31,7 @@ class BreakEven:
     """Estimates whether a call of one ORTModule is worth another capture.
 
     The first call is always captured. When a later call needs another capture, e.g. because the model is in evaluation
-    mode, PyTorch runs the call, until such calls have taken about as long as the capture will take.
+    mode, PyTorch runs the call, until ONNX Runtime would have saved about the time of the capture in such calls.
 
     Args:
         enabled: False captures every time.

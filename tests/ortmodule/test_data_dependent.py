@@ -11,6 +11,7 @@ from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import isolates_recompiles
+from ortmodule.custom_functions import Scaling
 from ortmodule.eager import Of, compare, compare_steps, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
@@ -205,18 +206,6 @@ def test_rows_that_a_mask_selects_are_refused_for_their_dtypes() -> None:
     assert str(got.value) == str(wanted.value)
 
 
-class Doubled(torch.autograd.Function):
-    """x, with twice the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
-        return 2 * ct
-
-
 def test_a_size_that_depends_on_data_is_used_behind_a_custom_function() -> None:
     """The function cuts the graph, and nothing but the selected rows tells the part behind it how many there are."""
 
@@ -227,7 +216,7 @@ def test_a_size_that_depends_on_data_is_used_behind_a_custom_function() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             rows = x[:, torch.tensor([True, False] * x.shape[1])[: x.shape[1]]]
-            weight = Doubled.apply(self.weight)
+            weight = Scaling.apply(self.weight)
             return rows @ rows.mT * weight.sum()
 
     def program(module: nn.Module) -> Any:

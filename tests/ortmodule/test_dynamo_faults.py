@@ -25,6 +25,7 @@ from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule.capture.dynamo.patches import DURING_CAPTURE, WITH_DATA_DEPENDENT_SIZES
 from onnxtrain.ortmodule.capture.dynamo.patches._missing_fakes import FAKES
 from ortmodule.asserting import counted
+from ortmodule.custom_functions import Scaling
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -240,18 +241,6 @@ def test_patches_hold_after_other_users_of_dynamo() -> None:
     torch.testing.assert_close(ORTModule(Appending())(X, collections.deque([1], maxlen=1)), X)
 
 
-class Cubed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return g * x.cos()
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_captured_backward_has_no_derivative() -> None:
     """If this fails, `_record_backwards` of capture/graph/_split.py may go."""
@@ -261,9 +250,9 @@ def test_a_captured_backward_has_no_derivative() -> None:
         (slope,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
         return torch.autograd.grad(slope.sum(), x)[0]
 
-    torch.testing.assert_close(second(Cubed.apply), -X.sin())
+    torch.testing.assert_close(second(Scaling.apply), -X.sin())
     with pytest.raises(RuntimeError, match="does not require grad"):
-        second(compiled(lambda x: Cubed.apply(x)))
+        second(compiled(lambda x: Scaling.apply(x)))
 
 
 def test_a_gradient_by_an_output_of_a_graph_raises() -> None:

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onnxtrain.ortmodule import ORTModule
+from ortmodule.fuzz.prelude import thread_modes
 
 pytestmark = [
     pytest.mark.torch,
@@ -109,25 +110,6 @@ class Net(torch.nn.Module):
         return x.float().detach().clone() + torch.nn.functional.dropout(dropped)
 
 
-def modes() -> dict[str, Any]:
-    nesting = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    return {
-        "gradients": torch.is_grad_enabled(),
-        "inference": torch.is_inference_mode_enabled(),
-        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), nesting),
-        "transforms": torch._C._functorch.get_dynamic_layer_stack_depth(),
-        "tangents": (forward_ad._current_level, torch._C._is_fwd_grad_enabled()),
-        "hooks": torch._C._autograd._saved_tensors_hooks_is_enabled(),
-        "attention": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
-        "dtype": torch.get_default_dtype(),
-        "threads": torch._C._is_multithreading_enabled(),
-        "anomalies": torch.is_anomaly_enabled(),
-        "functions": len(torch.overrides._get_current_function_mode_stack()),
-        "mkldnn": torch.backends.mkldnn.enabled,
-    }
-
-
 def after_an_error(net: Net, run: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
     """Returns the kind of the error and what it leaves behind, after a call without an error."""
     outcome(run)
@@ -137,7 +119,7 @@ def after_an_error(net: Net, run: Callable[[torch.Tensor], torch.Tensor]) -> dic
         run(torch.tensor([0, 7]))
     return {
         "error": caught.type,
-        "modes": modes(),
+        "modes": thread_modes(),
         "calls": (net.calls - calls).item(),
         "drawn": torch.rand(1).item(),
         "next": outcome(run),
@@ -159,7 +141,7 @@ def test_an_error_leaves_what_eager_pytorch_leaves(context: str, read: Callable[
     torch.manual_seed(0)
     nets = [Net(CONTEXTS[context], read) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
-    before = modes()
+    before = thread_modes()
     expected = after_an_error(nets[0], nets[0])
     assert expected["modes"] == before
     assert after_an_error(nets[1], ORTModule(nets[1])) == expected

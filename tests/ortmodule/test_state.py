@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from onnxtrain.ortmodule import ORTModule
+from ortmodule.custom_functions import Scaling, SetUp, VmapRule
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -140,34 +141,6 @@ def test_an_optimizer_inside_forward(name: str) -> None:
     torch.testing.assert_close(trained[1], trained[0])
 
 
-class SetUp(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x.round()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-        return 2 * g
-
-    @staticmethod
-    def jvp(ctx: Any, t: torch.Tensor) -> torch.Tensor:
-        return 2 * t
-
-
-class VmapRule(SetUp):
-    generate_vmap_rule = False
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: torch.Tensor) -> Any:
-        return VmapRule.apply(x), dims[0]
-
-
 TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "vmap": lambda f, x: torch.vmap(f)(x),
     "vmap of vmap": lambda f, x: torch.vmap(torch.vmap(f))(x),
@@ -223,30 +196,11 @@ def test_random_numbers_inside_vmap(dropout: str, randomness: str) -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
-class Saves(torch.autograd.Function):
-    """Its backward, which Dynamo captures on its own, reads what a transform has wrapped."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x**3
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return g * x.cos()
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("name", ["grad", "vjp", "vmap of grad"])
 def test_saved_tensors_of_a_custom_function_inside_a_transform(name: str, grad: bool) -> None:
-    model = Calls(lambda x, p: TRANSFORMS[name](lambda t: Saves.apply(t).sin(), x * 1.3))
+    model = Calls(lambda x, p: TRANSFORMS[name](lambda t: Scaling.apply(t).sin(), x * 1.3))
     ours, x = ORTModule(model), torch.randn(2, 3)
     for _ in range(2):
         with torch.set_grad_enabled(grad):
@@ -262,7 +216,7 @@ class Rows(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = self.p[x[:, 0] > 0]
-        return chosen * x[0, 0], Saves.apply(chosen) * 2
+        return chosen * x[0, 0], Scaling.apply(chosen) * 2
 
 
 @pytest.mark.filterwarnings("ignore:ORTModule")
@@ -285,7 +239,7 @@ def through_an_output(x: torch.Tensor, p: Any) -> torch.Tensor:
 
 def through_a_custom_function(x: torch.Tensor, p: Any) -> torch.Tensor:
     q = x * 1.5
-    return torch.autograd.grad(Saves.apply(q.sin()).sum(), [q, x], create_graph=True)[0]
+    return torch.autograd.grad(Scaling.apply(q.sin()).sum(), [q, x], create_graph=True)[0]
 
 
 def through_several(x: torch.Tensor, p: Any) -> torch.Tensor:
@@ -339,7 +293,7 @@ class Switches(nn.Module):
 def test_gradients_stay_as_forward_leaves_them(modes: Any, custom: bool, breaks: bool) -> None:
     model: nn.Module = Switches(modes, breaks)
     if custom:
-        model = nn.Sequential(Calls(lambda x, p: Saves.apply(x * 2)), model)
+        model = nn.Sequential(Calls(lambda x, p: Scaling.apply(x * 2)), model)
     ours, x = ORTModule(model), torch.ones(2, 3)
     try:
         for before in (True, False, True, False):
@@ -366,9 +320,9 @@ class Product(torch.autograd.Function):
 
 
 TWICE: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
-    "saves": lambda x, p: Saves.apply(x.sin()),
+    "saves": lambda x, p: Scaling.apply(x.sin()),
     "product": lambda x, p: Product.apply(x.sin(), x * 2).tanh(),
-    "one after the other": lambda x, p: Saves.apply(Product.apply(x, x + 1)),
+    "one after the other": lambda x, p: Scaling.apply(Product.apply(x, x + 1)),
     "linear backward": lambda x, p: SetUp.apply(x) * x,
 }
 

@@ -138,7 +138,6 @@ class _Callback:
         self._captures = captures
         self._break_even = break_even
         self._missed: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
-        self._captured_in: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
         self.repeated_captures = RepeatedCaptures()
         self._call = _Call(0)
         # Dynamo reads this attribute of its callbacks.
@@ -165,15 +164,15 @@ class _Callback:
 
     def _waits(self, code: CodeType) -> bool:
         """True if PyTorch runs a function for now, because its graphs do not fit the call and another does not pay."""
-        calls = self.repeated_captures.calls
         # A function may need several graphs in one call, e.g. the forward of layers of one class.
-        if self._captures.has_graphs(code) and self._captured_in.get(code) != calls:
-            missed = self._missed[code] = self._missed.get(code, 0) + 1
-            if missed <= self._break_even.calls:
-                self._break_even.in_pytorch = True
-                return True
-            del self._missed[code]
-        self._captured_in[code] = calls
+        if self.repeated_captures.needs_capture(code) or not self._captures.has_graphs(code):
+            return False
+        missed = self._missed[code] = self._missed.get(code, 0) + 1
+        if missed <= self._break_even.calls:
+            self._break_even.in_pytorch = True
+            self.repeated_captures.wait(code)
+            return True
+        del self._missed[code]
         return False
 
     # Each of the following methods makes several attempts, with ever fewer symbols.

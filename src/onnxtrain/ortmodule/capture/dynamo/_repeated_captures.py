@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 import warnings
@@ -19,6 +20,21 @@ MAX_OBJECT_CAPTURES = 8
 """Number of captures of a function with per-call objects among its variables, after which Python runs the function."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Streak:
+    """Consecutive calls that no graph of a function fitted. A call that a graph fits ends the streak.
+
+    Attributes:
+        captures: number of these calls that captured the function; the others waited.
+        captured: number of the last call that captured it.
+        missed: number of the last call that no graph fitted.
+    """
+
+    captures: int = 0
+    captured: int = 0
+    missed: int = 0
+
+
 class RepeatedCaptures:
     """Detects functions that an ORTModule captures again in every call.
 
@@ -31,9 +47,23 @@ class RepeatedCaptures:
 
     def __init__(self) -> None:
         self.calls = 0
-        # Per code object: the number of consecutive calls that have captured it, and the number of the last such call.
-        self._streaks: weakref.WeakKeyDictionary[CodeType, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._streaks: weakref.WeakKeyDictionary[CodeType, _Streak] = weakref.WeakKeyDictionary()
         self._of_objects: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
+
+    def needs_capture(self, code: CodeType) -> bool:
+        """True if a function was captured in this call already, or is captured in vain, so that it must not wait."""
+        streak = self._streaks.get(code, _Streak())
+        return streak.captured == self.calls or streak.captures > MAX_CALLS
+
+    def wait(self, code: CodeType) -> None:
+        """Records that no graph of a function fits the current call, which does not capture it."""
+        self._streaks[code] = self._continued(code)
+
+    def _continued(self, code: CodeType) -> _Streak:
+        """Returns the streak of a function that no graph fits in the current call."""
+        streak = self._streaks.get(code, _Streak())
+        captures = streak.captures if streak.missed >= self.calls - 1 else 0
+        return dataclasses.replace(streak, captures=captures, missed=self.calls)
 
     def record(self, code: CodeType, variables: Mapping[str, Any]) -> bool:
         """Records that a function is about to be captured. Checks whether it was captured too often.
@@ -45,17 +75,17 @@ class RepeatedCaptures:
         Returns:
             True if the graphs of the function are not reused, so that Python must run the function instead.
         """
-        length, last = self._streaks.get(code, (0, 0))
-        if last != self.calls:
-            length = length + 1 if last == self.calls - 1 else 1
-            self._streaks[code] = (length, self.calls)
-            if length == MAX_CALLS + 1:
+        streak = self._continued(code)
+        if streak.captured != self.calls:
+            streak = dataclasses.replace(streak, captures=streak.captures + 1, captured=self.calls)
+            self._streaks[code] = streak
+            if streak.captures == MAX_CALLS + 1:
                 _warn(code)
         # Captures within one call count, too, e.g. of a function that is called for each of 100 blocks.
         if any(map(_is_per_call_object, variables.values())):
             captures = self._of_objects[code] = self._of_objects.get(code, 0) + 1
             return captures > MAX_OBJECT_CAPTURES
-        return length > MAX_CALLS
+        return streak.captures > MAX_CALLS
 
 
 def _warn(code: CodeType) -> None:

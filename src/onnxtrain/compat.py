@@ -55,10 +55,10 @@ def install() -> None:
     """Makes `onnxruntime.training` and its modules importable: api, artifacts, onnxblock, optim, ortmodule, utils.data.
 
     `torch_ort` becomes importable too, as an alias of `onnxtrain.ortmodule`. If the package torch-ort is installed, it
-    is imported instead; its ORTModule is then that of onnxtrain. Calling `install` again has no effect.
+    is imported instead, and its ORTModule is the onnxtrain class. Calling `install` again has no effect.
 
     Raises:
-        CompatError: the real package is installed; it must not be shadowed.
+        CompatError: onnxruntime-training itself is installed, and would be shadowed.
 
     Example:
         >>> import onnxtrain.compat

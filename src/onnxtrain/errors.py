@@ -72,7 +72,7 @@ class ModelError(OnnxTrainError, ValueError):
 
 
 class ModelLoadError(ModelError):
-    """The file is missing, truncated, not an ONNX model, or its external data is missing."""
+    """The file or its external data is missing, or the file is truncated or not an ONNX model."""
 
 
 class UnsupportedOpsetError(ModelError):
@@ -112,7 +112,7 @@ class AdapterMismatchError(OnnxTrainError, ValueError):
 
 
 class InputError(OnnxTrainError):
-    """An array passed at run time has the wrong dtype, shape, name, number or range."""
+    """An input passed at run time has an unknown name or a wrong dtype, shape or value, or an input is missing."""
 
 
 class TrainingStateError(OnnxTrainError):

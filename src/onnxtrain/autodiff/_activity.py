@@ -44,7 +44,7 @@ def active_values(
     *,
     through_steps: bool = False,
 ) -> set[ir.Value]:
-    """Returns the values on a path of differentiable ops from one of `wrt` to one of `of`, including both ends.
+    """Returns all values on paths of differentiable ops from values in `wrt` to values in `of`, including both ends.
 
     Integers are active where straight-through gradients flow: outputs of quantizing ops, and outputs with the same
     integer dtype as an active input, e.g. of Reshape or MaxPool.

@@ -177,8 +177,8 @@ def expand_path(
         model: canonical model.
         of: names of the differentiated values.
         wrt: names of the values that get gradients. Ops between these and `of` are active.
-        float_products: True makes matrix products with quantized weights (MatMulNBits) compute in floating point. False
-            keeps the rounding of activations that the file specifies; gradients pass straight through it.
+        float_products: True computes matrix products with quantized weights (MatMulNBits) in floating point. False
+            keeps the activation rounding that the file specifies; gradients pass straight through this rounding.
     """
     targets, leaves = find_values(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     active = {value.name for value in active_values(model.graph, targets, leaves)}
@@ -266,7 +266,7 @@ def find_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Val
     """Returns the values with these names.
 
     Raises:
-        DifferentiationError: a name is unknown. The message names the argument `role`, e.g. "wrt".
+        DifferentiationError: a name is unknown. The message refers to the argument as `role`, e.g. "wrt".
     """
     # One dictionary for all names: a graph may have 100,000 values.
     values = values_by_name(graph)

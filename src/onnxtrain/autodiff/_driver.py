@@ -41,7 +41,7 @@ def pull_back(
         One cotangent per value in `wrt`, with the same shape and dtype; None if no value in `seeds` depends on it.
 
     Raises:
-        NoGradientRule: an op in between has no rule.
+        NoGradientRule: an op between `wrt` and `seeds` has no gradient rule.
         ShapeRequired: a rule needs a static size, but the size is symbolic.
     """
     nodes = list(op.graph) if nodes is None else nodes

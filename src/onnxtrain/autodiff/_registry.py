@@ -139,12 +139,12 @@ def vjp(
     The function is called with `(op, n, ct)` and returns the cotangents of the inputs in `wrt`: a single value if `wrt`
     has one name, otherwise a tuple in the same order or a mapping by name. None means no cotangent. For a variadic
     input, the cotangent is a sequence with one entry per argument. For a control-flow node, the mapping may also
-    contain cotangents of values of the enclosing graph that a subgraph reads, with the values themselves as keys.
+    contain cotangents of outer values that a subgraph captures, with the values themselves as keys.
 
     Args:
         op_type: name of the op.
         wrt: names of the inputs that can have a cotangent.
-        outputs: names of the outputs whose cotangents the rule takes. Default: the first output.
+        outputs: names of the outputs whose cotangents are passed to the rule. Default: the first output.
         saves: optional outputs of the forward node that the rule reads.
         broadcasts: True if the rule's cotangents have the output's shape and must be summed to the inputs' shapes.
         domain: domain of the op, e.g. "com.microsoft".

@@ -23,7 +23,7 @@ def launch(
 
     Args:
         function: module-level function, which each worker imports; or a command, e.g. [sys.executable, "train.py"],
-            for which all results are None.
+            whose results are all None.
         *arguments: arguments of the function, the same for all workers.
         workers: number of workers, e.g. 4.
         restarts: maximum number of restarts of all workers, e.g. 3.

@@ -19,8 +19,8 @@ class DataParallel:
 
     Args:
         bucket_mb: send gradients in buckets of about this many MiB, e.g. 25.0. Larger tensors are sent separately.
-        compression: "bf16" sends gradients as bfloat16, which halves the traffic and has 8 bits of precision; None
-            sends them uncompressed.
+        compression: "bf16" sends gradients as bfloat16: half the traffic, but only 8 bits of precision. None sends them
+            uncompressed.
         shard_optimizer: True keeps the optimizer state of each parameter on a single worker (ZeRO stage 1), which
             updates the parameter and sends it to the others. The saved files don't change.
         save_steps: number of optimizer steps between saves of the run to its directory, e.g. 500, in addition to the

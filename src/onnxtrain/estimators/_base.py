@@ -244,7 +244,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return np.concatenate(parts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trained model as an ordinary `.onnx` file for inference, with the inputs and outputs of the model.
+        """Writes the trained model as an ordinary `.onnx` file for inference, with the original inputs and outputs.
 
         Class indices follow the order of `classes_`; the outputs are logits, not probabilities.
 

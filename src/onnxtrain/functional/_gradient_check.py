@@ -106,8 +106,8 @@ def check_gradients(
 
     The output is multiplied by a random cotangent and summed, so no loss is needed. Dropout is switched off, because
     each run would drop different elements; BatchNormalization keeps its mode. Where the model stops gradients (a
-    `detach`, the statistics of `onnxtrain.nn.RINorm`), the finite differences hold the stopped value constant, as the
-    gradients do.
+    `detach`, the statistics of `onnxtrain.nn.RINorm`), the finite differences treat the stopped value as a constant,
+    just as the gradients do.
 
     Args:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`.

@@ -51,7 +51,7 @@ def per_sample_gradients(
     Raises:
         ModelError: the model cannot be loaded or converted.
         DifferentiationError: a name is unknown, not floating point, or listed twice; `of` has more than one element for
-            one sample; or an input in `batched` has no batch axis or a fixed batch size.
+            one sample; or an input in `batched` is a scalar or has a fixed batch size.
         NoGradientRule: an op between `wrt` and `of` has no gradient rule.
         TypeError: `wrt` or `batched` is a string, or not a collection.
 

@@ -62,7 +62,7 @@ def vjp(
         An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its inputs are those of `model`, then
         `<name>_cotangent` for every name in `of`, with the same shape and dtype. Its outputs are those of `model`, then
         the values in `of` that are not outputs already, then `<name>_grad` for every name in `wrt`, with the same shape
-        and dtype: the sum over all values in `of`. If a name is taken, a number is appended to it.
+        and dtype, summed over all values in `of`. If a name is taken, a number is appended to it.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
@@ -118,7 +118,7 @@ def jvp(
     Raises:
         ModelError: the model cannot be loaded or converted.
         DifferentiationError: a name is unknown, not floating point, or listed twice.
-        NoGradientRule: an op between `wrt` and `of`, or an op of its gradient, has no gradient rule.
+        NoGradientRule: an op between `wrt` and `of`, or an op in the gradient graph, has no gradient rule.
         TypeError: `of` or `wrt` is a string, or not a collection.
 
     Example:
@@ -176,7 +176,7 @@ def hessian_vector_product(
     Raises:
         ModelError: the model cannot be loaded or converted.
         DifferentiationError: a name is unknown, not floating point, or listed twice, or `of` is not a scalar.
-        NoGradientRule: an op between `wrt` and `of`, or an op of its gradient, has no gradient rule.
+        NoGradientRule: an op between `wrt` and `of`, or an op in the gradient graph, has no gradient rule.
         TypeError: `wrt` is a string, or not a collection.
 
     Example:

@@ -34,9 +34,9 @@ class LoraConfig:
             with it; or a regular expression that must match the whole path, e.g. r".*layers\.[01]\..*q_proj".
         lora_dropout: Dropout probability for the inputs of the adapters in training, 0 <= p < 1.
         use_rslora: True for the scaling `lora_alpha / sqrt(r)` of rank-stabilized LoRA.
-        rank_pattern: other ranks by module, e.g. {"layers.0.self_attn.q_proj": 16}. A key is a name or a regular
-            expression that must match the end of the path.
-        alpha_pattern: other values of `lora_alpha` by module, with keys as in `rank_pattern`.
+        rank_pattern: ranks of modules that do not use `r`, e.g. {"layers.0.self_attn.q_proj": 16}. A key is a name or a
+            regular expression that must match the end of the path.
+        alpha_pattern: alphas of modules that do not use `lora_alpha`, with keys as in `rank_pattern`.
         exclude_modules: modules without an adapter, as a list or a regular expression, as in `target_modules`.
         init_lora_weights: True draws A from U(-1/sqrt(in), 1/sqrt(in)), "gaussian" from N(0, 1/r²); B is zero, so that
             the model's initial outputs are unchanged. False draws B, too, from U(-1/sqrt(r), 1/sqrt(r)), for tests.

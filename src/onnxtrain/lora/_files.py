@@ -68,9 +68,10 @@ def save_adapter(
             `onnx_ir.Model`, `ModelProto` or path of an `.onnx` file.
         path: file to write, e.g. "french.onnx_adapter", or folder for PEFT, which is created if missing.
         format: "onnx_adapter" for `RunOptions.add_active_adapter` and genai's `Adapters`, together with a model from
-            :func:`adapter_model`: names as written by Olive's `convert-adapters`, A and B transposed, B multiplied by
-            the scaling, in the dtype of the layers' activations. "peft" for `PeftModel.from_pretrained`: float32 A [r,
-            in] and B [out, r] in `adapter_model.safetensors`, and `adapter_config.json`.
+            :func:`adapter_model`. This file has the same names as the output of Olive's `convert-adapters`; A and B are
+            transposed, B is multiplied by the scaling, and both have the dtype of the layers' activations. "peft" for
+            `PeftModel.from_pretrained`: float32 A [r, in] and B [out, r] in `adapter_model.safetensors`, and
+            `adapter_config.json`.
 
     Raises:
         AdapterMismatchError: `state` has no adapters, or adapters with NaN or infinite values.
@@ -95,8 +96,9 @@ def save_adapter(
 def load_adapter(path: str | os.PathLike[str], model: ModelSource) -> onnx.ModelProto | ir.Model:
     """Reads an adapter, checks that it matches a model, and returns the model with the adapter.
 
-    Like the result of :func:`add_lora`, but with trained weights, the returned model runs in any session, can be
-    trained by `generate_artifacts` and `Trainer`, and :func:`save_adapter` writes its adapter in the other format.
+    The returned model is like the result of :func:`add_lora`, but with trained weights. It runs in any session, and can
+    be trained with `generate_artifacts` or `Trainer`. To convert the adapter to the other format, pass the model to
+    :func:`save_adapter`.
 
     Args:
         path: an `.onnx_adapter` file, or a folder written by PEFT or `save_adapter(..., format="peft")`.
@@ -106,8 +108,8 @@ def load_adapter(path: str | os.PathLike[str], model: ModelSource) -> onnx.Model
         The model with adapters: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
 
     Raises:
-        AdapterMismatchError: the adapter is damaged or incomplete, or belongs to another model: it has layers that
-            `model` lacks, has other sizes, or was trained on other weights.
+        AdapterMismatchError: the adapter is damaged or incomplete, or belongs to a different model: it has layers that
+            `model` lacks, its sizes differ, or it was trained on different weights.
         GraphBuildError: `model` already has adapters.
     """
     loaded = loaded_for_adapters(model)

@@ -56,7 +56,7 @@ def add_lora(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Mod
         The model with adapters: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
 
     Raises:
-        GraphBuildError: `config` selects no layer, names one that does not exist, or the model already has adapters.
+        GraphBuildError: `config` selects no layer or names a nonexistent layer, or the model already has adapters.
         ModelError: the model cannot be loaded, or is too large for one proto.
 
     Example:
@@ -124,7 +124,7 @@ def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | i
         The model with inputs: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
 
     Raises:
-        GraphBuildError: `config` selects no layer, names one that does not exist, or the model already has adapters.
+        GraphBuildError: `config` selects no layer or names a nonexistent layer, or the model already has adapters.
         ModelError: the model cannot be loaded, or is too large for one proto.
     """
     loaded = loaded_for_adapters(model)

@@ -40,7 +40,7 @@ def linear_layers(model: ModelSource, config: LoraConfig | None = None) -> list[
             and values before its parts.
 
     Raises:
-        GraphBuildError: `config` selects no layer, or names one that does not exist.
+        GraphBuildError: `config` selects no layer, or names a nonexistent layer.
 
     Example:
         >>> import onnx

@@ -59,10 +59,10 @@ def merge(
             the effect of the adapter. Weights of QLinearConv, QLinearMatMul and QGemm require True. If a layer's output
             is quantized, e.g. to int8, the merged layer clips the sum of layer and adapter; the unmerged model also
             clips the layer's output before it adds the adapter.
-        evaluate: computes the loss of a `ModelProto` on your data, e.g. with an `InferenceSession` of its
-            `SerializeToString()`. It is called with the unmerged model with the adapter, and with the merged model.
-            Both losses are logged, and stored in the metadata of the result under the key "onnxtrain.merge", as JSON:
-            {"before": 1.25, "after": 1.5}.
+        evaluate: function that computes the loss of a `ModelProto` on your data, e.g. with
+            `InferenceSession(proto.SerializeToString())`. It is called twice: with the unmerged model plus adapter, and
+            with the merged model. Both losses are logged, and stored as JSON in the metadata of the result, under the
+            key "onnxtrain.merge": {"before": 1.25, "after": 1.5}.
 
     Returns:
         The merged model, with the inputs and outputs of `model`: an `onnx_ir.Model` if `model` is one, else a

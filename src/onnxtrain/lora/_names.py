@@ -22,8 +22,8 @@ def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.Model
 
     PyTorch's exporter records the module of each node, e.g. "model.layers.0.self_attn.q_proj". onnxruntime's
     `MatMulNBitsQuantizer` (1.32), and `quantize_static` with QuantFormat.QOperator, create new nodes without this
-    metadata, so that the layers are called "node_linear", "node_linear_1" and so on. PEFT adapters identify layers by
-    module path, so they do not match such a model.
+    metadata, so the layers are called "node_linear", "node_linear_1" and so on. PEFT adapters identify layers by module
+    path, so they do not match such a model.
 
     Args:
         model: the quantized model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.

@@ -92,7 +92,7 @@ _SAME_ELEMENTS = VIEWS | CASTS
 
 
 def make_loss(spec: str | Loss) -> Loss:
-    """Returns the loss with a name in :data:`LOSSES`, with default settings; returns a :class:`Loss` unchanged.
+    """Creates a loss with default settings from its name in :data:`LOSSES`; returns a :class:`Loss` unchanged.
 
     Raises:
         GraphBuildError: there is no loss with that name.
@@ -137,7 +137,7 @@ def attach_loss(
         :meth:`Loss.mean_over`.
 
     Raises:
-        GraphBuildError: a name is not a value of the graph, or the loss does not support the values.
+        GraphBuildError: a name does not exist in the graph, or the loss does not support the dtypes or shapes.
     """
     scored = _find(op.graph, scores, loss)
     # Looked up in the model, not in `op.graph`, because the ops that compute the scores are there.
@@ -189,10 +189,10 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
 
 
 def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
-    """Marks the graph input that holds a target, so that the runtime can check its labels before a run.
+    """Marks the graph input for a target, so that the runtime can check its labels before a run.
 
-    The target may be the input itself, or a Cast, Reshape, ... of it. An input that the model also reads for another
-    purpose remains a user input. Marks of other losses are not overwritten.
+    The target may be the input itself, or computed from the input by Cast, Reshape and similar ops. An input that the
+    model also reads for another purpose remains a user input. Marks of other losses are not overwritten.
 
     Args:
         target: the value that a loss uses as its target.

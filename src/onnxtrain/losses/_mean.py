@@ -23,9 +23,9 @@ _ADDED = frozenset({"Add", "Sub", "Sum"})
 def loss_mean(loss: ir.Value) -> dict[str, Any] | None:
     """Returns :meth:`Loss.mean_over` for a model's total loss, which may combine several losses.
 
-    It recognizes the losses of onnxtrain and ONNX's loss ops for class labels. The result is their `mean_over` if the
-    value is a multiple of a loss, a sum of losses that all have the same `mean_over`, or a mean loss plus a term that
-    does not depend on any input, such as a weight penalty. Otherwise, it is {}: a mean over samples is assumed.
+    Recognizes onnxtrain's losses and ONNX's loss ops for class labels. Returns the `mean_over` of the individual losses
+    if `loss` is a multiple of one loss, a sum of losses with equal `mean_over`, or a mean loss plus a term that does
+    not depend on any input, such as a weight penalty. Otherwise, returns {}: a mean over samples is assumed.
     """
     result: dict[str, Any] | None = json.loads(_described(loss) or _UNKNOWN)
     return result

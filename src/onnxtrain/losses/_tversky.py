@@ -26,8 +26,8 @@ class TverskyLoss(SampleLoss):
         default_metrics: "binary_accuracy".
         alpha: weight of false positives, non-negative, e.g. 0.3.
         beta: weight of false negatives, non-negative, e.g. 0.7; if larger than alpha, it favors recall.
-        smooth: added to numerator and denominator, positive, in positions, e.g. 1.0. Without it, a sample without
-            positive targets would have no gradient.
+        smooth: positive constant added to numerator and denominator, both of which count positions, e.g. 1.0. Without
+            it, a sample without positive targets would have no gradient.
     """
 
     activation: ClassVar[Activation | None] = "sigmoid"

@@ -8,13 +8,13 @@ __all__ = ["exact", "is_tracing", "stop_gradient"]
 
 
 def is_tracing() -> bool:
-    """True while TorchScript is tracing. Sizes are tensors then, and a comparison would be frozen into the trace."""
+    """True while TorchScript is tracing: sizes are then tensors, and comparing them would give a constant."""
     # TorchScript's parser accepts only one error code in a `type: ignore`.
     return bool(torch.jit._trace.is_tracing())  # type: ignore[no-untyped-call]
 
 
 def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
-    """Returns a number for arithmetic with a tensor: as a tensor if it would otherwise be rounded to float32."""
+    """Returns `number` for arithmetic with `like`: as a tensor if an exporter would otherwise round it to float32."""
     # The Dynamo exporter emits a Python number that is combined with a float64 tensor as a float32 constant.
     if like.dtype == torch.float64 and torch.compiler.is_exporting():
         return torch.tensor(number, dtype=like.dtype, device=like.device)

@@ -17,7 +17,7 @@ class LayerNorm(nn.LayerNorm):
 
     Args:
         input_size: size of the last axis of the input, or sizes of the last axes, which are normalized.
-        **kwargs: as for `torch.nn.LayerNorm`: `eps`, `elementwise_affine`, `bias`, `device`, `dtype`.
+        **kwargs: arguments of `torch.nn.LayerNorm`: `eps`, `elementwise_affine`, `bias`, `device`, `dtype`.
 
     Example:
         >>> list(LayerNorm(4).state_dict())
@@ -33,7 +33,7 @@ class LayerNormNoBias(nn.LayerNorm):
 
     Args:
         input_size: size of the last axis of the input, or sizes of the last axes, which are normalized.
-        **kwargs: as for `torch.nn.LayerNorm`, without `elementwise_affine`, which is False.
+        **kwargs: arguments of `torch.nn.LayerNorm` other than `elementwise_affine`, which is always False.
 
     Example:
         >>> list(LayerNormNoBias(4).state_dict())

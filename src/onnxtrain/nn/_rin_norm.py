@@ -24,7 +24,7 @@ class RINorm(nn.Module):
     Args:
         input_dim: size of the last axis of the input, i.e. the number of targets, e.g. 1.
         eps: added to the variance, e.g. 1e-5.
-        affine: True learns a scale and a bias per target.
+        affine: True to learn a scale and a bias per target.
 
     Raises:
         RuntimeError: the number of targets of an input differs from `input_dim`, even if a single weight would
@@ -53,7 +53,7 @@ class RINorm(nn.Module):
             self.affine_bias = nn.Parameter(torch.zeros(input_dim))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalizes x, `[batch, ..., input_dim]`, with its own statistics, and stores them."""
+        """Normalizes x, `[batch, ..., input_dim]`, with the statistics of x, and stores the statistics."""
         self._check("forward", x, axis=-1)
         # Empty for an input with two axes: PyTorch's mean over no axes is the mean over all elements.
         axes = tuple(range(1, x.ndim - 1))

@@ -19,8 +19,8 @@ class RMSNorm(nn.Module):
 
     Args:
         dim: size of the last axis of the input, e.g. 512.
-        eps: lower bound of the root mean square, e.g. 1e-8. Below it, the gradient of a row does not flow through its
-            norm.
+        eps: lower bound of the root mean square, e.g. 1e-8. In rows with rms(x) < eps, no gradient flows through
+            rms(x).
 
     Raises:
         RuntimeError: in `forward`, the size of the last axis of the input is not `dim`, even if `dim` is 1.

@@ -25,7 +25,7 @@ class AdamWMode(IntEnum):
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam and AdamW that update all parameters together, with PyTorch's multi-tensor operators.
+    """Adam and AdamW optimizer that updates all parameters together, with PyTorch's multi-tensor operators.
 
     Name, arguments and defaults are the same as in onnxruntime-training. Unlike its CUDA kernels, these operators run
     on every device, in every floating-point dtype. Papers: https://arxiv.org/abs/1412.6980 (Adam),

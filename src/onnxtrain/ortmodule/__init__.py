@@ -1,7 +1,7 @@
 """Trains PyTorch modules with stock ONNX Runtime: `model = ORTModule(model)`, and nothing else changes.
 
-Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimizers remain those of PyTorch.
-`model.report()` tells which graphs run where. docs/ortmodule-api.md has every method of `torch.nn.Module`.
+Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimizers remain PyTorch's own.
+`model.report()` shows where each graph runs. docs/ortmodule-api.md lists every method of `torch.nn.Module`.
 """
 
 from __future__ import annotations

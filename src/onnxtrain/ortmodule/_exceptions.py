@@ -1,4 +1,4 @@
-"""Defines the exceptions of ORTModule, under their names in onnxruntime-training.
+"""Defines ORTModule's exceptions, which have the same names as in onnxruntime-training.
 
 ::
 
@@ -22,11 +22,11 @@ from onnxtrain.errors import InputError, ModelError, OnnxTrainError
 # Three exceptions have a second base class from `onnxtrain.errors`: `except ModelError` catches an unusable model,
 # whichever part of onnxtrain rejects it.
 class ORTModuleFallbackException(OnnxTrainError):
-    """Base class of ORTModule's exceptions, which are raised if ONNX Runtime cannot run a module or graph."""
+    """Base class of ORTModule's exceptions: ONNX Runtime cannot run a module or a graph."""
 
 
 class ORTModuleInitException(ORTModuleFallbackException, RuntimeError):
-    """The installed ONNX Runtime cannot be used, because its version is too old."""
+    """The installed version of ONNX Runtime is too old."""
 
 
 class ORTModuleDeviceException(ORTModuleFallbackException, RuntimeError):

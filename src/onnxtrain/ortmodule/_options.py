@@ -39,8 +39,8 @@ from onnxtrain.ortmodule._variables import (
 class LogLevel(enum.IntEnum):
     """Log levels, with the same names and values as in onnxruntime-training.
 
-    The logger is `onnxtrain.ortmodule`. If neither this logger nor a parent has a handler, messages go to stderr. At
-    every level, fallbacks to PyTorch are reported by Python's `warnings`, not by the logger.
+    The logger is `onnxtrain.ortmodule`. If neither this logger nor a parent has a handler, messages go to stderr.
+    Fallbacks to PyTorch are reported through Python's `warnings` instead, at every level.
     """
 
     VERBOSE = 0
@@ -65,7 +65,10 @@ class LogLevel(enum.IntEnum):
 
 
 def module_logger(level: LogLevel) -> logging.Logger:
-    """Returns a logger with this level and the handlers of `onnxtrain.ortmodule`, or a stderr handler if none."""
+    """Returns a logger with the given level.
+
+    It uses the handlers of the logger `onnxtrain.ortmodule` and its parents or, if they have none, writes to stderr.
+    """
     # `logging.getLogger` would return the same object for all modules, which would then share one level.
     logger = logging.Logger("onnxtrain.ortmodule", level.logging_level)
     logger.addFilter(escape_record)
@@ -80,7 +83,7 @@ def module_logger(level: LogLevel) -> logging.Logger:
 class FallbackPolicy(enum.Flag):
     """Failures after which a graph falls back to PyTorch, with a warning. All other failures raise an exception.
 
-    The environment variable `ORTMODULE_FALLBACK_POLICY` takes names joined by `|`, e.g. `DISABLE` or
+    The environment variable `ORTMODULE_FALLBACK_POLICY` lists names joined by `|`, e.g. `DISABLE` or
     `FALLBACK_UNSUPPORTED_ONNX_MODEL|FALLBACK_UNSUPPORTED_DATA`. The prefix `FALLBACK_` is optional.
 
     Example:
@@ -124,7 +127,7 @@ class FallbackPolicy(enum.Flag):
         return policy
 
     def allows(self, error: ORTModuleFallbackException) -> bool:
-        """True if a graph for which `error` was raised may fall back to PyTorch."""
+        """True if a graph may fall back to PyTorch after `error`."""
         for kind, flag in _CAUSES:
             if isinstance(error, kind):
                 return flag in self
@@ -149,17 +152,19 @@ class DebugOptions:
 
     Args:
         log_level: the log level. INFO logs each compiled graph with its number of nodes and times, DEVINFO also its
-            operators, VERBOSE also the captured graph. ONNX Runtime itself logs only errors at WARNING, and warnings at
-            INFO.
+            operators, VERBOSE also the captured graph. At WARNING, ONNX Runtime itself logs only errors; at INFO,
+            also warnings.
         save_onnx: True to write every graph to `save_path`, e.g. as `net_graph_0_training.onnx`.
         onnx_prefix: the prefix of the file names, e.g. "net"; required if `save_onnx` is True.
         save_path: the folder for the files, e.g. "graphs"; the current folder if empty.
         config: accepted for compatibility with onnxruntime-training; must be None.
-        fallback_policy: the causes for which a graph may fall back to PyTorch, e.g. `FallbackPolicy.UNSUPPORTED_DATA`.
-        capture_all: True to capture whatever is new in a call immediately, e.g. evaluation mode, a different batch size
-            or dtype. By default only the first call is captured immediately. If a later call needs a new capture,
-            PyTorch runs up to 64 such calls first, until ONNX Runtime would have saved about the time of the capture,
-            an estimate from the size of the graphs. Implied by `save_onnx` and by `FallbackPolicy.DISABLE`.
+        fallback_policy: the failures after which a graph may fall back to PyTorch, e.g.
+            `FallbackPolicy.UNSUPPORTED_DATA`.
+        capture_all: True to make every new capture in the first call that needs it, e.g. the first call in evaluation
+            mode, or with a different batch size or dtype. By default, only the model's first call is captured
+            immediately. Later calls that need a new capture run in PyTorch, at most 64 of them, until ONNX Runtime
+            would have saved about as much time as the capture takes, as estimated from the size of the graphs.
+            Implied by `save_onnx` and by `FallbackPolicy.DISABLE`.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -228,7 +233,7 @@ class DebugOptions:
 
     @property
     def fallback_policy(self) -> FallbackPolicy:
-        """The causes for which a graph may fall back: `ORTMODULE_FALLBACK_POLICY` if set, else the argument."""
+        """The failures after which a graph may fall back: `ORTMODULE_FALLBACK_POLICY` if set, else the argument."""
         return self._fallback_policy
 
     @property
@@ -255,7 +260,7 @@ def _require_type(name: str, value: object, kind: type | tuple[type, ...]) -> No
 
 
 def _log_level(default: LogLevel) -> LogLevel:
-    """Returns the log level from the environment, or `default` if it is not set.
+    """Returns the log level in `ORTMODULE_LOG_LEVEL`, or `default` if the variable is not set.
 
     Raises:
         ValueError: the environment variable has an unknown value.
@@ -271,7 +276,7 @@ def _log_level(default: LogLevel) -> LogLevel:
 
 
 def _flag(variable: str, default: bool) -> bool:
-    """Returns a flag from the environment, or `default` if it is not set.
+    """Returns the flag in an environment variable, or `default` if the variable is not set.
 
     Raises:
         ValueError: the environment variable is neither "0" nor "1".

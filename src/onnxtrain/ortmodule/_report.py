@@ -26,14 +26,15 @@ class PyTorchOp:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One captured graph, or code that PyTorch runs without a graph.
+    """A row of the report: one captured graph, or uncaptured code that PyTorch runs.
 
     Attributes:
         name: identifies the graph within its model, e.g. "graph 0".
-        mode: "training" if the graph has a backward graph in ONNX Runtime, or if the record describes calls of a graph
-            that fall back to PyTorch, e.g. "graph 0, second derivative"; else "inference".
-        device: `str(tensor.device)` of its tensors, e.g. "cpu" or "cuda:0"; "-" if PyTorch runs the graph.
-        forward_nodes: number of ONNX nodes of the forward graph, e.g. 12; number of calls if PyTorch runs the graph.
+        mode: "training" if the graph has a backward graph in ONNX Runtime, else "inference". Also "training" if PyTorch
+            runs a graph only in certain calls, and the record is about these, e.g. "graph 0, second derivative".
+        device: device of the graph's tensors, e.g. "cpu" or "cuda:0"; "-" if PyTorch runs the graph.
+        forward_nodes: number of ONNX nodes of the forward graph, e.g. 12. If PyTorch runs the graph or code, its number
+            of operators.
         backward_nodes: number of ONNX nodes of the backward graph, e.g. 21; 0 in inference and in PyTorch.
         first_call_seconds: time from the start of compilation to the first result, in seconds, e.g. 0.25.
         fallback_reason: why PyTorch runs the graph or some of its operators, e.g. "aten.foo has no lowering to ONNX";
@@ -74,20 +75,20 @@ class GraphRecord:
 
     @property
     def fallback(self) -> str | None:
-        """A message, e.g. "graph 0 runs in PyTorch: <reason>", or None if ONNX Runtime runs the whole graph."""
+        """The fallback message, e.g. "graph 0 runs in PyTorch: <reason>"; None if ONNX Runtime runs the whole graph."""
         if self.fallback_reason is None:
             return None
         return f"{self.name} runs in PyTorch{' in part' if self.in_pytorch else ''}: {self.fallback_reason}"
 
 
 class Report:
-    """The graphs of one ORTModule, in the order in which they were captured.
+    """Records of the graphs of one ORTModule, in the order of their first calls.
 
     Iterating yields :class:`GraphRecord` objects; `print(report)` prints a table.
 
     Attributes:
-        calls_in_pytorch: number of calls that PyTorch ran, at least in part, because a new capture did not pay off
-            yet; see `capture_all` of :class:`DebugOptions`.
+        calls_in_pytorch: number of calls that PyTorch ran, at least in part, because a new capture would not have
+            paid off yet; see `capture_all` of :class:`DebugOptions`.
 
     Example:
         >>> report = Report()
@@ -118,7 +119,7 @@ class Report:
 
     @property
     def graphs(self) -> tuple[GraphRecord, ...]:
-        """The records of all graphs, in order of capture."""
+        """The records of all graphs, in the order of their first calls."""
         return tuple(self._records)
 
     @property

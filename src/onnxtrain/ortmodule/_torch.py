@@ -1,8 +1,8 @@
 """Imports all private parts of PyTorch that ORTModule uses.
 
 If the installed PyTorch lacks one of them, importing this module raises ImportError with its name. Parts that are
-missing from a supported version, e.g. :data:`set_isolated_recompiles`, are optional: the code that uses them has an
-alternative.
+missing from a supported version, e.g. :data:`set_isolated_recompiles`, are optional: the code that uses them also
+works without them.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ except (AttributeError, ImportError) as error:
 
 
 def set_saved_tensors_hooks_error(message: str | None) -> None:
-    """Makes registering saved-tensor hooks raise an error with this message; None allows hooks."""
+    """Disallows saved-tensor hooks: registering one raises an error with `message`. None allows them again."""
     if message is None:
         _enable_saved_tensors_hooks()
     else:
@@ -162,7 +162,7 @@ def set_saved_tensors_hooks_error(message: str | None) -> None:
 
 DYNAMIC_AXES = "_dynamo_propagated_dynamic_indices"
 """Attribute of a tensor: the axes, e.g. {0}, whose sizes Dynamo captures as symbols if possible, as with
-`torch._dynamo.maybe_mark_dynamic`. No guard depends on the attribute. A PyTorch version without it captures fixed
+`torch._dynamo.maybe_mark_dynamic`. No guard depends on the attribute. PyTorch versions that lack it capture fixed
 sizes."""
 
 MARKED_AXES = (
@@ -179,11 +179,11 @@ isolates_recompiles = "isolate_recompiles" in inspect.signature(eval_frame._opti
 set_isolated_recompiles: Callable[[int], int] | None = getattr(
     c_eval_frame, "set_eval_frame_isolate_recompiles_id", None
 )
-"""Sets the id of the compiled function for the following calls; returns the previous id. None before 2.13."""
+"""Sets the id of the compiled function that later calls belong to; returns the previous id. None before 2.13."""
 
 
 def _bounds_pass_gradients() -> bool:
-    """True if the gradient of `torch.clamp` is not zero at its bounds in the installed PyTorch."""
+    """True if the installed PyTorch's `torch.clamp` propagates the gradient of elements on a bound."""
     # This module may be imported under `no_grad` or `inference_mode`.
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, requires_grad=True)
@@ -199,7 +199,7 @@ def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:
 
     Args:
         backend: called with each captured graph.
-        recompile_limit: number of graphs per function, e.g. 256, after which Dynamo runs the function in PyTorch.
+        recompile_limit: maximum number of graphs per function, e.g. 256. A function that needs more runs in PyTorch.
             Ignored before PyTorch 2.13.
     """
     if isolates_recompiles:
@@ -209,7 +209,7 @@ def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:
 
 
 def pop_function_modes() -> list[Any]:
-    """Leaves all `__torch_function__` modes, e.g. that of `torch.set_default_device`; returns them, outermost first."""
+    """Exits all `__torch_function__` modes, e.g. from `torch.set_default_device`; returns them, outermost first."""
     count = torch._C._len_torch_function_stack()
     return [torch._C._pop_torch_function_stack() for _ in range(count)][::-1]
 
@@ -230,7 +230,7 @@ def current_trace() -> Any:
 
 
 def is_of_module(placeholder: fx.Node) -> bool:
-    """True if an input of a captured graph is a parameter or a buffer."""
+    """True if an input of a captured graph is a parameter or buffer of a module."""
     source: Any = getattr(placeholder, "_dynamo_source", None)
     if source is None:
         return False

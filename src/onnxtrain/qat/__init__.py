@@ -1,7 +1,7 @@
 """Trains the integer weights of a quantized model (quantization-aware training, QAT).
 
-`prepare` replaces the integers with quantized float32 masters, training updates the masters with straight-through
-gradients, and `convert` rounds them back to integers.
+`prepare` replaces the integers with float32 master weights that the graph quantizes, training updates the master
+weights with straight-through gradients, and `convert` rounds them back to integers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rounds the float32 masters of a trained model to integers."""
+"""Rounds the float32 master weights of a trained model to integers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
     """Rounds the trained weights of an exported model back to integers, after quantization-aware training.
 
-    The model was prepared by :func:`prepare`, trained and exported. Its masters, the float32 weights, are rounded as in
-    the training graph, so the integers are those used in training. Biases are rounded to int32 with the scale of the
-    products to which they are added. ONNX Runtime then computes the layers in integers, as in the original model. The
-    output of a layer differs from its output in training by at most one quantization step, and only for values close to
-    a rounding boundary.
+    The model was prepared by :func:`prepare`, trained and exported. Its float32 master weights are rounded as in the
+    training graph, so the integers are the same as in training. Biases are rounded to int32, with the scale of the
+    integer products that they are added to. ONNX Runtime then computes the layers in integers, as in the original
+    model. The output of a layer differs from its output in training by at most one quantization step, and only for
+    values close to a rounding boundary.
 
     Args:
         model: the exported model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
@@ -42,7 +42,7 @@ def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
         The model with integer weights: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
 
     Raises:
-        GraphBuildError: the model has no masters.
+        GraphBuildError: the model has no master weights, or the scale of one is not constant.
         ModelError: the model cannot be loaded.
     """
     converted = canonicalize(load_model(model))
@@ -72,7 +72,7 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 def _compute_scales(graph: ir.Graph) -> None:
-    """Replaces Exp of each trained logarithm with the scale that it computes."""
+    """Replaces each Exp node that computes a trained scale with the scale as an initializer."""
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Exp" else None
         if source is None or not _is_constant(source) or LOGARITHM not in str(source.name):
@@ -82,7 +82,7 @@ def _compute_scales(graph: ir.Graph) -> None:
 
 
 def _round(graph: ir.Graph, node: ir.Node) -> None:
-    """Replaces the QuantizeLinear of a master with the integers that it computes."""
+    """Replaces the QuantizeLinear node of a master weight with an initializer: the integers that the node computes."""
     master, scale = node.inputs[0], node.inputs[1]
     assert master is not None
     if not _is_constant(scale):
@@ -108,7 +108,7 @@ def _round(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _round_bias(model: ir.Model, layer: ir.Node) -> None:
-    """Rounds the float bias of a layer between DequantizeLinear nodes to int32."""
+    """Rounds the float bias of a layer to int32 if DequantizeLinear nodes compute the layer's other inputs."""
     bias = layer.inputs[2] if len(layer.inputs) > 2 else None
     steps = [_scale_of(value) for value in layer.inputs[:2]]
     if bias is None or not _is_constant(bias) or bias.dtype != ir.DataType.FLOAT:
@@ -132,7 +132,7 @@ def _round_bias(model: ir.Model, layer: ir.Node) -> None:
 
 
 def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
-    """Replaces the nodes that :func:`prepare` added to round a bias with int32 integers."""
+    """Replaces a bias that is rounded in the graph, by nodes that :func:`prepare` added, with an int32 initializer."""
     bias = integer_bias(layer)
     chain = [] if bias is None else _rounding(bias.value)
     if bias is None or not chain:
@@ -145,7 +145,7 @@ def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
 
 
 def _rounding(value: ir.Value | None) -> list[ir.Node]:
-    """Returns the nodes that round a float32 master copy to int32 (Cast, Round, Clip, Div), last first; else []."""
+    """Returns the nodes that round a float32 bias to int32: Cast, Round, Clip, Div, last first; [] if none do."""
     chain: list[ir.Node] = []
     for op_type in ("Cast", "Round", "Clip", "Div"):
         node = value.producer() if value is not None else None
@@ -157,7 +157,7 @@ def _rounding(value: ir.Value | None) -> list[ir.Node]:
 
 
 def _scale_of(value: ir.Value | None) -> Array | None:
-    """Returns the scale of the DequantizeLinear that computes a value; None without a constant scale."""
+    """Returns the constant scale of the DequantizeLinear node that computes a value, or None if there is none."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "DequantizeLinear" or node.attributes.get_int("block_size", 0) != 0:
         return None
@@ -173,5 +173,5 @@ def _replace(graph: ir.Graph, node: ir.Node, name: str, array: Array) -> None:
 
 
 def _add(op: Emitter, name: str, array: Array) -> ir.Value:
-    """Adds an initializer; a number is appended to the name if it is in use."""
+    """Adds an initializer, with a number appended to its name if the name is in use."""
     return add_initializer(op.graph, ir.tensor(array, name=op.unique_name(name)))

@@ -1,4 +1,4 @@
-"""Replaces the integer weights of a quantized model with quantized float32 masters."""
+"""Replaces the integer weights of a quantized model with float32 master weights that the graph quantizes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
     Each int8 or uint8 weight becomes `QuantizeLinear(master)`, where the master is a float32 initializer with the
     dequantized values, e.g. `fc.weight` for `fc.weight_quantized`. The results of the model don't change. An int32 bias
     becomes float32; for QLinearConv and QGemm, which take integer biases, the graph rounds it. Train the result with
-    `straight_through=True`: gradients then pass through the rounding, and are zero for values outside the range of the
-    integers.
+    `straight_through=True`: gradients then pass through the rounding, and are zero for values outside the integer
+    range.
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`, quantized to int8 by onnxruntime: with
@@ -91,7 +91,7 @@ def prepare(model: ModelSource, train_scales: bool = False) -> onnx.ModelProto |
 
 
 def _replace_with_master(op: Emitter, weight: IntegerWeight) -> None:
-    """Replaces integers with QuantizeLinear of a float32 master."""
+    """Replaces an integer weight with QuantizeLinear of a float32 master, or an int32 bias with the master itself."""
     # Listed first, because uses change while inputs are replaced. A weight that two layers read has one master.
     readers = [(use.node, use.idx) for use in weight.value.uses()]
     array = weight.real()
@@ -124,7 +124,7 @@ def _replace_with_master(op: Emitter, weight: IntegerWeight) -> None:
 
 
 def _round_master_of_bias(op: Emitter, bias: IntegerBias) -> None:
-    """Replaces the int32 bias of an integer product with a float32 master and nodes that round it."""
+    """Replaces the int32 bias of QLinearConv or QGemm with a float32 master and nodes that round it."""
     integers = bias.value
     name = _END.sub("", str(integers.name))
     name = name if name != integers.name else f"{name}.master"
@@ -154,7 +154,7 @@ def _zero(op: Emitter, weight: IntegerWeight) -> ir.Value:
 
 
 def _replace_scales(op: Emitter, values: list[ir.Value]) -> None:
-    """Replaces each scale with Exp of a trainable logarithm."""
+    """Replaces each scale above 0 with Exp of a trainable logarithm."""
     for scale in values:
         array = constant(scale).astype(np.float32)
         # A scale of zero, for a weight of zeros, has no logarithm.

@@ -1,4 +1,4 @@
-"""Reports graphs at their first call and derivatives that PyTorch computes, and warns about fallbacks to PyTorch."""
+"""Adds each graph to the report at its first call, and warns of fallbacks to PyTorch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from onnxtrain.ortmodule._torch import CompileContext
 
 
 class Derivatives:
-    """Warns of derivatives of a graph that PyTorch computes, once per kind, and reports them.
+    """Warns of computations that PyTorch runs for a graph, e.g. second derivatives, and reports them, once per kind.
 
     Args:
         name: the name of the graph, e.g. "graph 0".
-        plain: the graph, whose operators are counted for the report.
+        plain: the graph. The report has its number of operators.
         report: receives one record per kind.
-        policy: tells whether PyTorch may compute derivatives.
+        policy: whether the graph may fall back to PyTorch.
     """
 
     def __init__(self, name: str, plain: fx.GraphModule, report: Report, policy: FallbackPolicy) -> None:
@@ -36,11 +36,11 @@ class Derivatives:
         self._said: set[str] = set()
 
     def announce(self, kind: str, error: ORTModuleFallbackException) -> None:
-        """Warns of one kind of derivative that PyTorch is about to compute.
+        """Warns that PyTorch is about to run a computation, unless it has warned of this kind before.
 
         Args:
-            kind: the kind, e.g. "second derivative".
-            error: why ONNX Runtime doesn't compute it.
+            kind: the kind of computation, e.g. "second derivative" or "overlapping inputs".
+            error: why ONNX Runtime doesn't run it.
 
         Raises:
             ORTModuleFallbackException: `error`, if the policy forbids the fallback.
@@ -62,7 +62,7 @@ def _warn_of_pytorch(record: GraphRecord) -> None:
 
 
 _MANY_CAPTURES = 64
-"""Number of captures of one function after which a warning is logged. Dynamo gives up after 256."""
+"""Number of captures of one function after which a warning is issued. Dynamo gives up after 256."""
 
 
 def warn_of_many_captures(captures: Counter[Any]) -> None:
@@ -84,7 +84,7 @@ def warn_of_many_captures(captures: Counter[Any]) -> None:
 
 
 class FirstCall:
-    """Runs a graph; after its first call, adds it to the report with the time from compilation to first result.
+    """Runs a graph. The first call also adds the graph to the report, and warns if PyTorch runs the graph.
 
     Args:
         run: runs the graph.

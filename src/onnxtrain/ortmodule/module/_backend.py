@@ -52,7 +52,7 @@ def compile_backend(
 
 @functools.lru_cache(maxsize=64)
 def _backend(report: Report | None = None, **options: Any) -> Backend:
-    """Returns the backend for all graphs with the same options."""
+    """Returns the backend for the given options; equal options share one backend."""
     # Cached, because a backend numbers its graphs.
     if not isinstance(report, Report | None):
         raise TypeError(

@@ -21,7 +21,9 @@ function can be freed."""
 
 
 def class_for(cls: type, wrapped: type) -> type:
-    """Returns a subclass of `cls` with the special methods that the class `wrapped` adds to `torch.nn.Module`; cached.
+    """Returns a subclass of `cls` with the special methods of `wrapped`, e.g. `__len__`; the result is cached.
+
+    Other missing attributes of the subclass are looked up on `wrapped`.
 
     Args:
         cls: ORTModule, or a subclass of it.
@@ -50,7 +52,7 @@ def class_for(cls: type, wrapped: type) -> type:
 
 
 class _Forwarding(type):
-    """Metaclass that looks up class attributes on the wrapped class: transformers calls `type(self).method(self)`."""
+    """Metaclass that looks up missing class attributes on the wrapped class, e.g. for `type(self).method(self)`."""
 
     def __getattr__(cls, name: str) -> Any:
         if name == _WRAPPED_CLASS or _is_special(name):

@@ -31,8 +31,8 @@ class CompiledGraph:
         signature: describes the inputs and outputs.
         plain: the graph in PyTorch, with its assertions. It runs after an error, and if `body` is not valid for the
             inputs of a call.
-        checks: the checks of the graph's assertions. Their conditions are outputs of `body`, the last ones before the
-            bases of views, and are not returned.
+        checks: the checks of the graph's assertions. Their conditions are the last outputs of `body` before the bases
+            of views, and are not returned to the caller.
         announce: warns of computations that PyTorch is about to run.
     """
 
@@ -134,11 +134,11 @@ class CompiledGraph:
                 foreach_copy(targets, sources)
 
     def _with_views(self, views: Views, outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-        """Creates the output views; returns the outputs for the caller.
+        """Creates the outputs that are views; returns all outputs of the captured graph.
 
         Args:
             views: the views.
-            outputs: the outputs of the graph without its views.
+            outputs: the outputs of the graph after `split_views`.
             args: the inputs of the graph.
         """
         filled = list(outputs[: self._returned])
@@ -150,7 +150,7 @@ class CompiledGraph:
 
 
 def _random_states(device: torch.device) -> list[tuple[Callable[[torch.Tensor], None], torch.Tensor]]:
-    """Returns the states of the default generators of the CPU and a device, each with the function that restores it."""
+    """Returns (restore function, random state) for the CPU and, if `device` is a GPU, for the device."""
     states: list[tuple[Callable[[torch.Tensor], None], torch.Tensor]]
     states = [(torch.set_rng_state, torch.get_rng_state())]
     if device.type == "cuda":

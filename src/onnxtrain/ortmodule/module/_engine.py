@@ -1,4 +1,4 @@
-"""Compiles each graph that Dynamo captures for ONNX Runtime: describes it, lowers it and creates its sessions.
+"""Compiles captured graphs for ONNX Runtime: describes them, lowers them and creates their sessions.
 
 :meth:`_GraphCompiler.backend` is the backend that Dynamo calls with a graph. It uses the packages `capture`, `lowering`
 and `sessions`, in this order.
@@ -88,7 +88,7 @@ def compile_module(
         options: what to log and save, and which graphs may fall back to PyTorch.
         report: receives a record of each captured graph.
         graphs: receives each graph that ONNX Runtime runs, for `export_training_graph`.
-        break_even: tells whether another capture pays.
+        break_even: estimates whether another capture pays off.
     """
     return capture(module, onnxruntime_backend(options, report, graphs, break_even), break_even)
 
@@ -101,14 +101,15 @@ def onnxruntime_backend(
     *,
     fallback: bool = True,
 ) -> Backend:
-    """Returns a backend for `torch.compile`.
+    """Returns a backend for `torch.compile` that runs graphs in ONNX Runtime.
 
     Args:
         options: what to log and save, and which graphs may fall back to PyTorch.
         report: receives a record of each captured graph.
         graphs: receives each graph that ONNX Runtime runs, for `export_training_graph`.
-        break_even: tells whether another compilation pays. By default each batch size is compiled in its first call.
-        fallback: False forbids fallbacks, regardless of `options`.
+        break_even: estimates whether another compilation pays off. By default, graphs are compiled for a new batch size
+            immediately.
+        fallback: False to forbid fallbacks to PyTorch, regardless of `options`.
     """
     options = options or DebugOptions()
     policy = options.fallback_policy if fallback else FallbackPolicy.DISABLE
@@ -123,10 +124,10 @@ class _Captured:
 
     Attributes:
         graph_module: the graph, with the conditions of its assertions as last outputs.
-        plain: the graph in PyTorch, with its assertions.
-        unchecked: a copy of `graph_module` in PyTorch; `plain` if the graph has no assertions.
+        plain: a copy of the graph for PyTorch, with its assertions.
+        unchecked: a copy of `graph_module` for PyTorch; `plain` if the graph has no assertions.
         checks: the checks of the assertions.
-        break_reason: where and why the graph break after the graph occurred, or None if there is none.
+        break_reason: where and why a graph break ended the graph, or None if none did.
         announce: warns of computations that PyTorch is about to run, once for all batch sizes.
     """
 
@@ -139,7 +140,7 @@ class _Captured:
 
     @functools.cached_property
     def described(self) -> tuple[GraphSignature, GradientFlow, fx.GraphModule]:
-        """The signature of the graph, its gradient flow, and the graph for a replay in PyTorch.
+        """The signature of the graph, its gradient flow, and a copy of the graph for derivatives in PyTorch.
 
         Raises:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph.
@@ -165,7 +166,7 @@ class _GraphCompiler:
         report: receives a record of each captured graph.
         graphs: receives each graph that ONNX Runtime runs, for `export_training_graph`.
         policy: which graphs may fall back to PyTorch.
-        break_even: tells whether another compilation pays; receives the cost of each compiled graph.
+        break_even: estimates whether another compilation pays off; receives the cost of each compiled graph.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class _GraphCompiler:
         """Compiles a graph; Dynamo calls this method with each graph that it captures.
 
         Args:
-            graph_module: the graph; it is changed.
+            graph_module: the graph; changed in place.
             example_inputs: the inputs of the captured call.
 
         Returns:
@@ -232,9 +233,9 @@ class _GraphCompiler:
         """Returns a callable that runs a graph without custom functions in ONNX Runtime, or in PyTorch as a fallback.
 
         Args:
-            graph_module: the graph; it is changed.
-            plain: the graph in PyTorch; a copy of `graph_module` by default.
-            symbols: the symbols of the batch size, if the graph may be compiled separately for each size.
+            graph_module: the graph; changed in place.
+            plain: a copy of the graph for PyTorch; by default a copy of `graph_module`.
+            symbols: the symbols of the batch size; empty if the graph has none, or has others, too.
 
         Raises:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
@@ -278,7 +279,7 @@ class _GraphCompiler:
         )
 
     def _next_name(self) -> str:
-        """Returns a name for a graph, e.g. "graph 0": an unused one or a new one."""
+        """Returns the name of the next graph, e.g. "graph 0". A graph that is captured again keeps its name."""
         return self._free_names.pop() if self._free_names else f"graph {next(self._numbers)}"
 
     def _compiled(
@@ -366,7 +367,7 @@ class _GraphCompiler:
 
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
-    """Turns errors raised while describing or tracing a graph into the reason for a fallback to PyTorch.
+    """Turns errors in describing or tracing a graph into an exception that allows the fallback to PyTorch.
 
     Raises:
         ORTModuleTorchModelException: an exception was raised in the context. RefusedByPyTorch is passed on unchanged.

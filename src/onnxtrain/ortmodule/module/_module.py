@@ -47,7 +47,7 @@ class ORTModule(torch.nn.Module):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ORTModuleTorchModelException: this kind of module cannot be captured.
+        ORTModuleTorchModelException: the module cannot be captured, e.g. because it is TorchScript.
         ORTModuleInitException: the installed onnxruntime is older than 1.30.
 
     Example:
@@ -101,10 +101,11 @@ class ORTModule(torch.nn.Module):
         inference has one file, `graph_<n>_inference.onnx`. If PyTorch runs some of a graph's operators, each part in
         ONNX Runtime has its own files, e.g. `graph_<n>_part_<k>_forward.onnx`.
 
-        The files contain the models of the sessions, including fused and float64 computations, and run in any stock
-        ONNX Runtime. The inputs of forward are parameters, buffers, arguments and random numbers; its outputs are the
-        graph's outputs, then the residuals. The inputs of backward are the inputs and outputs of forward that it needs,
-        under the same names, then the cotangents, `<output>_ct`; its outputs are the gradients, `<input>_grad`.
+        The files contain the models as the sessions run them, after fusion and other rewrites, and run in any stock
+        ONNX Runtime. The inputs of a forward model are parameters, buffers, arguments and random numbers; its outputs
+        are the graph's outputs, then the residuals. The inputs of a backward model are those inputs and outputs of the
+        forward model that it reads, under the same names, then the cotangents, `<output>_ct`; its outputs are the
+        gradients, `<input>_grad`.
 
         Args:
             path: a folder, which is created if it does not exist.
@@ -234,7 +235,9 @@ ORTModule._ort_own = frozenset(vars(ORTModule)) - _NOT_OWN
 
 
 def _bound_method(self: ORTModule, wrapped: Wrapped, name: str, method: MethodType) -> Any:
-    """Returns the method of an ORTModule for a method of the wrapped module.
+    """Returns a method of the wrapped module in the form in which the ORTModule exposes it.
+
+    Methods of the user's class are bound to the ORTModule; methods that return `self` return the ORTModule.
 
     Args:
         self: the ORTModule.
@@ -270,7 +273,7 @@ def _blank(cls: type[ORTModule]) -> ORTModule:
 
 
 def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None:
-    """Makes an ORTModule wrap a module; changes the class of the ORTModule, see `class_for`.
+    """Makes an ORTModule wrap a module, and gives it the class that `class_for` returns.
 
     Args:
         self: the ORTModule.
@@ -295,14 +298,14 @@ def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None
 
 
 def _unwrap(module: object) -> torch.nn.Module:
-    """Returns the module to wrap.
+    """Returns the module to wrap: the argument or, if it is an ORTModule, the module inside it.
 
     Args:
-        module: the argument of the user, e.g. a module or an ORTModule.
+        module: the argument that the user passed, of any type.
 
     Raises:
-        TypeError: it is not a module.
-        ORTModuleTorchModelException: it is a module of a kind that cannot be wrapped.
+        TypeError: the argument is not a module.
+        ORTModuleTorchModelException: this kind of module cannot be wrapped, e.g. TorchScript.
     """
     # `isinstance` would read `__class__`, which is forwarded to the wrapped module.
     if type(module).__mro__.count(ORTModule):

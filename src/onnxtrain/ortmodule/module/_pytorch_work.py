@@ -1,7 +1,7 @@
 """Detects operators that run in PyTorch, outside all captured graphs, during a call of the model.
 
-There are many reasons for which Dynamo runs a function in PyTorch without telling its backend: a graph break inside a
-loop, a function disabled for Dynamo, a `torch.func` transform, a limit. So a dispatch mode observes all operators. It
+Dynamo may run a function in PyTorch without calling its backend, for many reasons: a graph break inside a loop, a
+function disabled for Dynamo, a `torch.func` transform, a recompile limit. So a dispatch mode observes all operators. It
 is active in every call, because uncaptured code may run for the first time long after the first call.
 """
 
@@ -74,14 +74,14 @@ def watched(
         call: the compiled module.
         plain: the module itself. It is called instead under `torch.jit.trace`, `torch.export` etc.
         report: receives one record per source location.
-        policy: if it forbids PyTorch, a call raises ORTModuleTorchModelException after it has run such operators.
-        break_even: tells whether PyTorch runs a call because a capture does not pay yet; such calls are not reported.
+        policy: if it forbids this fallback, a call that has run such operators raises ORTModuleTorchModelException.
+        break_even: marks calls that PyTorch runs because a capture would not pay off yet; these are not reported.
     """
     return _Watched(call, plain, _Watch(report, policy, break_even)).run
 
 
 def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
-    """Returns `compute(*args)`, called without the watch, for operators that ORTModule itself calls."""
+    """Calls `compute(*args)` without the watch, for operators that ORTModule itself runs; returns the result."""
     # The watch calls a Python function per operator, which takes longer than most operators.
     count = _torch.count_dispatch_modes()
     watch = _torch.dispatch_mode_at(count - 1) if count else None
@@ -119,7 +119,7 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 class _Watched:
-    """Calls a compiled module with the watch active.
+    """Calls a compiled module while a `_Watch` records the operators that run in PyTorch.
 
     Args:
         call: the compiled module.
@@ -177,7 +177,7 @@ class _Watched:
         return result
 
     def _capture_again(self, error: Exception) -> None:
-        """Makes Dynamo capture the functions that an exception has passed through again."""
+        """Lets Dynamo capture functions again after an exception has passed through them."""
         # Dynamo (PyTorch 2.13) doesn't capture a call that raises, and runs that function in PyTorch from then on: one
         # batch of a wrong shape would move it out of ONNX Runtime. But if every call raises, e.g. in a hook that stops
         # the model early, all captures would be in vain. After `_MAX_RETRIES` captures, there are none until a call
@@ -214,11 +214,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         report: receives one record per place.
-        policy: tells whether operators may run in PyTorch.
-        break_even: tells whether PyTorch runs a call because a capture does not pay yet.
+        policy: whether operators may run in PyTorch.
+        break_even: marks calls that PyTorch runs because a capture would not pay off yet.
 
     Attributes:
-        found: (place, operator) pairs since the last call of `publish`, in order of execution, e.g.
+        found: (place, operator) pairs recorded since the last call of `publish`, in order of execution, e.g.
             {("Net.forward (net.py:12)", "aten.sin"): None}.
     """
 
@@ -292,7 +292,7 @@ def _reason() -> str:
 
 
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:
-    """True if an operator computes with a tensor, unlike views, copies and reads of a number."""
+    """True if an operator computes with a tensor; False for views, copies, new tensors and `item()`."""
     # The operators in its subgraphs are watched.
     if isinstance(func, HigherOrderOperator):
         return False
@@ -309,7 +309,7 @@ def _source_location(frame: FrameType | None) -> str | None:
     """Returns the place that calls an operator: the user's function or, if there is none, PyTorch's layer.
 
     Args:
-        frame: the frame of the call.
+        frame: the innermost stack frame at the call of the operator.
 
     Returns:
         The place, e.g. "Net.forward (net.py:12)". None if the operator is called by ORTModule itself, by Dynamo during

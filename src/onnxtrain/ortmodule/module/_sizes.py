@@ -1,4 +1,4 @@
-"""Runs a graph with a symbolic batch size: it is compiled for each of the first sizes, later once for all sizes."""
+"""Runs a graph with a symbolic batch size: compiled for each of the first sizes, then once for all sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Size = tuple[int, ...]
 
 
 class BySize:
-    """Runs a captured graph. For a new batch size, the graph is compiled, but not captured, again.
+    """Runs a captured graph. For a new batch size, the graph is compiled again, but not captured again.
 
     A graph for one size compiles and runs faster than a graph for all sizes, because ONNX Runtime and the passes know
     its shapes.
@@ -38,7 +38,7 @@ class BySize:
     Args:
         compiled: the graph, compiled for the batch size of the captured call.
         plain: runs the graph in PyTorch.
-        break_even: tells how many calls with other batch sizes PyTorch runs before another compilation pays.
+        break_even: estimates how many calls with other batch sizes PyTorch runs before another compilation pays off.
         size: the batch size of the captured call, e.g. (32,).
         batch: locates the batch size in the arguments of a call.
         compile_for: compiles the graph for the batch size of the given arguments.
@@ -109,7 +109,7 @@ class BySize:
 def as_in_a_capture() -> Iterator[None]:
     """Suspends the caller's modes, hooks and transforms within the context, as Dynamo does when it calls a backend.
 
-    Also applies the patches of Dynamo that tracing needs.
+    Also applies the patches to Dynamo that tracing needs.
     """
     modes = _torch.pop_function_modes()
     try:

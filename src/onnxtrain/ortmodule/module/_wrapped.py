@@ -1,4 +1,4 @@
-"""Holds the state of an ORTModule: the wrapped module, its options and report, and its compiled calls."""
+"""Defines the state of an ORTModule: the wrapped module, its options and report, and its compiled calls."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from onnxtrain.ortmodule.sessions._export import CompiledGraphs
 
 
 class Wrapped:
-    """A module with its options and report. It is compiled lazily, in its first call.
+    """The state of an ORTModule. The wrapped module is compiled lazily, in its first call.
 
     Attributes:
         module: the user's module.
         options: what to log and save, and which graphs may fall back to PyTorch.
         report: a record of each captured graph, filled by the engine.
         graphs: the graphs that ONNX Runtime runs, filled by the engine.
-        call: equivalent to `module(*args, **kwargs)`, but compiled.
-        binds_methods: True if methods of the user's class get the ORTModule as `self`.
+        call: calls the compiled module; equivalent to `module(*args, **kwargs)`.
+        binds_methods: True if `self` is the ORTModule in methods of the module's class.
     """
 
     def __init__(self, module: torch.nn.Module, options: DebugOptions, binds_methods: bool) -> None:

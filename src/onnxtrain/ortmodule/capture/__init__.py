@@ -1,1 +1,1 @@
-"""Captures a PyTorch function with Dynamo; describes the graph's aliases, in-place writes, gradients and layouts."""
+"""Captures PyTorch functions with Dynamo, and describes aliases, writes, gradients and layouts in their graphs."""

@@ -1,4 +1,4 @@
-"""Decides how many calls PyTorch runs before a capture pays, e.g. of the evaluation mode or of a smaller last batch."""
+"""Decides how many calls run in PyTorch before another capture pays off, e.g. a capture of the evaluation mode."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _CAPTURE_SECONDS = 0.2
 _CAPTURE_SECONDS_PER_NODE = 4e-3
 _CALL_SECONDS_PER_NODE = 15e-6
 _FLOPS_PER_SECOND = 2e10
-"""Operations of forward per second of forward and backward together."""
+"""Floating-point operations of the forward pass, per second of the forward and backward pass together."""
 
 _SAVED = 0.5
 """The share of PyTorch's time that ONNX Runtime saves."""
 
 
 class BreakEven:
-    """Estimates whether a call of one ORTModule is worth another capture.
+    """Estimates whether another capture of an ORTModule pays off.
 
     The first call is always captured. When a later call needs another capture, e.g. because the model is in evaluation
-    mode, PyTorch runs the call, until ONNX Runtime would have saved about the time of the capture in such calls.
+    mode, PyTorch runs such calls until ONNX Runtime would have saved about as much time as the capture takes.
 
     Args:
-        enabled: False captures every time.
+        enabled: False to capture in every call that needs it.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -51,7 +51,7 @@ class BreakEven:
 
     @property
     def calls(self) -> int:
-        """The number of calls that PyTorch runs before a capture pays, from 0 to `MAX_CALLS`."""
+        """The number of calls that PyTorch runs before another capture pays off, from 0 to `MAX_CALLS`."""
         # A checkpoint computes the same call twice and requires that both save the same tensors.
         if not self._enabled or not self._call or _torch.saved_tensors_hooks(True) is not None:
             return 0
@@ -59,7 +59,7 @@ class BreakEven:
 
     @property
     def in_pytorch(self) -> bool:
-        """True if PyTorch runs the thread's current call because a capture does not pay yet."""
+        """True if PyTorch runs this thread's current call, because another capture would not pay off yet."""
         return getattr(self._thread, "in_pytorch", False)
 
     @in_pytorch.setter
@@ -79,5 +79,5 @@ def _flops(node: fx.Node) -> int:
 
 
 def _sizes(tensor: torch.Tensor) -> list[int]:
-    """Returns the sizes of a tensor; 1 for a size that depends on data."""
+    """Returns the sizes of a tensor in the captured call; 1 for data-dependent sizes."""
     return [size if (size := hint_of(symbol)) is not None else 1 for symbol in tensor.shape]

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from onnxtrain.ortmodule import _torch
 
-# Functions that enter a mode and return what leaves it, with the functions that leave it.
+# Functions that enter a mode, and the functions that leave it, which take the result of the former.
 _LEAVE: dict[Any, Callable[[Any], object]] = {
     _torch.enter_autocast: _torch.exit_autocast,
     _torch.enter_inference_mode: _torch.exit_inference_mode,
@@ -31,9 +31,9 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 
 def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
-    """Returns a function that runs a graph in PyTorch. If the graph raises, all modes are as before the call.
+    """Returns a function that runs a graph in PyTorch, and restores all modes if the graph raises.
 
-    A captured graph enters and leaves `torch.no_grad`, `torch.autocast`, transforms etc. by calls of functions, without
+    A captured graph enters and leaves `torch.no_grad`, `torch.autocast`, transforms etc. by calling functions, not in
     `with` statements.
     """
     nodes = list(_nodes(graph_module))
@@ -62,10 +62,10 @@ def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def leaving_grad_mode(graph_module: fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls `run` and then leaves gradients on or off as the graph does.
+    """Wraps `run` to leave gradients enabled or disabled after a call, as the captured graph does.
 
-    A graph that switches gradients by `torch.set_grad_enabled` without switching them back changes the mode of the
-    caller, but what ONNX Runtime runs has no modes. Must be called in the mode in which the graph begins.
+    A graph that calls `torch.set_grad_enabled` and doesn't restore the mode changes the caller's mode, but `run` may
+    run it in ONNX Runtime, which has no modes. This function must be called in the mode in which the graph begins.
     """
     mode, inference = None, 0
     for node in graph_module.graph.nodes:

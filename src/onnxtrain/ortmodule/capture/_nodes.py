@@ -51,7 +51,7 @@ def has_symbolic_integer(graph_module: fx.GraphModule) -> bool:
 
 
 def is_symbolic(value: Any) -> bool:
-    """True if a value is a symbolic number, or a tensor with a symbolic size."""
+    """True if a value is a symbolic integer, or a tensor with a symbolic size."""
     return isinstance(value, torch.SymInt | torch.Tensor) and bool(free_symbols(value))
 
 
@@ -68,7 +68,7 @@ def has_float_input(value: Any) -> bool:
 
 
 def hint_of(size: int | torch.SymInt) -> int:
-    """Returns the value of a size in the captured call, without adding a guard."""
+    """Returns a size in the captured call, without adding a guard; None if the size is data-dependent."""
     number: int = size.node.hint if isinstance(size, torch.SymInt) else size
     return number
 
@@ -145,7 +145,7 @@ def saved_tensors_of(function: Any) -> Iterator[torch.Tensor]:
 
 
 def writes_in_place(node: fx.Node) -> bool:
-    """True if a node writes to its first argument in place, as `mul_`, `operator.setitem` and `out=` do."""
+    """True if a node writes in place: to its first argument, e.g. `mul_` or `operator.setitem`, or to `out=`."""
     if node.op == "call_function" and node.target in _IN_PLACE:
         return True
     if node.kwargs.get("inplace") is True or "out" in node.kwargs:

@@ -28,11 +28,11 @@ class GraphInput:
     """One input of a captured graph.
 
     Attributes:
-        name: the name in `state_dict` of a parameter or buffer, e.g. "0.weight"; the name of an argument, e.g. "x".
+        name: the `state_dict` key of a parameter or buffer, e.g. "0.weight", or the name of an argument, e.g. "x".
         requires_grad: True if it requires a gradient.
         written_with_grad: True if the graph's write gives the input a `grad_fn`, e.g. `x.mul_(weight)`. Meaningful only
             for inputs that the graph writes to.
-        counts_writes: True if the graph's writes increment its version counter. Writes through `.data` do not.
+        counts_writes: True if the graph's writes increment the input's version counter. Writes through `.data` do not.
         zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from the value
             written to this input. Inputs for which this follows from the graph itself are left out.
         saves: indices of the inputs that eager PyTorch saves for the gradient of the value written to this input, or

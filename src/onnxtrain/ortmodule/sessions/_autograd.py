@@ -28,7 +28,7 @@ _unwrap = _torch.unwrap_if_dead
 
 
 class _Call(NamedTuple):
-    """A call of a program, recorded in autograd's graph.
+    """A call of a program that autograd records.
 
     Attributes:
         program: the graph in ONNX Runtime.
@@ -52,7 +52,7 @@ class _CallState(NamedTuple):
         inputs: all inputs, from which PyTorch may recompute the outputs.
         versions: version counters of the inputs in `TrainingStep.reads`, e.g. [0, 3].
         results: per saved output of the program, its index, an alias of it and its version counter.
-        checked: per input in `TrainingStep.checked`, the input, its version counter and the indices of outputs.
+        checked: per input in `TrainingStep.checked`: the input, its version counter, and indices of outputs.
         residuals: residuals that are kept as OrtValues instead of saved tensors.
     """
 
@@ -103,7 +103,8 @@ def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool
     Args:
         tensors: the inputs.
         unreached: indices of the inputs to detach.
-        alone: True if no gradient reaches any input.
+        alone: True if no gradient reaches any input. The first input in `unreached` then requires a gradient again, so
+            that the outputs require one, too.
     """
     # `torch.func` transforms don't support `requires_grad_` below.
     if alone and _transforms_active():
@@ -139,7 +140,7 @@ def _refuse_inference_tensors(saved: Sequence[torch.Tensor]) -> None:
 
 
 class _Step(torch.autograd.Function):
-    """The autograd function of a program."""
+    """Autograd function that runs the forward and the backward session of a program."""
 
     @staticmethod
     def forward(
@@ -272,7 +273,7 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
 
 
 def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """Returns the gradients unchanged; suppresses tensor hooks for gradients that are None.
+    """Keeps tensor hooks from being called with None; returns the gradients unchanged.
 
     Args:
         ctx: the context of the backward call.
@@ -295,7 +296,7 @@ def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequ
 
 
 class _HookOfGradients:
-    """A tensor hook that ignores calls with None.
+    """Wraps a tensor hook, and skips it if the gradient is None.
 
     Args:
         hook: the hook that the user registered, e.g. `lambda gradient: gradient * 2`.
@@ -317,7 +318,7 @@ def _is_transformed(tensor: torch.Tensor) -> bool:
 
 
 def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
-    """Returns the cotangent of an output, or zeros if it received none.
+    """Returns the cotangent that an output received, or zeros if it received none.
 
     Args:
         received: the cotangent, or None.
@@ -332,14 +333,14 @@ def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
 def _check_versions(
     checked: Sequence[tuple[torch.Tensor, int, frozenset[int]]], received: Sequence[int]
 ) -> None:
-    """Raises if an input that eager PyTorch would save for backward of a used output was modified in place.
+    """Raises if the caller has modified an input that eager PyTorch would have saved for the requested gradients.
 
     Args:
         checked: see `_CallState.checked`.
         received: indices of the outputs that received a cotangent.
 
     Raises:
-        RuntimeError: eager PyTorch's error, which it raises in this case, too.
+        RuntimeError: such an input was modified in place; eager PyTorch raises the same error.
     """
     for tensor, version, outputs in checked:
         if tensor._version != version and not outputs.isdisjoint(received):
@@ -352,14 +353,14 @@ def _check_versions(
 
 
 def _unchanged_inputs(kept: _CallState, reads: Sequence[int]) -> Sequence[torch.Tensor]:
-    """Returns the inputs of a call, after a check that they have not been modified.
+    """Returns the inputs of a call, after checking that the inputs `reads` have not been modified.
 
     Args:
         kept: the state of the call.
         reads: see `TrainingStep.reads`.
 
     Raises:
-        RuntimeError: the caller has written to one of the inputs `reads`.
+        RuntimeError: the caller has modified one of the inputs `reads` in place.
     """
     inputs = kept.inputs
     for tensor, version in zip([inputs[i] for i in reads], kept.versions, strict=True):
@@ -394,7 +395,7 @@ def _differentiable(
         cotangents: the cotangents of these outputs; under `torch.vmap` they are batched.
 
     Returns:
-        Per input its gradient; None if it needs none or no gradient reaches it.
+        Per input, its gradient, or None if it needs none or no gradient reaches it.
     """
     by_output = dict(zip(received, cotangents, strict=True))
     if any(map(_is_transformed, cotangents)):

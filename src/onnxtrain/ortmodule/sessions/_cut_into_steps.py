@@ -1,7 +1,7 @@
 """Cuts a captured graph that ONNX Runtime cannot run as a whole into steps for ONNX Runtime and steps for PyTorch.
 
-Some operators are known to have no lowering. Others are found only when the gradient is built or a session is created:
-the error names a node, which is then assigned to PyTorch, and the graph is cut again.
+Operators without a lowering are known in advance. A missing gradient rule or kernel is found only when the gradient is
+built or a session is created: the error names a node, which is then assigned to PyTorch, and the graph is cut again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
 
 _MAX_CUTS = 8
-"""Maximum number of attempts to cut a graph. Each attempt lowers, differentiates and creates sessions, for seconds."""
+"""Maximum number of attempts to cut a graph. An attempt, i.e. lowering, gradients and sessions, takes seconds."""
 
 
 def compile_in_steps(
@@ -47,8 +47,8 @@ def compile_in_steps(
         severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
 
     Raises:
-        ORTModuleONNXModelException: `error`; no attempt succeeded, the errors name no further operator, nothing worth a
-            session is left for ONNX Runtime, or PyTorch cannot differentiate an operator assigned to it.
+        ORTModuleONNXModelException: `error`, if no attempt succeeds, the errors name no further operator, nothing worth
+            a session is left for ONNX Runtime, or PyTorch cannot differentiate an operator assigned to it.
     """
     with building():
         in_pytorch = _with_views(unsupported_nodes(graph_module))
@@ -75,7 +75,7 @@ def compile_in_steps(
 
 
 def _with_views(in_pytorch: dict[fx.Node, str]) -> dict[fx.Node, str]:
-    """Adds to `in_pytorch` the views on which an `as_strided` in it is based, with the same reason."""
+    """Returns `in_pytorch` plus the views that its `as_strided` nodes are based on, with the same reasons."""
     # A view computed by ONNX Runtime has separate memory, without the other elements that `as_strided` addresses.
     with_views = dict(in_pytorch)
     for node, reason in in_pytorch.items():
@@ -90,9 +90,9 @@ def _with_views(in_pytorch: dict[fx.Node, str]) -> dict[fx.Node, str]:
 
 
 def _nodes_named_in(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node, str]:
-    """Returns the ATen nodes that an error names, each with the first line of the message as the reason.
+    """Returns the ATen node that an error names, with the first line of the message as the reason.
 
-    If a kernel or gradient rule is missing, nodes with the same operator and dtypes are returned, too.
+    If a kernel or gradient rule is missing, all nodes with the same operator and dtypes are returned.
 
     The message contains the name of an ONNX node, e.g. "grad/convolution_1/Conv/ConvTranspose". The first component
     other than "grad" is the name of the ATen node.
@@ -127,7 +127,7 @@ def _compiled_steps(
 
     Args:
         graph_module: a functional ATen graph.
-        in_pytorch: the nodes that PyTorch must run, with the reasons. Nodes not worth a session are added.
+        in_pytorch: the nodes that PyTorch must run, with the reasons. Nodes that aren't worth a session are added.
         signature: see `compile_in_steps`.
         announce: see `compile_in_steps`.
         severity: see `compile_in_steps`.
@@ -180,7 +180,7 @@ def _part_signatures(
     value_numbers: Mapping[fx.Node, int],
     in_pytorch: dict[fx.Node, str],
 ) -> Callable[[Part], GraphSignature]:
-    """Returns a function that describes a part of a graph.
+    """Returns a function that returns the signature of a part of a graph.
 
     Args:
         graph_module: the whole graph.

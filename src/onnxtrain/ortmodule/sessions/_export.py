@@ -1,4 +1,4 @@
-"""Writes the graphs that ORTModule runs as ONNX files."""
+"""Writes the graphs of an ORTModule to ONNX files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _GraphBody(Protocol):
 
 
 def renamed(model: ir.Model, names: Sequence[str]) -> ir.Model:
-    """Renames, in place, the inputs `input<n>` of a lowered graph and the outputs `input<n>_grad`.
+    """Renames inputs `input<n>` and outputs `input<n>_grad` of a graph, in place; returns the graph.
 
     Args:
         model: the graph.

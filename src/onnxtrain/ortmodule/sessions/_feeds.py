@@ -41,7 +41,7 @@ class Feeds:
 
         Args:
             values: tensors, or OrtValues returned by another session.
-            trusted: True if a tensor at the address of an earlier one is known to have the same shape and dtype.
+            trusted: True if a tensor at the address of an earlier tensor is known to have the same shape and dtype.
         """
         # Cached runs had tensors only.
         if trusted and self._earlier:
@@ -140,7 +140,7 @@ class _DescribedInput:
 
 
 def _without_elements(tensor: torch.Tensor) -> Any:
-    """Returns an OrtValue for an empty tensor."""
+    """Returns an OrtValue with the shape and dtype of an empty tensor."""
     shape = tuple(tensor.shape)
     # numpy has no bfloat16.
     if tensor.dtype == torch.bfloat16:

@@ -1,4 +1,4 @@
-"""Replaces ops without a float64 kernel in ONNX Runtime's CPU provider, e.g. Erf, with formulas of other ops."""
+"""Replaces ops without a float64 kernel in ONNX Runtime's CPU provider, e.g. Erf, with formulas that use other ops."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def has_float64(model: ir.Model, op_types: Container[str] | None = None) -> bool
 
 
 def expand_float64(model: ir.Model) -> ir.Model:
-    """Replaces ops that have no float64 kernel with formulas.
+    """Replaces float64 ops that have no CPU kernel in ONNX Runtime with formulas that use other ops.
 
     Returns:
         A copy of the model, or the model itself if it has no such ops.

@@ -15,7 +15,7 @@ from onnxtrain.passes import is_training_batch_norm, remove_unread_initializers,
 
 
 class Halves:
-    """A joint graph, to be cut into halves.
+    """The forward and the backward half of a joint graph.
 
     Args:
         joint: the graph with its gradients. Copies of inputs may be added to it.
@@ -130,7 +130,8 @@ def _boundary(
         values: the gradients.
         forward: the forward nodes.
         inputs: the graph inputs, without cotangents.
-        writable: inputs that backward must not read. A node that reads one of them is not recomputed in backward.
+        writable: inputs that backward must not read, because the caller may write to them. Nodes that read one are not
+            recomputed in backward.
     """
     # A dict instead of a set, because the order of the residuals must be the same in each process.
     residuals: dict[ir.Value, None] = {}

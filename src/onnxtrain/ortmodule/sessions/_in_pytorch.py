@@ -133,7 +133,7 @@ def differentiable_nodes(
         in_pytorch: the nodes that PyTorch is to run.
 
     Raises:
-        ORTModuleTorchModelException: PyTorch cannot differentiate one of `in_pytorch`.
+        ORTModuleTorchModelException: PyTorch cannot differentiate a node in `in_pytorch`.
     """
     differentiable: set[fx.Node] = set()
     flags = iter(requires_grad)
@@ -157,7 +157,7 @@ def _is_differentiable(value: Any) -> bool:
 
 
 def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
-    """True if autograd records a node's operator when it is run on fake tensors.
+    """True if autograd records a node's operator when the operator runs on fake tensors.
 
     Args:
         node: the node.

@@ -46,7 +46,7 @@ class Steps:
         value_numbers: per node, the number of its value; see `Step`.
         steps: the parts, in order of execution.
         signature: describes inputs and outputs of the graph.
-        reasons: the nodes that PyTorch runs, with the reasons.
+        reasons: per node that PyTorch runs, the reason why.
 
     Attributes:
         inputs: indices of the arguments that are tensors, e.g. [0, 1].
@@ -101,7 +101,7 @@ class Steps:
             )
 
     def _result(self, number: int, differentiable: bool) -> int:
-        """Adds a value to the results.
+        """Adds a value to the results that :meth:`results` returns.
 
         Args:
             number: number of the value.
@@ -152,7 +152,7 @@ class Steps:
         return sum((step.onnx.ops() for step in self._steps if step.onnx is not None), Counter())
 
     def executed(self) -> Iterator[tuple[str, ir.Model]]:
-        """Yields pairs of a kind, e.g. "part_0_forward", and the model that ONNX Runtime runs."""
+        """Yields (kind, model) for each model that ONNX Runtime runs; a kind is e.g. "part_0_forward"."""
         for number, step in enumerate(self._steps):
             if step.onnx is not None:
                 for kind, model in step.onnx.executed():

@@ -50,7 +50,7 @@ class OnnxPart:
         plain: the captured graph in PyTorch, for derivatives that ONNX Runtime cannot compute.
         announce: warns that PyTorch, not ONNX Runtime, is about to run a computation.
         severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
-        run: runs `plain`; `plain.forward` by default.
+        run: runs `plain`; by default `restoring_modes(plain)`.
         args: example arguments of the captured graph. An `int` among them must have the same value in every call.
 
     Attributes:
@@ -121,7 +121,7 @@ class OnnxPart:
         return None if self._needs is None else self.program.training_step(self._needs)
 
     def results(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Runs the ONNX graph; returns its outputs, from which :func:`output_of` gets those of the captured graph.
+        """Runs the ONNX graph; returns its outputs, which :func:`output_of` maps to outputs of the captured graph.
 
         Args:
             args: the arguments of the captured graph.
@@ -196,7 +196,7 @@ class OnnxPart:
         return Counter(node.op_type for node in self._lowered.model.graph)
 
     def executed(self) -> Iterator[tuple[str, ir.Model]]:
-        """Yields pairs of a kind ("forward", "backward" or "inference") and the model that ONNX Runtime runs."""
+        """Yields (kind, model) for each model that ONNX Runtime runs: "forward" and "backward", or "inference"."""
         names = [value.name for value in self._signature.inputs]
         if self._lowered.model.graph.outputs:
             for kind, model in self.program.executed(self._needs).items():
@@ -254,8 +254,9 @@ def building() -> Iterator[None]:
     """Context manager that turns errors in lowering, differentiation or session creation into fallbacks to PyTorch.
 
     Raises:
-        ORTModuleONNXModelException: another exception was raised in the block; the message is the reason for the
-            fallback. An ORTModuleFallbackException is re-raised unchanged.
+        ORTModuleONNXModelException: any other exception was raised in the block; the message is the reason for the
+            fallback.
+        ORTModuleFallbackException: it was raised in the block; re-raised unchanged.
     """
     try:
         yield

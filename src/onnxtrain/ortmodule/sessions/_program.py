@@ -1,6 +1,6 @@
 """Creates ONNX Runtime sessions for a lowered graph: one for inference, or one each for forward and backward.
 
-Terms: `needs` tells per input whether it requires a gradient, e.g. (True, False). `received` are the indices of the
+Terms: `needs` states per input whether it requires a gradient, e.g. (True, False). `received` are the indices of the
 outputs that received a cotangent, e.g. (0, 2). Residuals are forward results that backward needs, i.e. saved tensors.
 """
 
@@ -38,7 +38,7 @@ from onnxtrain.passes import (
 
 @dataclass(frozen=True)
 class Backward:
-    """A backward session for one value of `received`.
+    """The backward session for one set of outputs that received a cotangent.
 
     Attributes:
         session: takes saved tensors, then cotangents; returns gradients.
@@ -57,10 +57,10 @@ class Backward:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A forward and a backward session for one value of `needs`.
+    """The forward and the backward session for one set of inputs that require a gradient.
 
     The saved values are inputs of the program, then outputs, then residuals that are not outputs. A place is an index
-    of a saved value.
+    into these values.
 
     Attributes:
         forward: returns the program's outputs, then residuals that are not outputs.
@@ -68,10 +68,10 @@ class TrainingStep:
         saved_inputs: indices of the inputs that are saved, e.g. (0, 2).
         saved: names of the saved values in the graph, e.g. ("input0", "input2", "val_0", "val_7").
         reads: indices of the inputs that the gradients depend on, directly or through residuals.
-        unreached: indices of the inputs that need a gradient but that no gradient reaches.
+        unreached: indices of the inputs that require a gradient but that no gradient reaches.
         unreached_alone: True if no gradient reaches any input.
         recorded: indices of the inputs that autograd records: the inputs that a gradient reaches or, if there are none,
-            one input that needs a gradient.
+            one input that requires a gradient.
         shared: pairs (place, index of the output) of the outputs that are saved, e.g. ((2, 0),).
         keeps_values: True if residuals are kept as OrtValues instead of saved tensors.
         unchecked: places of saved inputs whose version counters PyTorch must not check; see `checked`.
@@ -161,8 +161,8 @@ class Program:
         """Appends the gradients to a copy of the graph.
 
         Returns:
-            The copy; its new inputs, the cotangents of the outputs `received`; and per input that needs a gradient, the
-            gradient, or None if none reaches it.
+            The copy; its new inputs, i.e. the cotangents of the outputs `received`; and, per input that needs a
+            gradient, the gradient, or None if none reaches the input.
         """
         names = [str(value.name) for value in self.model.graph.inputs]
         index_of = {name: index for index, (name, need) in enumerate(zip(names, needs, strict=True)) if need}
@@ -195,7 +195,7 @@ class Program:
     def _halves(
         self, needs: tuple[bool, ...], received: tuple[int, ...], unsaved: Collection[int] | None = None
     ) -> Halves:
-        """Returns the joint graph, to be cut into halves.
+        """Returns the forward and the backward half of the joint graph.
 
         Args:
             needs: per input, whether it requires a gradient.
@@ -238,11 +238,11 @@ class Program:
         return models
 
     def _suited(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
-        """Returns the model that the session returned by `_session` runs."""
+        """Returns the model that a session created by `_session` runs."""
         return suited(self._rewritten(model), self.device, layouts)
 
     def _rewritten(self, model: ir.Model) -> ir.Model:
-        """Simplifies gradients, and fuses nodes into functions that have a native kernel. Changes `model`."""
+        """Simplifies gradients and, on a CPU, fuses nodes into functions that have a native kernel; in place."""
         simplify_gradients(model)
         # The native kernels are for the CPU. On a GPU, ONNX Runtime would inline the function bodies.
         if self.device.type == "cpu":
@@ -251,7 +251,7 @@ class Program:
 
     @without_collection()
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
-        """Creates the sessions for one value of `needs`."""
+        """Creates the forward and the backward session for inputs that require a gradient as in `needs`."""
         halves = self._halves(needs, self.seeds)
         inputs, outputs, saved = halves.inputs, halves.outputs, halves.saved
         depended_on = sources(halves.present)
@@ -279,9 +279,10 @@ class Program:
         )
 
     def _find_unsaved(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
-        """Returns the indices of the inputs that backward must not read, because the caller may write to them before.
+        """Returns the indices of the inputs that backward must not read, because the caller may have written to them.
 
-        Eager PyTorch doesn't save such an input for the gradient of at least one output. E.g. it saves a cast copy.
+        Eager PyTorch doesn't save these inputs for the gradient of at least one output, e.g. because it saves a cast
+        copy.
         """
         if self._saves is None:
             return ()
@@ -319,7 +320,10 @@ class Program:
 
     @without_collection()
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:
-        """Creates a backward session that takes only the cotangents of the outputs in `received`."""
+        """Creates a backward session that takes only the cotangents of the outputs in `received`.
+
+        Returns the session for all outputs instead if the new one would read values that forward has not saved.
+        """
         step = self.training_step(needs)
         halves = self._halves(needs, received)
         saved = [str(value.name) for value in halves.saved]
@@ -369,8 +373,8 @@ class Program:
             wanted: per input of the vector-Jacobian product, whether a second derivative with respect to it is wanted.
 
         Returns:
-            The program and slots of `vjp`, and per gradient whether it depends on inputs with `wanted`; or a message
-            that tells why ONNX Runtime cannot compute second derivatives.
+            The program and slots of `vjp`, and per gradient whether it depends on a wanted input; or a message that
+            explains why ONNX Runtime cannot compute second derivatives.
         """
         try:
             vjp, slots = self.vjp(needs, received)

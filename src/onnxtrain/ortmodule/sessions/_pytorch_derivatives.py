@@ -1,8 +1,8 @@
 """Recomputes a captured graph in PyTorch, for derivatives that ONNX Runtime cannot compute.
 
-These are second derivatives of ops whose gradient has no rule, gradients for a batch of cotangents, and gradients for
-which ONNX Runtime fails. The replay uses the random numbers of the original run and the autocast settings of the
-capture.
+These are second derivatives for which a gradient rule is missing, gradients for a batch of cotangents, and gradients
+whose computation fails in ONNX Runtime. The replay uses the random numbers of the original run and the autocast
+settings of the capture.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Announce = Callable[[str, ORTModuleFallbackException], None]
 
 @dataclass(frozen=True)
 class Replay:
-    """A program that PyTorch runs.
+    """A program that PyTorch runs in place of ONNX Runtime.
 
     Attributes:
         outputs: computes the program's outputs from its inputs, differentiably.
         announce: called with a kind of computation that PyTorch is about to run, e.g. "second derivative", and an error
-            that tells why. Warns, or raises the error if the fallback policy forbids the computation.
+            that explains why. Warns, or raises the error if the fallback policy forbids the computation.
     """
 
     outputs: Outputs
@@ -56,7 +56,7 @@ class Replay:
         cotangents: Mapping[int, torch.Tensor],
         changed: Sequence[int] = (),
     ) -> list[torch.Tensor | None]:
-        """Returns per input its gradient, or None if it needs none or the outputs don't depend on it.
+        """Returns, per input, its gradient, or None if it needs none or the outputs don't depend on it.
 
         The gradients can be differentiated again if gradients are enabled.
 
@@ -102,7 +102,7 @@ class Replay:
             cotangents: see `gradients`. Their `requires_grad` matters, not their data.
 
         Returns:
-            For each input, True if its gradient requires a gradient; None if the operator cannot run on fake tensors.
+            For each input, True if its gradient requires a gradient; None if an operator cannot run on fake tensors.
         """
         # This doesn't follow from the formula: in PyTorch a gradient requires a gradient if any tensor that the
         # operator's backward takes does, even if the gradient doesn't depend on that tensor.
@@ -161,7 +161,7 @@ def _outside_transforms() -> Iterator[None]:
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns an alias of a tensor for differentiation with respect to it."""
+    """Returns an alias of a tensor, with respect to which gradients can be taken."""
     # The tensor itself is not used, because its hooks would be called with gradients that never reach it. The alias
     # keeps the autograd history, which second derivatives need.
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
@@ -174,7 +174,7 @@ class ReplayedGraph:
         graph_module: the captured graph.
         lowered: the ONNX graph.
         device: device of the tensors.
-        run: runs the captured graph; `graph_module.forward` by default.
+        run: runs the captured graph; by default `restoring_modes(graph_module)`.
 
     Attributes:
         numbers: indices of the arguments that are not tensors, e.g. [1].
@@ -199,7 +199,7 @@ class ReplayedGraph:
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
     def of_call(self, args: Sequence[Any]) -> Outputs:
-        """Returns a function from the ONNX graph's inputs to its outputs.
+        """Returns a function that maps the ONNX graph's inputs to its outputs, computed in PyTorch.
 
         Args:
             args: the arguments of the captured graph. Only the numbers among them are used.
@@ -243,7 +243,7 @@ class ReplayedGraph:
 
     @contextlib.contextmanager
     def _captured_settings(self, drawn: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Restores the settings of the capture within the context; random operators return the numbers `drawn`."""
+        """Restores the capture's autocast settings within the context, and makes random operators return `drawn`."""
         kind, dtype, enabled = self._autocast
         # PyTorch's fused attention kernels (2.13) have no second derivative.
         with torch.autocast(kind, dtype, enabled), sdpa_kernel(SDPBackend.MATH):

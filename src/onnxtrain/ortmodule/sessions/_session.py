@@ -193,7 +193,7 @@ class Session:
 
         Args:
             values: the inputs: tensors, and OrtValues that `run_keeping` of another session has returned.
-            trusted: True if an input at the address of an earlier input has the earlier one's shape and dtype.
+            trusted: True if a tensor at the address of an earlier tensor is known to have the same shape and dtype.
         """
         if not self._outputs:
             return []
@@ -230,7 +230,7 @@ class Session:
         return results
 
     def _as_in_pytorch(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Gives outputs the dtypes, memory and layouts that they have in PyTorch.
+        """Converts outputs, in place, to the dtypes, memory and layouts that they have in eager PyTorch.
 
         Args:
             outputs: all outputs of the graph, or the first ones.
@@ -302,7 +302,7 @@ def _missing_kernel(model: ir.Model, message: str) -> str:
 def _may_return_an_input(node: ir.Node) -> bool:
     """True if a result of a node may alias one of its inputs.
 
-    Kernels on tensors always return new memory. Nodes with subgraphs, or on sequences and optionals, may not.
+    Kernels on tensors always return new memory. Nodes with subgraphs, sequences or optionals may return an input.
     """
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return any(attribute.type in graphs for attribute in node.attributes.values()) or any(

@@ -2,7 +2,7 @@
 
 Both have a thread pool with one thread per core. While idle PyTorch threads spin, ONNX Runtime's threads don't get the
 cores. :func:`threads_for` chooses the number of threads of a session, :func:`choose_step_threads` the number of threads
-of an optimizer step, and :func:`share_cores` ends PyTorch's threads.
+of an optimizer step, and :func:`share_cores` makes optimizer steps end PyTorch's threads.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _estimated_work(node: ir.Node) -> float:
     """Estimates the work of a node.
 
     Returns:
-        The number of multiplications of a matrix product, or the number of elements that another node reads and writes.
-        Infinity if a size is symbolic or the op matches `_LONG_OPS`.
+        The number of multiplications of a matrix product, or the number of elements that any other node reads and
+        writes. Infinity if a size is symbolic or the op matches `_LONG_OPS`.
     """
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
     sizes = [_elements(value) for value in values]
@@ -94,7 +94,7 @@ def _elements(value: ir.Value) -> float:
 
 
 class CoreSharing:
-    """Times the first runs of a session, then calls :func:`choose_step_threads`, and :func:`share_cores` for long runs.
+    """Times the first runs of a session, then calls `choose_step_threads` and, if runs are long, `share_cores`.
 
     Args:
         device: the device of the session.
@@ -141,8 +141,8 @@ def choose_step_threads() -> _StepThreads | None:
     """Registers global optimizer hooks that run short optimizer steps on one thread.
 
     Returns:
-        The hooks. None, without effect, if PyTorch uses one thread or an OpenMP other than GNU's, or if a variable in
-        `_SET_BY_USER` is set.
+        The hooks. None if no hooks are registered, because PyTorch uses one thread or an OpenMP other than GNU's, or a
+        variable in `_SET_BY_USER` is set.
     """
     if torch.get_num_threads() == 1 or any(name in os.environ for name in _SET_BY_USER):
         return None
@@ -217,7 +217,8 @@ def _openmp(maps: Path = Path("/proc/self/maps")) -> ctypes.CDLL | None:
         maps: Linux's list of files that are mapped into the memory of this process.
 
     Returns:
-        None if PyTorch uses a different OpenMP, if the library is ambiguous or if it lacks `omp_pause_resource_all`.
+        The library. None if PyTorch uses a different OpenMP, the library is ambiguous, or it lacks
+        `omp_pause_resource_all`.
     """
     lines = maps.read_text().splitlines() if maps.exists() else []
     loaded = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}

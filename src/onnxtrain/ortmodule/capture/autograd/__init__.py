@@ -1,1 +1,1 @@
-"""Determines what eager autograd would do in a captured graph."""
+"""Determines how eager PyTorch's autograd would treat a captured graph."""

@@ -25,8 +25,8 @@ class GradientFlow:
         fresh: nodes of `stopped` whose results alias no earlier tensor. A later in-place write may make them require a
             gradient.
         hidden: per node that writes without autograd recording it (under `no_grad`, through `detach` or `.data`), the
-            nodes that allocated the memory written to. Their gradient is that of the value before the write.
-        ended: per node, the nodes that allocated a memory whose gradient ends at this node: `detach_`, or a write under
+            nodes that allocated the memory written to. Their gradient is the gradient of the value before the write.
+        ended: per node, the nodes that allocated memory whose gradient ends at this node: `detach_`, or a write under
             `no_grad` to a tensor that doesn't require a gradient.
         links: per output index, the indices of inputs that get a zero gradient, not None, if no gradient reaches them,
             e.g. {0: {2, 3}}. Empty if this follows from the graph itself.

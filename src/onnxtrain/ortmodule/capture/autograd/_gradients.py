@@ -59,7 +59,7 @@ _NORMS = frozenset({"batch_norm", "instance_norm", "native_batch_norm"})
 
 
 def _read_statistics(graph_module: fx.GraphModule) -> dict[fx.Node, tuple[fx.Node, ...]]:
-    """Returns the running statistics, by the normalization in training that updates them, that a later node reads.
+    """Returns, per training-mode normalization, the updated running statistics that a later node reads.
 
     PyTorch updates running statistics without a gradient, and (in 2.13) without incrementing their version counters.
     """
@@ -93,8 +93,8 @@ def _argument(node: fx.Node, index: int, *names: str) -> Any:
 def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
     """Returns the gradient flow of a Dynamo graph, apart from running statistics.
 
-    If the graph doesn't write to memory of tensors that require a gradient, `requires_grad` of the fake tensors is
-    enough. Otherwise the graph is run again on fake tensors, with autograd.
+    If the graph doesn't write to memory of tensors that require a gradient, `requires_grad` of the fake tensors
+    suffices. Otherwise the graph is run again on fake tensors, with autograd.
 
     Raises:
         NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or it writes to a

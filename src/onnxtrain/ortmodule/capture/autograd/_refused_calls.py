@@ -136,10 +136,10 @@ def _eager_error(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
 
 
 def _other_dtypes(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
-    """Yields other dtypes for the same tensors that eager PyTorch may accept.
+    """Yields alternative dtypes of the tensors, which eager PyTorch may accept.
 
-    First the default dtype of each tensor's kind, e.g. float32 for float64; then the same with one tensor of another
-    kind; last float32 for all tensors.
+    First the default dtype of each tensor's kind, e.g. float32 for float64; then the same, except that one tensor is
+    float32, int64 or bool; last float32 for all tensors.
     """
     kinds = tuple(
         torch.float32

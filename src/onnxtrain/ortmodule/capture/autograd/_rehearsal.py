@@ -67,7 +67,7 @@ class _Rehearsal(fx.Interpreter):
     """Runs a graph on fake tensors with autograd, and compares the arguments of each node before and after it runs.
 
     Attributes:
-        first: per memory, the node that allocated it, and that node's tensor.
+        first: per storage (`memory_of`), the node that allocated it, and that node's tensor.
         stopped: see `GradientFlow`; likewise `fresh`, `hidden` and `ended`.
         placeholders: the placeholders of the graph.
         reads_data: True if the graph reads `.data` of a tensor.
@@ -120,11 +120,11 @@ class _Rehearsal(fx.Interpreter):
         )
 
     def _inputs(self) -> tuple[dict[int, torch.Tensor], list[Any]]:
-        """Creates inputs for the run.
+        """Creates the inputs of the run, as fake tensors.
 
         Returns:
-            The leaves, by the index of the input tensor; and all inputs, which are the leaves, or clones of leaves for
-            inputs that require a gradient and are not leaves.
+            The leaves, by input index; and all inputs. An input that requires a gradient but was not a leaf is a clone
+            of its leaf.
         """
         leaves: dict[int, torch.Tensor] = {}
         inputs: list[Any] = []
@@ -200,8 +200,8 @@ class _Rehearsal(fx.Interpreter):
             carrying: True if any argument of the node required a gradient.
 
         Raises:
-            NotImplementedError: the write leaves one memory with two gradients, or changes a tensor saved for backward
-                without PyTorch detecting it.
+            NotImplementedError: the same memory would have two gradients after the write, or the write changes a
+                tensor saved for backward without PyTorch detecting it.
         """
         source, base = self.first.get(memory_of(tensor), (node, tensor))
         if state.base_required and not base.requires_grad:
@@ -301,7 +301,7 @@ def _reached_leaves(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator
 
 
 def _grad_fn_of(value: Any) -> Any:
-    """Returns the `grad_fn` of a tensor, or None for another value."""
+    """Returns the `grad_fn` of a tensor, or None if the value is not a tensor."""
     return value.grad_fn if isinstance(value, torch.Tensor) else None
 
 

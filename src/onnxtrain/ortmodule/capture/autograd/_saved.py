@@ -1,4 +1,4 @@
-"""Finds the arguments of a graph that eager PyTorch saves for backward, which must not be written to before then."""
+"""Finds the arguments of a graph that eager PyTorch saves for backward, which the caller must not modify until then."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Captures functions with Dynamo, under ORTModule's settings, and with patches of Dynamo during a capture."""
+"""Captures functions with Dynamo, with ORTModule's settings and, during a capture, with patches to Dynamo."""

@@ -52,7 +52,7 @@ def captured_call(context: Any, function: Callable[..., Any]) -> Callable[..., A
 
 
 class _Captured:
-    """Runs a captured function as `OptimizeContext` (PyTorch 2.13, eval_frame.py) does in the common case.
+    """Runs a captured function like Dynamo's `OptimizeContext` (PyTorch 2.13, eval_frame.py), in the common case.
 
     Args:
         compiled: Dynamo's wrapper of the function.
@@ -102,7 +102,7 @@ class _Captured:
 
 
 def call_directly(run: Callable[..., Any]) -> None:
-    """Makes the code that Dynamo generates call a compiled graph through :func:`without_capture`.
+    """Makes Dynamo's generated code call a compiled graph without Dynamo's wrapper, which is slower.
 
     Args:
         run: the compiled graph, which the backend is about to return to Dynamo.

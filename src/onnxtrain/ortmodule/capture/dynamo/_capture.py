@@ -52,7 +52,7 @@ def capture(
     Args:
         module: the module.
         backend: compiles a captured graph.
-        break_even: tells whether another capture pays.
+        break_even: estimates whether another capture pays off.
     """
     settings = dict(_SETTINGS)
     # By default Dynamo (PyTorch 2.13) runs LSTM, GRU and RNN in PyTorch, without a warning
@@ -117,17 +117,16 @@ class _Call:
 
 
 class _Callback:
-    """Dynamo's callback that captures a frame, with ORTModule's settings and patches.
+    """Wraps Dynamo's callback, which captures a frame, to use ORTModule's settings and patches.
 
     Args:
         callback: Dynamo's own callback.
         settings: names and values of `torch._dynamo.config`, e.g. {"allow_rnn": True}.
         captures: records the captured code objects.
-        break_even: tells whether another capture of a function pays.
+        break_even: estimates whether another capture of a function pays off.
 
     Attributes:
-        repeated_captures: decides which functions are no longer captured. The caller of the compiled function counts
-            the calls.
+        repeated_captures: decides which functions are no longer captured. `_Captured.run` counts the calls for it.
     """
 
     def __init__(
@@ -163,7 +162,7 @@ class _Callback:
                 return ConvertFrameReturn(apply_to_code=False)
 
     def _waits(self, code: CodeType) -> bool:
-        """True if PyTorch runs a function for now, because its graphs do not fit the call and another does not pay."""
+        """True if PyTorch runs a function in this call: no graph of it is valid, and a capture doesn't pay off yet."""
         # A function may need several graphs in one call, e.g. the forward of layers of one class.
         if self.repeated_captures.needs_capture(code) or not self._captures.has_graphs(code):
             return False
@@ -202,7 +201,7 @@ class _Callback:
             return ConvertFrameReturn()
 
     def _captured_with_data_dependent_sizes(self, *args: Any, **kwargs: Any) -> Any:
-        """Captures a frame with symbols for data-dependent sizes and numbers, or without if that fails."""
+        """Captures a frame with symbols for data-dependent sizes and numbers, or without them if that fails."""
         try:
             try:
                 with dynamo_config.patch(_DATA_DEPENDENT), missing_fakes(), asserted_numbers():

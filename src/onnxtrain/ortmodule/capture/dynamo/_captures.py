@@ -38,7 +38,7 @@ class Captures:
         self._codes[id(code)] = weakref.ref(code)
 
     def has_graphs(self, code: CodeType) -> bool:
-        """True if a graph of the backend was captured from a function, and is not invalid."""
+        """True if Dynamo has a graph of a function for the backend that has not been invalidated."""
         return any(entry.backend is self._backend for entry in c_eval_frame._debug_get_cache_entry_list(code))
 
     def release(self) -> None:

@@ -13,7 +13,8 @@ def replace(*replacements: tuple[Any, str, Any]) -> Callable[[], None]:
     """Sets attributes of classes or modules; returns the undo function.
 
     Args:
-        replacements: an owner, the name of its attribute, and the new value, e.g. `(GuardBuilder, "ID_MATCH", guard)`.
+        replacements: tuples of an owner, the name of its attribute, and the new value, e.g.
+            `(GuardBuilder, "ID_MATCH", guard)`.
     """
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
     _set(replacements)

@@ -22,12 +22,12 @@ MAX_OBJECT_CAPTURES = 8
 
 @dataclasses.dataclass(frozen=True)
 class _Streak:
-    """Consecutive calls that no graph of a function fitted. A call that a graph fits ends the streak.
+    """Consecutive calls for which no graph of a function was valid. A call with a valid graph ends the streak.
 
     Attributes:
-        captures: number of these calls that captured the function; the others waited.
-        captured: number of the last call that captured it.
-        missed: number of the last call that no graph fitted.
+        captures: number of these calls that captured the function. In the other calls, PyTorch ran it.
+        captured: the last call that captured the function, counted from 1.
+        missed: the last call without a valid graph, counted from 1.
     """
 
     captures: int = 0
@@ -51,16 +51,16 @@ class RepeatedCaptures:
         self._of_objects: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
 
     def needs_capture(self, code: CodeType) -> bool:
-        """True if a function was captured in this call already, or is captured in vain, so that it must not wait."""
+        """True if a function must not wait for a capture: it was already captured in this call, or often in vain."""
         streak = self._streaks.get(code, _Streak())
         return streak.captured == self.calls or streak.captures > MAX_CALLS
 
     def wait(self, code: CodeType) -> None:
-        """Records that no graph of a function fits the current call, which does not capture it."""
+        """Records that no graph of a function is valid for the current call, and that PyTorch runs the function."""
         self._streaks[code] = self._continued(code)
 
     def _continued(self, code: CodeType) -> _Streak:
-        """Returns the streak of a function that no graph fits in the current call."""
+        """Returns a function's streak, extended by the current call, for which it has no valid graph."""
         streak = self._streaks.get(code, _Streak())
         captures = streak.captures if streak.missed >= self.calls - 1 else 0
         return dataclasses.replace(streak, captures=captures, missed=self.calls)

@@ -121,7 +121,7 @@ def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
 
 
 class _ViewsGraph:
-    """Builds `Views.graph`. It runs after the captured graph, when writes to inputs are done.
+    """Builds `Views.graph`, which runs after the captured graph, when all writes to inputs are done.
 
     Args:
         graph_module: the captured graph.
@@ -147,7 +147,7 @@ class _ViewsGraph:
         }
 
     def add_base(self, node: fx.Node) -> bool:
-        """Adds an input for a base, an output of the captured graph.
+        """Adds an input for a base of views, which is an output of the captured graph.
 
         ONNX Runtime's results are contiguous. If the base is not contiguous in eager PyTorch, the new graph first
         copies it to the eager memory order, because its views depend on that order.

@@ -17,7 +17,7 @@ from onnxtrain.ortmodule.capture._nodes import example_values, fake_mode_of, hin
 
 @dataclass(frozen=True)
 class Batch:
-    """The batch size of a graph that has no other symbols.
+    """The symbols of a graph's batch size, and the arguments from which their values are read.
 
     Attributes:
         symbols: one symbol for the batch size of each argument. Arguments whose sizes the function requires to be equal
@@ -33,7 +33,7 @@ class Batch:
     symbolic: frozenset[int]
 
     def value(self, args: Sequence[Any]) -> tuple[int, ...]:
-        """Returns the batch size of a call, per symbol."""
+        """Returns the batch size of a call: one number per symbol, e.g. (32,)."""
         return tuple([args[i] if axis is None else args[i].shape[axis] for i, axis in self.places])
 
 
@@ -112,7 +112,7 @@ def with_batch_size(graph_module: fx.GraphModule, batch: Batch, args: Sequence[A
 
 
 def specialized_values(graph_module: fx.GraphModule) -> list[Any]:
-    """Returns the example values of a graph's inputs, with the constant in place of each specialized symbol."""
+    """Returns the example values of a graph's inputs, with constants in place of specialized symbols."""
     # If Dynamo (PyTorch 2.13) specializes a size, the fake tensor keeps a symbol that equals a constant. Kernels treat
     # it as symbolic and reject it.
     values, fake_mode = example_values(graph_module), fake_mode_of(graph_module)

@@ -1,4 +1,4 @@
-"""Carries `torch.utils.checkpoint` regions from Dynamo's graph to the ONNX graph.
+"""Transfers `torch.utils.checkpoint` regions from Dynamo's graph to the ONNX graph.
 
 The backward pass recomputes the activations of a region instead of saving them (`sessions/_forward_backward.py`).
 """
@@ -110,10 +110,10 @@ def _copied_attribute(graph_module: fx.GraphModule, part: fx.GraphModule, name: 
 
 
 def mark_region(node: ir.Node, region: int) -> None:
-    """Stores the number of its region in the metadata of an ONNX node."""
+    """Stores the number of a checkpointed region in the metadata of an ONNX node."""
     node.metadata_props[_KEY] = str(region)
 
 
 def region_of(node: ir.Node) -> str | None:
-    """Returns the number of the region that an ONNX node belongs to, or None."""
+    """Returns the number of the checkpointed region that an ONNX node belongs to, or None."""
     return node.metadata_props.get(_KEY)

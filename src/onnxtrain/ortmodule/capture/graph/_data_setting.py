@@ -12,7 +12,7 @@ from onnxtrain.ortmodule.capture._nodes import memory_of, name_of, node_memory, 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
     """Replaces `input.data = value` with `input.data.copy_(value)`, in place, if no alias reveals the difference.
 
-    Replaces all assignments or none: after one that stays, a copy would write to the memory of another tensor.
+    Replaces all assignments or none: after an assignment that is kept, a copy would overwrite a different tensor.
     """
     graph = graph_module.graph
     nodes = [node for node in graph.nodes if _assigns_data(node)]

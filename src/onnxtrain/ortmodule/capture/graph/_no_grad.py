@@ -12,7 +12,7 @@ from onnxtrain.ortmodule.capture._nodes import memory_of, plain_tensors_in, writ
 
 
 def correct_requires_grad(graph_module: fx.GraphModule) -> None:
-    """Sets `requires_grad` of example values as in eager PyTorch.
+    """Sets `requires_grad` of example values to its value in eager PyTorch.
 
     Args:
         graph_module: a Dynamo graph; `meta["example_value"]` of its nodes is changed.
@@ -48,7 +48,7 @@ def correct_requires_grad(graph_module: fx.GraphModule) -> None:
 
 
 def _written_memory(graph_module: fx.GraphModule) -> set[int]:
-    """Returns the memory that a graph writes to in place.
+    """Returns the storage identifiers (`memory_of`) of tensors that a graph writes to in place.
 
     Such a write may make a tensor require a gradient.
     """

@@ -1,7 +1,7 @@
 """Detects inputs of a captured graph that overlap an input that the graph writes to.
 
-ONNX Runtime computes the new value into separate memory. It is copied back after the graph has run, so a second input
-with the same memory would be read as it was before the write. Eager PyTorch reads it as it is after the write.
+ONNX Runtime computes the new value into separate memory. It is copied back after the graph has run, so for a second
+input with the same memory, the graph would read the old value. Eager PyTorch reads the new value.
 """
 
 from __future__ import annotations

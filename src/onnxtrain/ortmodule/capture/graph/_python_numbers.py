@@ -71,7 +71,7 @@ def evaluate(number: Any, function: str) -> None:
 
 
 def _checked_number(node: fx.Node) -> tuple[fx.Node, str] | None:
-    """Returns the operand that may make a Python function raise, and its key in `_FUNCTIONS`; None if it cannot."""
+    """Returns the operand for which a node may raise, and the node's key in `_FUNCTIONS`; None if it cannot raise."""
     if node.op != "call_function":
         return None
     if node.target in _DIVISIONS:

@@ -23,10 +23,10 @@ def has_custom_function(graph_module: fx.GraphModule) -> bool:
 
 
 def differentiated_outputs(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
-    """Returns the outputs that a graph computes other outputs from, if the function goes on with `torch.autograd.grad`.
+    """Returns the outputs that later nodes read, if the graph ends before a call of `torch.autograd.grad`.
 
-    Autograd sees one node per compiled graph, so that no output of a graph is a function of another one. With a part
-    that ends at `q`, `y = q.sin()` is, and `torch.autograd.grad(y, q)` works as in eager PyTorch.
+    Autograd records one node per compiled graph, so no output of a graph depends on another output. If the graph is
+    split after `q`, the output `y = q.sin()` depends on `q`, and `torch.autograd.grad(y, q)` works as in eager PyTorch.
     """
     # Dynamo (PyTorch 2.13) ends the graph before such a call, and names it in the reason.
     reason = getattr(graph_module, "compile_subgraph_reason", None)
@@ -56,12 +56,12 @@ def split_graph(
     compile_part: Callable[[fx.GraphModule], Callable[..., Any]],
     ends: frozenset[fx.Node] = frozenset(),
 ) -> fx.GraphModule:
-    """Splits a graph into a sequence of parts. PyTorch runs each custom function as a part of its own.
+    """Splits a graph into a sequence of parts. Each custom function is a separate part, which PyTorch runs.
 
     Args:
         graph_module: a Dynamo graph.
         compile_part: returns a callable that runs a part without custom functions.
-        ends: nodes after which a part ends, besides custom functions.
+        ends: additional nodes after which a part ends.
 
     Returns:
         A graph that calls the parts.
@@ -128,9 +128,9 @@ _HIDDEN = "hidden example_value"
 
 
 def _hide_unbound_sizes(graph_module: fx.GraphModule) -> None:
-    """Renames the entry `example_value` of nodes with a data-dependent size that no node of the graph holds.
+    """Hides the `example_value` of nodes with a data-dependent size that is not itself the result of a node.
 
-    The size of `x[mask]` is such a symbol. `split_module` (PyTorch 2.13) makes the symbols in the sizes of a value
+    The size of `x[mask]` is an example. `split_module` (PyTorch 2.13) makes the symbols in the sizes of a value
     inputs of each part that reads the value, and raises KeyError for a symbol without a node (pytorch#130534).
     """
     values = {

@@ -1,7 +1,7 @@
-"""Patches PyTorch while Dynamo captures. Each patch avoids one fault, which its module describes.
+"""Patches PyTorch while Dynamo captures. Each patch works around one fault, which its module describes.
 
-`tests/ortmodule/test_dynamo_faults.py` shows each fault without its patch: a patch may go when its test fails for all
-supported versions of PyTorch.
+`tests/ortmodule/test_dynamo_faults.py` shows each fault without its patch: a patch can be removed once its test fails
+for all supported versions of PyTorch.
 """
 
 from __future__ import annotations

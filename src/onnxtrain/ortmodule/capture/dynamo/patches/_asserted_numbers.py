@@ -28,7 +28,7 @@ class AssertedNumber(GuardOnDataDependentSymNode):
 
 
 def _raise_at_asserts() -> Callable[[], None]:
-    """Patches Dynamo to raise AssertedNumber at asserts about such numbers; returns the undo function."""
+    """Patches Dynamo to raise AssertedNumber at asserts about data-dependent numbers; returns the undo function."""
     before = symbolic_shapes.expect_true
 
     def expect_true(a: bool | torch.SymBool, skip: int = 0) -> bool:
@@ -41,4 +41,5 @@ def _raise_at_asserts() -> Callable[[], None]:
 
 
 asserted_numbers = ProcessWide(_raise_at_asserts)
-"""Within this context captures raise AssertedNumber at such an `assert`. A capture with other settings must follow."""
+"""Within this context, captures raise AssertedNumber at an `assert` about a data-dependent number. The caller must then
+capture again, with other settings."""

@@ -85,7 +85,7 @@ def _handlers(frame: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _is_except(instructions: list[Any]) -> bool:
-    """True if a handler is an `except` clause: `finally` and `with` re-raise the error."""
+    """True if a handler is an `except` clause, not the handler of `finally` or `with`, which re-raises the error."""
     if instructions[0].opname == "POP_TOP":  # `except:`
         return True
     for instruction in instructions:

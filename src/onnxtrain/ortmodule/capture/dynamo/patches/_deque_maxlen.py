@@ -1,7 +1,7 @@
 """Breaks the graph at a `collections.deque(maxlen=...)` that is older than the graph.
 
-Dynamo (PyTorch 2.13) drops the `maxlen` of a deque that the captured function has not made itself: after `append` the
-deque has one element too many.
+Dynamo (PyTorch 2.13) drops the `maxlen` of a deque that the captured function did not create: after `append` the deque
+has one element too many.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 def _break_at_bounded_deques() -> Callable[[], None]:
-    """Patches Dynamo to break the graph at a deque with `maxlen` from outside; returns the undo function."""
+    """Patches Dynamo to break the graph at an older deque with `maxlen`; returns the undo function."""
     # Not `wrap_listlike`: Dynamo keeps it in a table that it fills once per process.
     before = VariableBuilder._wrap
 

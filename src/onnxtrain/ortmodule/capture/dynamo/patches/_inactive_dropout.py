@@ -2,7 +2,7 @@
 
 In eager PyTorch, `dropout(x, training=False)` returns `x` itself. Dynamo computes fake tensors under PyTorch's Python
 dispatcher, whose dropout (PyTorch 2.13) clones the input: a write to the result would not count as a write to `x`, nor
-raise its version counter (https://github.com/pytorch/pytorch/pull/185981 fixes it).
+increment its version counter (https://github.com/pytorch/pytorch/pull/185981 fixes it).
 """
 
 from __future__ import annotations

@@ -38,6 +38,6 @@ list_contains = ProcessWide(_compare_symbols)
 
 
 def _are_equal(tx: Any, item: Any, search: Any) -> bool:
-    """True if two values of a captured function are equal. Dynamo guards on the answer."""
+    """True if two values of a captured function are equal. Dynamo guards on the result."""
     result = VariableTracker.build(tx, operator.eq).call_function(tx, [item, search], {})
     return bool(result.sym_num if isinstance(result, SymNodeVariable) else result.as_python_constant())

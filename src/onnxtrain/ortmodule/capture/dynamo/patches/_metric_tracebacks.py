@@ -1,9 +1,9 @@
 """Frees the tracebacks that Dynamo keeps for its metrics.
 
 For the message of a possible error, Dynamo (PyTorch 2.13) stores the traceback of the first assignment to each metric,
-in `MetricsContext._edits`, and never clears it. The tracebacks hold the code objects on the stack. After a graph break
-one of these is the code that Dynamo has generated for the beginning of the function, which holds the graph: a model's
-graphs would outlive the model.
+in `MetricsContext._edits`, and never clears it. The tracebacks keep the code objects on the stack alive. After a graph
+break, one of these is the code that Dynamo has generated for the beginning of the function, which refers to the graph:
+a model's graphs would outlive the model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Adds fake implementations of operators that Dynamo cannot capture at all or with data-dependent sizes.
 
-PyTorch (2.13) has none for CTC losses, whose second result has a data-dependent size. Its fakes of `cummax` and
-`cummin` ask whether the input has any element, which breaks the graph if the input's size is data-dependent. The fake
-of `bincount` in PyTorch 2.12 returns int64 for float weights.
+PyTorch (2.13) has no fake CTC losses, whose second result has a data-dependent size. Its fake `cummax` and `cummin`
+check whether the input is empty, which breaks the graph if the input's size is data-dependent. The fake `bincount` of
+PyTorch 2.12 returns int64 for float weights.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _ctc_loss(
 def _bincount(
     fake_mode: Any, func: Any, x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
-    """Returns a fake result of a data-dependent size, at least `minlength`."""
+    """Returns a fake result with a data-dependent size of at least `minlength`."""
     size = fake_mode.shape_env.create_unbacked_symint()
     constrain_range_for_size(size, min=minlength)
     if weights is None:

@@ -1,7 +1,7 @@
 """Breaks the graph where the captured function draws from a `random.Random` that is older than the graph.
 
 Dynamo (PyTorch 2.13) makes the state of the generator a constant of the graph, without a guard: each call draws the
-numbers of the first one (https://github.com/pytorch/pytorch/issues/145445). PyTorch 2.14 and 2.15 still do so for
+same numbers as the first call (https://github.com/pytorch/pytorch/issues/145445). PyTorch 2.14 and 2.15 still do so for
 `shuffle`, `sample` and `getstate` (https://github.com/pytorch/pytorch/issues/197085).
 """
 
@@ -18,7 +18,7 @@ _STATE_SETTERS = ("seed", "setstate")
 
 
 def _break_at_draws() -> Callable[[], None]:
-    """Patches Dynamo to break the graph at draws, which Python then executes; returns the undo function."""
+    """Patches Dynamo to break the graph at draws from older generators; returns the undo function."""
     before = RandomVariable.call_method
 
     @functools.wraps(before)

@@ -1,6 +1,6 @@
 """Speeds up captures and guard checks. The patches in this package do not change the captured graphs.
 
-`ENABLED` switches all of them.
+`ENABLED = False` disables all of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Speedups:
             return with_room(capture, *args, **kwargs)
 
     def attempt(self) -> AbstractContextManager[None]:
-        """Context manager for one attempt to capture; if it raises, its results are dropped."""
+        """Context manager for one attempt to capture; if it raises, the graph breaks recorded in it are dropped."""
         return self._breaks.attempt()
 
 
@@ -62,5 +62,5 @@ def without_older_objects() -> AbstractContextManager[None]:
 
 
 def without_unused_imports() -> AbstractContextManager[None]:
-    """Keeps Dynamo from importing what no capture for ONNX Runtime uses."""
+    """Keeps Dynamo from importing modules that no capture for ONNX Runtime uses."""
     return _unused_imports.without_unused_imports() if ENABLED else contextlib.nullcontext()

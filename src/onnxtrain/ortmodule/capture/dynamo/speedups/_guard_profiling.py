@@ -1,6 +1,6 @@
 """Skips Dynamo's measurement of its guards.
 
-For each graph, Dynamo (PyTorch 2.13) measures how long its guards take, and flushes the processor's caches before. This
+For each graph, Dynamo (PyTorch 2.13) measures how long its guards take, after flushing the processor's caches. This
 takes 17 ms, and the result is only logged (https://github.com/pytorch/pytorch/pull/154764).
 """
 

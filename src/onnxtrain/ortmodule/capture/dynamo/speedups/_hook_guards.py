@@ -1,6 +1,6 @@
 """Skips Dynamo's guards on `_forward_hooks_with_kwargs` etc., which are implied by guards on the hooks themselves.
 
-`module._forward_hooks_with_kwargs` tells which of the hooks in `module._forward_hooks` take keyword arguments. For each
+`module._forward_hooks_with_kwargs` lists which of the hooks in `module._forward_hooks` take keyword arguments. For each
 module, Dynamo (PyTorch 2.13) guards that both are empty. A call of 80 small layers takes 5 % longer with both guards.
 """
 

@@ -1,4 +1,4 @@
-"""Breaks a graph before a call that broke an earlier graph, without tracing again what comes before the break.
+"""Breaks a graph before a call that broke an earlier graph, without tracing the called function up to the break.
 
 Dynamo (PyTorch 2.13) inlines the functions that a captured function calls. At a graph break in one of these, Dynamo
 discards the trace, ends the graph before the outermost call, and starts again with the called function. The beginning
@@ -85,7 +85,7 @@ _recording = ProcessWide(_record_breaks)
 
 @contextlib.contextmanager
 def breaking_early(known: KnownBreaks) -> Iterator[None]:
-    """Breaks graphs before the calls in `known`, and records further breaks there."""
+    """Breaks graphs before the calls recorded in `known`, and records further breaks in it."""
     with _recording():
         token = _KNOWN.set(known)
         try:

@@ -44,7 +44,7 @@ class BreakEven:
         self._thread = threading.local()
 
     def add(self, graph: fx.GraphModule) -> None:
-        """Adds the cost of a functional ATen graph that was compiled."""
+        """Adds a compiled graph, a functional ATen graph, to the estimated costs of a capture and of a call."""
         calls = [node for node in graph.graph.nodes if node.op == "call_function"]
         self._capture += _CAPTURE_SECONDS + len(calls) * _CAPTURE_SECONDS_PER_NODE
         self._call += len(calls) * _CALL_SECONDS_PER_NODE + sum(map(_flops, calls)) / _FLOPS_PER_SECOND

@@ -109,7 +109,7 @@ def _nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
 def _entered(
     traceback: TracebackType | None, leave: dict[str, Callable[[Any], object]]
 ) -> list[tuple[str, Any]]:
-    """Returns name and result of the nodes that entered a mode that the graph has not left, last node first."""
+    """Returns (name, result) of the nodes whose mode the graph had not left when it raised, last node first."""
     found = []
     while traceback is not None and leave:
         frame = traceback.tb_frame

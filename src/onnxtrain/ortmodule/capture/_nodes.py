@@ -31,7 +31,7 @@ CHECKPOINT_REGION = "ac_graph_id"
 
 
 def example_values(graph_module: fx.GraphModule) -> list[Any]:
-    """Returns the example value of each input: a fake tensor or a symbolic integer."""
+    """Returns the example value of each input of a graph: a fake tensor or a symbolic integer."""
     return [node.meta["example_value"] for node in graph_module.graph.find_nodes(op="placeholder")]
 
 
@@ -117,7 +117,7 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 def node_memory(node: fx.Node) -> int | None:
-    """Returns the storage identifier of a node's result; None if it is not a plain tensor."""
+    """Returns the storage identifier of a node's result; None if the result is not a plain tensor."""
     value = node.meta.get("example_value")
     return memory_of(value) if isinstance(value, torch.Tensor) and is_plain(value) else None
 
@@ -183,7 +183,7 @@ def ignoring_new_symbols(fake_mode: Any) -> contextlib.AbstractContextManager[An
 
 
 def without_tracebacks() -> contextlib.AbstractContextManager[None]:
-    """Suppresses PyTorch's log of the traceback when an operator fails on fake tensors. The error is still raised."""
+    """Suppresses the traceback that PyTorch logs when an operator fails on fake tensors. The error is still raised."""
     return without_messages("torch._subclasses.fake_tensor", "failed while attempting to run meta")
 
 

@@ -1,7 +1,7 @@
 """Describes the inputs and outputs of a captured graph: gradients, in-place writes, views and memory layout.
 
-:func:`describe` returns one :class:`GraphSignature` per graph. Sessions and calls of the graph depend on the signature
-only, so that no code after the capture needs to inspect Dynamo's graph.
+:func:`describe` returns one :class:`GraphSignature` per graph. Sessions and calls of the graph depend only on the
+signature, so that no code after the capture needs to inspect Dynamo's graph.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GraphInput:
             for inputs that the graph writes to.
         counts_writes: True if the graph's writes increment the input's version counter. Writes through `.data` do not.
         zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from the value
-            written to this input. Inputs for which this follows from the graph itself are left out.
+            written to this input. Inputs whose zero gradient follows from the graph itself are left out.
         saves: indices of the inputs that eager PyTorch saves for the gradient of the value written to this input, or
             None if unknown.
     """
@@ -55,7 +55,7 @@ class GraphOutput:
         requires_grad: True if it requires a gradient.
         layout: its memory layout in eager PyTorch, e.g. (0, 2, 3, 1), or None if it is contiguous or not dense.
         zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from this
-            output, e.g. {2, 3}. Inputs for which this follows from the graph itself are left out.
+            output, e.g. {2, 3}. Inputs whose zero gradient follows from the graph itself are left out.
         saves: indices of the inputs that eager PyTorch saves for the gradient of this output, e.g. both factors of a
             product, or None if unknown. Eager PyTorch raises if the caller writes to one of these inputs before
             backward; the caller may write to all other inputs.

@@ -36,7 +36,7 @@ class Derivatives:
         self._said: set[str] = set()
 
     def announce(self, kind: str, error: ORTModuleFallbackException) -> None:
-        """Warns that PyTorch is about to run a computation, unless it has warned of this kind before.
+        """Warns that PyTorch is about to run a computation, unless this kind was announced before.
 
         Args:
             kind: the kind of computation, e.g. "second derivative" or "overlapping inputs".

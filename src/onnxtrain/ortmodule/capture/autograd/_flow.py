@@ -24,7 +24,7 @@ class GradientFlow:
             {detach: {0}}.
         fresh: nodes of `stopped` whose results alias no earlier tensor. A later in-place write may make them require a
             gradient.
-        hidden: per node that writes without autograd recording it (under `no_grad`, through `detach` or `.data`), the
+        hidden: per node whose write autograd doesn't record (under `no_grad`, or through `detach` or `.data`), the
             nodes that allocated the memory written to. Their gradient is the gradient of the value before the write.
         ended: per node, the nodes that allocated memory whose gradient ends at this node: `detach_`, or a write under
             `no_grad` to a tensor that doesn't require a gradient.
@@ -47,8 +47,8 @@ def results_without_gradient(value: Any, arguments: Sequence[torch.Tensor], enab
     """Returns the indices of the floating-point tensors in a node's result that don't require a gradient.
 
     Args:
-        value: the result of a node. At least one of its arguments requires a gradient.
-        arguments: the tensors that the node takes.
+        value: the result of a node, at least one of whose arguments requires a gradient.
+        arguments: the tensor arguments of the node.
         enabled: True if gradients are enabled where the node runs.
     """
     # `+x`, `x.contiguous()` and `x.to(x.dtype)` may return `x` itself, which requires a gradient under `no_grad`, too.

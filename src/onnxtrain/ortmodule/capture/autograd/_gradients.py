@@ -190,7 +190,7 @@ def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
 
 
 def _beside_gradients(node: fx.Node) -> set[int]:
-    """Returns the memory of a node's arguments if one of them requires a gradient; otherwise an empty set."""
+    """Returns the storage identifiers of a node's arguments if one of them requires a gradient, else an empty set."""
     arguments = arguments_of(node)
     if not any(tensor.requires_grad for tensor in arguments):
         return set()

@@ -48,7 +48,7 @@ _error_cache: dict[Any, str | None] = {}
 
 
 def refuse_call(node: fx.Node) -> None:
-    """Raises RefusedByPyTorch if eager PyTorch rejects mixed dtypes, or `max` or `min` of an empty tensor.
+    """Raises RefusedByPyTorch if eager PyTorch rejects a call: mixed dtypes, or `max` or `min` of an empty tensor.
 
     Args:
         node: a node of a Dynamo graph; nodes that don't call a function or method are ignored.
@@ -81,7 +81,7 @@ def refuse_call(node: fx.Node) -> None:
 def _mixed_dtypes(node: fx.Node, call: _Call, tensors: Sequence[torch.Tensor]) -> str | None:
     """Returns eager PyTorch's error message if it rejects the dtypes of a call; None if it accepts them.
 
-    Runs forward and backward on zeros. The dtypes are rejected if the call raises with them but not with other dtypes.
+    Runs forward and backward on zeros. The dtypes are rejected if the call raises with them but succeeds with others.
     The result is cached by operator, dtypes, ranks and autocast mode.
     """
     dtypes = tuple(tensor.dtype for tensor in tensors)
@@ -95,7 +95,7 @@ def _mixed_dtypes(node: fx.Node, call: _Call, tensors: Sequence[torch.Tensor]) -
 
 
 def _is_plain(node: fx.Node, tensors: list[torch.Tensor]) -> bool:
-    """True if a node calls a PyTorch or Python operator on tensors that can be recreated."""
+    """True if a node calls a PyTorch or Python operator that can be tested on zeros of the same shapes."""
     if node.op == "call_function":
         if getattr(node.target, "__name__", "") in _RECURRENT:
             return False
@@ -164,7 +164,7 @@ class _Call:
         args: its positional arguments, with fake tensors.
         kwargs: its keyword arguments, with fake tensors.
         trained: True if its result requires a gradient.
-        sizes: replacements for sizes, e.g. {50257: 17}.
+        sizes: smaller sizes to use in place of large ones, e.g. {50257: 17}.
     """
 
     function: Callable[..., Any]
@@ -240,7 +240,7 @@ def _has_assumed_size(size: int | torch.SymInt) -> bool:
 
 
 def _assumed_size(size: int | torch.SymInt) -> int:
-    """Returns the value of a size during capture; data-dependent symbols are assumed to be `_ASSUMED_COUNT`."""
+    """Returns a size in the captured call, with `_ASSUMED_COUNT` as the value of data-dependent symbols."""
     if isinstance(size, int):
         return size
     if unbacked := free_unbacked_symbols(size):

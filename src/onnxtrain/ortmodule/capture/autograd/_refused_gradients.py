@@ -44,7 +44,7 @@ def _is_trained(value: Any) -> bool:
 
 
 def _missing_derivative(value: Any) -> str | None:
-    """Returns PyTorch's error message if a tensor's `grad_fn` is not implemented for its arguments; None otherwise."""
+    """Returns PyTorch's error message if a tensor's `grad_fn` is not implemented for these arguments, else None."""
     try:
         step = value.grad_fn
     # PyTorch (2.13) raises for a view that was created under `no_grad` and whose base has been written to.

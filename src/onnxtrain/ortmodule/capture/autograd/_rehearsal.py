@@ -179,12 +179,12 @@ class _Rehearsal(fx.Interpreter):
         return result
 
     def _record_allocation(self, node: fx.Node, value: Any) -> None:
-        """Records the node as the one that allocated the memory of its result, unless an earlier node did."""
+        """Records that a node allocated the memory of its result, unless an earlier node did."""
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
             self.first.setdefault(memory_of(value), (node, value))
 
     def _base_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the first tensor that has the same memory."""
+        """Returns the first tensor with the same memory as `tensor`."""
         return self.first.get(memory_of(tensor), (None, tensor))[1]
 
     def _record_changes(

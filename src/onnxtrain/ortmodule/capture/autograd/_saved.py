@@ -34,14 +34,14 @@ class SavedArguments:
 
 
 def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
-    """Returns the arguments that backward functions of eager PyTorch save.
+    """Returns the arguments of a graph that eager PyTorch saves for backward.
 
     Args:
         graph_module: a Dynamo graph.
 
     Returns:
-        None if fake tensors cannot show this: the graph has `torch.func` transforms, or checkpointed regions, which
-        eager PyTorch recomputes in backward from the current values of their arguments.
+        The arguments; None if fake tensors cannot show them, because the graph has `torch.func` transforms, or
+        checkpointed regions, which eager PyTorch recomputes in backward from the current values of their arguments.
     """
     # Dynamo's fake tensors have the autograd graph of eager PyTorch. A backward function saves the argument itself, a
     # view of it (which shares its version counter), or a copy: cast by `autocast`, or made contiguous (a matrix product

@@ -38,7 +38,7 @@ class Captures:
         self._codes[id(code)] = weakref.ref(code)
 
     def has_graphs(self, code: CodeType) -> bool:
-        """True if Dynamo has a graph of a function for the backend that has not been invalidated."""
+        """True if Dynamo has a valid graph of a function, compiled by this backend."""
         return any(entry.backend is self._backend for entry in c_eval_frame._debug_get_cache_entry_list(code))
 
     def release(self) -> None:

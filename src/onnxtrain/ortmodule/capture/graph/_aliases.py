@@ -106,7 +106,7 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
 def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
     """Raises NotImplementedError if the graph changes the shape of an input in place, e.g. `x.t_()`.
 
-    In eager PyTorch, the caller's tensor would change its shape.
+    In eager PyTorch, the caller's tensor would change shape.
     """
     inputs = {
         id(node.meta["example_value"])

@@ -130,7 +130,7 @@ _HIDDEN = "hidden example_value"
 def _hide_unbound_sizes(graph_module: fx.GraphModule) -> None:
     """Hides the `example_value` of nodes with a data-dependent size that is not itself the result of a node.
 
-    The size of `x[mask]` is an example. `split_module` (PyTorch 2.13) makes the symbols in the sizes of a value
+    The size of `x[mask]` is an example. `split_module` (PyTorch 2.13) turns the symbols in a value's sizes into
     inputs of each part that reads the value, and raises KeyError for a symbol without a node (pytorch#130534).
     """
     values = {

@@ -1,6 +1,6 @@
 """Fixes Dynamo's `in` for lists and tuples with symbolic numbers.
 
-Dynamo (PyTorch 2.13) compares a constant with the constants of the list only: once a size is a symbol, `6 in x.shape`
+Dynamo (PyTorch 2.13) compares a constant only with the constants of the list: once a size is a symbol, `6 in x.shape`
 is False, and so is `(6, 3) in [tuple(x.shape)]` (https://github.com/pytorch/pytorch/issues/153366).
 """
 

@@ -1,4 +1,4 @@
-"""Adds fake implementations of operators that Dynamo cannot capture at all or with data-dependent sizes.
+"""Adds fake implementations of operators that Dynamo cannot capture, or not with data-dependent sizes.
 
 PyTorch (2.13) has no fake CTC losses, whose second result has a data-dependent size. Its fake `cummax` and `cummin`
 check whether the input is empty, which breaks the graph if the input's size is data-dependent. The fake `bincount` of

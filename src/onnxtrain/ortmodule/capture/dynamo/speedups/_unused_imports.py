@@ -1,6 +1,6 @@
 """Keeps Dynamo from importing Inductor, AOTAutograd and its other backends, which takes 0.14 s and 17 MB.
 
-Dynamo (PyTorch 2.13) imports them in the first capture for any backend: to wrap the backend for its debugging, to
+Dynamo (PyTorch 2.13) imports them in the first capture for any backend: to wrap the backend for debugging, to
 compare the backend with "eager", to find repeated regions of a graph (off by default), to name the line of code that a
 symbol comes from, and to list the side effects of an export.
 """

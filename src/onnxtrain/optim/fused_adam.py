@@ -106,7 +106,7 @@ class FusedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            # A parameter without a gradient in some steps has a smaller step count, and therefore another bias
+            # A parameter without a gradient in some steps has a smaller step count, and therefore a different bias
             # correction.
             by_step: dict[int, list[torch.Tensor]] = {}
             for parameter in group["params"]:

@@ -24,7 +24,7 @@ _FLOPS_PER_SECOND = 2e10
 """Floating-point operations of the forward pass, per second of the forward and backward pass together."""
 
 _SAVED = 0.5
-"""The share of PyTorch's time that ONNX Runtime saves."""
+"""The estimated share of PyTorch's time that ONNX Runtime saves."""
 
 
 class BreakEven:

@@ -23,7 +23,7 @@ class Derivatives:
 
     Args:
         name: the name of the graph, e.g. "graph 0".
-        plain: the graph. The report has its number of operators.
+        plain: the graph, whose number of operators is reported.
         report: receives one record per kind.
         policy: whether the graph may fall back to PyTorch.
     """

@@ -17,7 +17,7 @@ from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 def compile_backend(
     graph_module: fx.GraphModule, example_inputs: list[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph captured by Dynamo for ONNX Runtime.
+    """Compiles a graph that Dynamo has captured, to run it in ONNX Runtime.
 
     `torch.compile(..., backend="onnxtrain")` finds this function through the entry point `torch_dynamo_backends`.
     Forward and backward run as in an `ORTModule`. Capture, recompilation and the choice of constant arguments follow

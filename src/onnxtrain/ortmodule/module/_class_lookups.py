@@ -30,7 +30,7 @@ def class_for(cls: type, wrapped: type) -> type:
         wrapped: the class of the wrapped module.
 
     Returns:
-        `cls` itself if `wrapped` adds no attributes to `torch.nn.Module`.
+        The subclass, or `cls` itself if `wrapped` adds no attributes to `torch.nn.Module`.
     """
     # Python looks up special methods on the class, without `__getattribute__`. A class with exactly the special methods
     # of `wrapped` gives the same `hasattr(model, "__len__")`, `bool(model)` and `isinstance(model, Iterable)`.

@@ -95,7 +95,7 @@ class ORTModule(torch.nn.Module):
         return _wrapped_of(self).report
 
     def export_training_graph(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Writes the graphs that have been compiled for ONNX Runtime so far as ONNX files.
+        """Writes all graphs that have been compiled for ONNX Runtime to ONNX files.
 
         A graph for training has two files, `graph_<n>_forward.onnx` and `graph_<n>_backward.onnx`. A graph for
         inference has one file, `graph_<n>_inference.onnx`. If PyTorch runs some of a graph's operators, each part in
@@ -225,7 +225,7 @@ _RETURN_SELF = (
 """Methods of torch.nn.Module that return `self`. On an ORTModule they return the ORTModule."""
 
 _OWN_NAMES = ("module", "report", "export_training_graph")
-"""Public names that an ORTModule adds to those of the wrapped module."""
+"""Public names that an ORTModule has in addition to the wrapped module's."""
 
 _NOT_OWN = frozenset({"__annotations__", "__doc__", "__init__", "__module__", "__slots__"})
 """Names in every class body that are nevertheless looked up on the wrapped module, e.g. `__doc__`."""

@@ -45,7 +45,7 @@ _DTENSOR = f"{_TORCH_DIRECTORY}distributed{os.sep}tensor{os.sep}"
 _ORTMODULE_DIRECTORY = f"{Path(__file__).parents[1]}{os.sep}"
 _CALLERS = (__file__, _calling.__file__)
 """Files of ORTModule that call the user's code. Operators called from its other files are ORTModule's own."""
-# Functions beneath `with mode:`, which has an overhead that a compiled call doesn't need.
+# The functions that `with mode:` calls, without its overhead.
 _push = _torch.push_dispatch_mode
 _pop = _torch.pop_dispatch_mode
 _dispatch_mode = _torch.get_dispatch_mode
@@ -306,7 +306,7 @@ def _leaves(args: tuple[Any, ...]) -> list[Any]:
 
 
 def _source_location(frame: FrameType | None) -> str | None:
-    """Returns the place that calls an operator: the user's function or, if there is none, PyTorch's layer.
+    """Returns the place that calls an operator: the user's function or, if there is none, the PyTorch layer.
 
     Args:
         frame: the innermost stack frame at the call of the operator.

@@ -1,4 +1,4 @@
-"""Runs a graph with a symbolic batch size: compiled for each of the first sizes, then once for all sizes."""
+"""Runs a graph with a symbolic batch size, compiled separately for the first sizes, then once for all sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxtrain.ortmodule.capture.graph._batch import Batch
 from onnxtrain.ortmodule.module._pytorch_work import unwatched
 
 _SEPARATE_SIZES = 2
-"""Number of batch sizes that are compiled separately: the size of most batches, and that of the smaller last batch."""
+"""Number of batch sizes that are compiled separately: the usual size, and the size of the smaller last batch."""
 
 _MAX_GRAPHS = 16
 """Maximum number of single-size graphs to keep if the guards of the graph for all sizes reject many sizes."""

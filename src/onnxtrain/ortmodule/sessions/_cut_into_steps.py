@@ -248,7 +248,7 @@ def _with_gradients(
 ) -> set[fx.Node]:
     """Returns the nodes that a gradient reaches.
 
-    These are the nodes that require a gradient and on which an output or a mutated input with a gradient depends.
+    These nodes require a gradient, and an output or mutated input that requires a gradient depends on them.
 
     Args:
         graph_module: the whole graph.

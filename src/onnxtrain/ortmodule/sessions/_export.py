@@ -49,7 +49,7 @@ class CompiledGraphs:
         self._graphs: list[weakref.ref[_GraphBody]] = []
 
     def add(self, body: _GraphBody) -> None:
-        """Registers a compiled graph with a weak reference."""
+        """Registers a compiled graph; keeps only a weak reference to it."""
         self._graphs.append(weakref.ref(body))
 
     def save(self, folder: str | os.PathLike[str]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Runs parts of a functional ATen graph in PyTorch, such that autograd can differentiate them.
+"""Runs parts of a functional ATen graph in PyTorch, in a form that autograd can differentiate.
 
 Some operators of functional graphs have no kernel, or no correct derivative. They are replaced with equivalent
 operators, e.g. `as_strided_scatter` with an in-place write.
@@ -104,7 +104,7 @@ _RUNNABLE: dict[str, Callable[..., Any]] = {
 
 
 def runnable(graph_module: fx.GraphModule) -> Callable[..., Any]:
-    """Returns a function that runs a functional ATen graph, and that autograd can differentiate.
+    """Returns a differentiable function that runs a functional ATen graph in PyTorch.
 
     Args:
         graph_module: the graph. Operators in `_RUNNABLE` are replaced in place.
@@ -151,7 +151,7 @@ def differentiable_nodes(
 
 
 def _is_differentiable(value: Any) -> bool:
-    """True if a result, or one tensor of a tuple of results, has a floating-point or complex dtype."""
+    """True if a result, or any tensor in a tuple of results, has a floating-point or complex dtype."""
     parts = value if isinstance(value, tuple | list) else (value,)
     return any(isinstance(p, torch.Tensor) and (p.is_floating_point() or p.is_complex()) for p in parts)
 
@@ -161,7 +161,7 @@ def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
 
     Args:
         node: the node.
-        differentiable: the nodes before it whose results require a gradient.
+        differentiable: the earlier nodes whose results require a gradient.
 
     Raises:
         ORTModuleTorchModelException: the operator raises, or its backward is not implemented.

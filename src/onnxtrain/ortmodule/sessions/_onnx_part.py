@@ -196,7 +196,7 @@ class OnnxPart:
         return Counter(node.op_type for node in self._lowered.model.graph)
 
     def executed(self) -> Iterator[tuple[str, ir.Model]]:
-        """Yields (kind, model) for each model that ONNX Runtime runs: "forward" and "backward", or "inference"."""
+        """Yields (kind, model) for each model that ONNX Runtime runs; a kind is e.g. "forward"."""
         names = [value.name for value in self._signature.inputs]
         if self._lowered.model.graph.outputs:
             for kind, model in self.program.executed(self._needs).items():

@@ -94,7 +94,7 @@ class TrainingStep:
 
 
 _MANY_RESIDUALS = 8
-"""Number of residuals from which keeping OrtValues takes less time than saving tensors."""
+"""Minimum number of residuals for which keeping OrtValues takes less time than saving tensors."""
 
 _MAX_BACKWARDS = 64
 """Number of backward sessions that a program caches, one per value of `received`."""
@@ -346,7 +346,7 @@ class Program:
         """Returns the vector-Jacobian product as a program, which can be differentiated again.
 
         Returns:
-            The program, whose inputs are those of this program, then the cotangents of the outputs `received`; and per
+            The program, which takes this program's inputs, then the cotangents of the outputs `received`; and, per
             input of this program, the index of its gradient in the new program's outputs, or None.
         """
         joint, _, gradients = self._joint_graph(needs, received)
@@ -365,7 +365,7 @@ class Program:
     def _differentiable_vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]
     ) -> tuple[Program, tuple[int | None, ...], tuple[bool, ...]] | str:
-        """Returns `vjp` with sessions for second derivatives.
+        """Returns the result of `vjp` after creating its sessions for second derivatives.
 
         Args:
             needs: per input, whether it requires a gradient.

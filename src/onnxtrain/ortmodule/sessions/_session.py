@@ -48,7 +48,7 @@ def check_onnxruntime() -> None:
     """Checks that the installed onnxruntime can run the graphs of ORTModule.
 
     Raises:
-        ORTModuleInitException: it is older than 1.30.
+        ORTModuleInitException: the installed onnxruntime is older than 1.30.
     """
     # 1.20 lacks DLPack, through which memory is shared with PyTorch. In 1.21 to 1.28 some graphs fail on empty tensors,
     # and `any` of an empty tensor crashes the process.

@@ -18,7 +18,7 @@ from onnxtrain.ortmodule.capture._nodes import (
     writes_in_place,
 )
 
-# Methods that change the shape or strides of a tensor in place. Replacing the tensor with a view has another effect.
+# Methods that change the shape or strides of a tensor in place. Replacing it with a view has a different effect.
 _RESHAPING_OPS = frozenset({
     "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
     "unsqueeze_",

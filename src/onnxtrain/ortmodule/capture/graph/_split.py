@@ -117,7 +117,7 @@ def _record_backwards(part: fx.GraphModule) -> None:
             getattr(part, str(node.args[1].target)) if isinstance(node.args[1], fx.Node) else node.args[1]
         )
         switches = backward.graph.find_nodes(op="call_function", target=set_grad_enabled)
-        # With more switches, e.g. of `once_differentiable`, those inside would no longer restore the right mode.
+        # With more switches, e.g. of `once_differentiable`, the inner ones would no longer restore the right mode.
         if [switch.args[0] for switch in switches] == [False, True]:
             for switch in switches:
                 backward.graph.erase_node(switch)

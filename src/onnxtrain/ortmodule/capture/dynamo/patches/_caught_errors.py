@@ -58,8 +58,8 @@ def _is_caught(frame: Any, target: Any, arguments: Any) -> bool:
     values = [leaf.node.meta.get("example_value") for leaf in found if isinstance(leaf, torch.fx.Proxy)]
     if _checks_data(target) or any(map(depends_on_data, values)):
         return True
-    # A lookup around which the handler only re-raises, such as `except IndexError: raise IndexError(...)`, stays in the
-    # graph: the break would change no more than the text of the error.
+    # An index lookup whose handlers only re-raise, such as `except IndexError: raise IndexError(...)`, stays in the
+    # graph: a break would change only the text of the error.
     looks_up = any(isinstance(value, torch.Tensor) and value.dtype in _INDEX_DTYPES for value in values)
     return looks_up and any(_resumes(*handler) for handler in handlers)
 

@@ -23,7 +23,7 @@ def _break_at_draws() -> Callable[[], None]:
 
     @functools.wraps(before)
     def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        # A generator that the captured function itself has made has no source. It is made anew in each call.
+        # A generator that the captured function has created has no source. Each call creates a new generator.
         if self.source is not None and name not in _STATE_SETTERS:
             graph_break(
                 gb_type="Draw from a random.Random",

@@ -8,7 +8,7 @@ __all__ = ["exact", "is_tracing", "stop_gradient"]
 
 
 def is_tracing() -> bool:
-    """True while TorchScript is tracing: sizes are then tensors, and comparing them would give a constant."""
+    """True while TorchScript is tracing: sizes are then tensors, and a comparison of sizes becomes a constant."""
     # TorchScript's parser accepts only one error code in a `type: ignore`.
     return bool(torch.jit._trace.is_tracing())  # type: ignore[no-untyped-call]
 

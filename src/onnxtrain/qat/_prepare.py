@@ -154,7 +154,7 @@ def _zero(op: Emitter, weight: IntegerWeight) -> ir.Value:
 
 
 def _replace_scales(op: Emitter, values: list[ir.Value]) -> None:
-    """Replaces each scale above 0 with Exp of a trainable logarithm."""
+    """Replaces each positive scale with Exp of a trainable logarithm."""
     for scale in values:
         array = constant(scale).astype(np.float32)
         # A scale of zero, for a weight of zeros, has no logarithm.

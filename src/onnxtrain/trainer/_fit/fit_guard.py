@@ -50,7 +50,7 @@ class FitGuard:
 
         Args:
             doing: name of the call, for error messages, e.g. "Trainer.fit()".
-            elsewhere: allow the call in the thread of the fit, e.g. in a callback.
+            elsewhere: True to reject the call only in threads other than the fit's, so that callbacks can make it.
         """
         thread = self._thread
         if thread is None or (elsewhere and thread is threading.current_thread()):

@@ -134,7 +134,16 @@ def _parameter_choices(
     everything: list[str] | None,
     title_of_all: str,
 ) -> Iterator[Choice]:
-    """Yields the choices without adapters: all parameters first, then the last layers, then biases and norms."""
+    """Yields the choices without adapters: all parameters first, then the last layers, then biases and norms.
+
+    Args:
+        model: model in canonical form.
+        trainable: names of the parameters to choose from.
+        universe: names of all parameters that the patterns of a choice may match.
+        sizes: number of elements of each parameter.
+        everything: patterns that match all of `trainable`; None for the default.
+        title_of_all: name of the choice of all parameters.
+    """
     order = _reading_order(model, trainable)
     matrices = [name for name in order if len(model.graph.initializers[name].shape or ()) > 1]
     groups = {
@@ -154,7 +163,7 @@ def _parameter_choices(
 
 
 def _from_matrix(order: Sequence[str], matrices: Sequence[str], number: int) -> list[str]:
-    """Returns the names in `order` from matrix `number` on, e.g. the last layer's weight and bias."""
+    """Returns the names in `order` starting with `matrices[number]`, e.g. the last layer's weight and bias."""
     return list(order[order.index(matrices[number]) :]) if matrices else []
 
 

@@ -280,7 +280,10 @@ def _with_recommendation(
 
 
 def _graph(path: Path) -> bytes:
-    """Serializes the nodes of a model file, to compare graphs: its metadata depends on how the model was built."""
+    """Serializes the nodes of a model file, to compare graphs.
+
+    The metadata is left out, because it depends on how the model was built.
+    """
     model = onnx.load(path, load_external_data=False)
     return b"".join(node.SerializeToString(deterministic=True) for node in model.graph.node)
 

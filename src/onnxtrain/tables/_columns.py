@@ -63,7 +63,7 @@ class Column(ABC):
 
     @abstractmethod
     def raw(self, values: Values) -> Array:
-        """Returns the unencoded column [rows], as a model with the nodes from :meth:`write` takes it."""
+        """Returns the unencoded column [rows], as an input for a model that contains the nodes from :meth:`write`."""
 
     @abstractmethod
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:

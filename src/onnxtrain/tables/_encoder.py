@@ -42,9 +42,9 @@ class TableEncoder:
     """Encodes the columns of a table as arrays for a model, and can prepend the same encoding to the model.
 
     Like a scikit-learn transformer, the encoder learns from one table (:meth:`fit`) and encodes others in the same way
-    (:meth:`transform`). Unlike scikit-learn's, it takes the whole table, including the target, and never guesses: a
-    missing value, an unknown category or infinity raises an error that names the row, unless an argument specifies how
-    to handle it.
+    (:meth:`transform`). Unlike scikit-learn's transformers, it takes the whole table, including the target, and never
+    guesses: a missing value, an unknown category or infinity raises an error that names the row, unless an argument
+    specifies how to handle it.
 
     Args:
         target: columns to predict, e.g. "survived"; empty for tables without a target. Strings become class numbers.
@@ -194,8 +194,8 @@ class TableEncoder:
             table: table with the columns of the fitted table.
             inputs: inputs of the model, e.g. `trainer.manifest.inputs`. If there is one, all encoded columns are
                 concatenated; otherwise, columns and inputs are matched by name.
-            targets: targets of the model, e.g. `trainer.manifest.targets`; only the first is used, for all target
-                columns. Empty for prediction.
+            targets: targets of the model, e.g. `trainer.manifest.targets`; empty for prediction. The first one gets all
+                target columns, and the others are ignored.
 
         Returns:
             The arrays, keyed by input or target name.
@@ -249,8 +249,9 @@ class TableEncoder:
         Args:
             model: trained network, e.g. the path of a file that `Trainer.export` wrote; it is not changed. If it has
                 one input, all encoded columns are concatenated; otherwise, columns and inputs are matched by name.
-            logits: output with the logits of a classifier. Two outputs are appended: `probability`, and `class` with
-                the names in :attr:`classes_`; if a column has one of these names, "predicted_" is prepended.
+            logits: name of the output with a classifier's logits. Two outputs are appended: `probability`, and `class`
+                with the names in :attr:`classes_`; if a column has one of these names, "predicted_" is prepended. None
+                appends no outputs.
             activation: function that turns logits into probabilities: "softmax" after a cross-entropy, "sigmoid" after
                 a binary cross-entropy, "exp" after a negative log-likelihood. None: `probability` is not appended.
 
@@ -345,8 +346,8 @@ class TableEncoder:
         """Returns the names of the input columns.
 
         Raises:
-            InputError: a column that an argument names is missing from the table or from the inputs, a column has two
-                roles, or there are no inputs.
+            InputError: a column that was passed does not exist or is not an input, a column has two roles, or there
+                are no inputs.
         """
         weights = [] if self.sample_weight is None else [self.sample_weight]
         for name in (*self.target, *self.id, *weights, *self.inputs, *self.categorical):

@@ -68,7 +68,7 @@ class FillRule(NamedTuple):
     def category(self, name: str, texts: Sequence[str]) -> str:
         """Returns the category that replaces missing values.
 
-        A rule "mean" or "median" for all columns returns the most frequent category.
+        For a rule "mean" or "median" that is meant for all columns, this is the most frequent category.
 
         Args:
             name: name of the column, for error messages.

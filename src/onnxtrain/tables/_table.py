@@ -308,7 +308,12 @@ def _parse_numbers(raw: Array, missing: Array) -> tuple[Array, Array]:
 
 
 def _require_numbers_or_texts(values: Values, *, dates: bool) -> None:
-    """Raises InputError if the column contains dates (`dates`: its dtype is a date), lists or other objects."""
+    """Raises InputError if a column contains dates, lists or other objects.
+
+    Args:
+        values: values of the column.
+        dates: True if the dtype of the column is a date.
+    """
     allowed = str | bool | int | float | np.number | np.bool_
     for row, value in enumerate(values.raw):
         if not values.missing[row] and (dates or not isinstance(value, allowed)):

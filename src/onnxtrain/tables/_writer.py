@@ -1,4 +1,4 @@
-"""Writes ONNX nodes that encode the columns of a table. If a value is invalid, their error names the column."""
+"""Writes ONNX nodes that encode the columns of a table. Their error messages name the column."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ColumnWriter:
         return index
 
     def pick_rows(self, rows: np.ndarray, index: ir.Value, message: str) -> ir.Value:
-        """Writes `rows[index]`, double. If an index is out of range, running the model fails with `message`.
+        """Writes the lookup `rows[index]`, double. If an index is out of range, running the model fails with `message`.
 
         ONNX has no op that raises an error. Gather does so for an index out of range, and ONNX Runtime's error quotes
         the name of the node, which is the message.

@@ -87,7 +87,7 @@ def _front_matter(
 
 
 def _text(text: object) -> str:
-    """Escapes Markdown in a text: names of inputs may contain any characters."""
+    """Escapes Markdown in a text, because e.g. names of inputs may contain any characters."""
     return _MARKDOWN.sub(r"\\\g<0>", printable(text))
 
 

@@ -269,13 +269,14 @@ class Trainer(NotCopyable):
 
         To finish an interrupted fit, call :meth:`fit` again with the same arguments; the results are bit-equal to those
         of an uninterrupted fit. Exception: ops other than Dropout that draw random numbers in evaluation or in
-        subgraphs restart their sequences; this logs a warning.
+        subgraphs restart their sequences; a warning is logged if the model has any.
 
         Args:
             path: directory of the run; the trainer continues to save to it. Alternatively, a directory with artifacts
                 written by `generate_artifacts`, with or without a prefix.
-            metrics: replaces the saved metrics; required if they include functions, which are not saved.
-            scheduler: replaces the saved schedule; required if it is a function.
+            metrics: metrics that replace the saved metrics; required if the run's metrics include functions, which are
+                not saved.
+            scheduler: schedule that replaces the saved schedule; required if the run's schedule is a function.
             device: execution device: "cpu", "cuda" or "cuda:<index>".
             threads: number of threads per op; None for the saved number.
             strategy: "ddp" or options, to continue with any number of processes; see :class:`Trainer`.
@@ -476,7 +477,7 @@ class Trainer(NotCopyable):
         batch_size: int | None = None,
         transform: TransformFunction | None = None,
     ) -> LearningRateRange:
-        """Runs a learning rate range test (Smith): measures the loss at increasing rates, and suggests a rate.
+        """Runs a learning rate range test (Smith 2017): measures the loss at increasing rates, and suggests a rate.
 
         Takes one step at each rate, from `start` to `stop` in geometric progression, and stops early when the loss
         exceeds four times its lowest value. Afterwards, the trainer's state is restored; to use the suggestion, assign

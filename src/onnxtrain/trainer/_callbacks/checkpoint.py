@@ -22,14 +22,14 @@ _UNFINISHED = ".onnxtrain-unfinished-"
 
 
 class ModelCheckpoint(Monitor):
-    """Saves the trainer whenever an epoch is the best so far. Restore a save with :meth:`Trainer.resume`.
+    """Saves the trainer after each epoch that is the best so far. Use :meth:`Trainer.resume` to restore a save.
 
     Args:
         path: directory to save to; with `keep`, it contains one directory per save.
         monitor: recorded value to compare, e.g. "val_loss"; None saves after every epoch. Default: "val_loss", or None
             with `every_n_steps`.
         mode: see :class:`EarlyStopping`.
-        every_n_steps: save after every n-th optimizer step, e.g. 500, instead of after epochs.
+        every_n_steps: number of optimizer steps between saves, e.g. 500; None saves after epochs.
         keep: number of saves to keep, each in its own directory, `epoch-00000003` or `step-00001200`: the best epochs,
             or the newest saves if nothing is monitored. None keeps one save, in `path` itself.
 
@@ -131,7 +131,7 @@ class ModelCheckpoint(Monitor):
         """Saves the trainer, then removes older saves that `choose` does not select.
 
         Saves with higher numbers are never removed: they were made before the run was resumed from an earlier save.
-        Neither is the directory in which the trainer works.
+        The directory that the trainer itself works in is kept as well.
 
         Args:
             trainer: the trainer to save.

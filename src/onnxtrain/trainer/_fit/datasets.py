@@ -56,7 +56,11 @@ class Data(NamedTuple):
 
 
 def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | None]:
-    """Opens and checks the data of a fit. Returns the training source and the validation source, or None for it."""
+    """Opens and checks the data of a fit.
+
+    Returns:
+        The training source, and the validation source; None in place of the latter if there is no validation data.
+    """
     options = Options(data.batch_size, True, data.drop_last, data.limit)
     source = open_dataset(state, data.inputs, data.targets, data.sample_weight, options, data.transform)
     validation = data.validation
@@ -143,7 +147,7 @@ def open_dataset(
 def enable_sample_weights(state: TrainingState, *sources: Source | None, for_fit: bool = False) -> None:
     """If a source has sample weights, rebuilds the models with an input for sample weights.
 
-    If the models have this input, sources without sample weights provide weights of 1.
+    Once the models have this input, sources without sample weights provide weights of 1.
 
     Args:
         state: the trainer's state.
@@ -177,7 +181,7 @@ def weighted_dataset(
     options: Options,
     transform: TransformFunction | None = None,
 ) -> Source:
-    """Opens data; if it has sample weights, rebuilds the models as :func:`enable_sample_weights` describes."""
+    """Opens data and, if it has sample weights, rebuilds the models; see :func:`enable_sample_weights`."""
     with advising_transform(state, transform):
         source = open_dataset(state, inputs, targets, weights, options, transform)
     enable_sample_weights(state, source)

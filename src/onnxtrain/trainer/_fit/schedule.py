@@ -36,7 +36,7 @@ class Curve:
     warmup_ratio: float = 0.0
 
     def __call__(self, step: int, total: int | None, epoch: int = 0) -> float:
-        """Returns the factor that the learning rate of a step is multiplied by.
+        """Returns the factor by which to multiply the learning rate of a step.
 
         Args:
             step: number of optimizer steps taken before this one.

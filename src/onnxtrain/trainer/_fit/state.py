@@ -81,7 +81,7 @@ class TrainingState:
         metrics: metrics recorded in addition to the loss.
         validating: True during a fit with validation data.
         training_data: data of the current fit; None between fits.
-        guard: allows one fit at a time.
+        guard: guard that allows only one fit at a time.
         resume_hint: sentence shown after Ctrl-C; `{}` is replaced with the directory.
     """
 
@@ -188,7 +188,7 @@ class TrainingState:
         return state
 
     def _check_metrics(self, predictions: bool) -> None:
-        """Raises InputError if the run was saved in the middle of an epoch that records other metrics.
+        """Raises InputError if the run was saved in the middle of an epoch, with metrics other than :attr:`metrics`.
 
         Args:
             predictions: True if predictions were saved, which only some metrics need.
@@ -261,7 +261,9 @@ class TrainingState:
         }
 
     def check_schedule(self, plan: Plan, per_epoch: int | None) -> None:
-        """Checks that a schedule for several fits is long enough for the next one. Warns if it exceeds `total_steps`.
+        """Checks that a schedule for several fits is long enough for the next fit.
+
+        A fit that exceeds `total_steps` only causes a warning.
 
         Args:
             plan: arguments of the next fit.

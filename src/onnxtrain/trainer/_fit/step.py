@@ -217,7 +217,7 @@ class Stepper:
             state.position.averages.add_skipped(state.metrics)
 
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
-        """Accumulates the gradients of the mean loss over all batches in the store.
+        """Computes the gradients of the mean loss over all batches, and accumulates them in the run's store.
 
         Returns:
             The results of the batches that were not skipped, each with its weight in the mean; and the mean loss,

@@ -44,7 +44,7 @@ class Workers:
         return begin()
 
     def require_one(self, doing: str) -> None:
-        """Raises InputError if there are several processes; `doing` begins the message."""
+        """Raises InputError if there are several processes. The error message begins with `doing`."""
 
     def check_fixed_batch(self, samples: int | None) -> None:
         """Raises InputError if the model has a fixed batch size, `samples`, and several processes share a batch."""

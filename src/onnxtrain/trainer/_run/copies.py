@@ -23,9 +23,9 @@ def stamp(path: Path) -> Stamp:
 
 
 class Copies:
-    """Copies files unless the target directory already contains equal ones.
+    """Copies files unless the target directory already contains identical files.
 
-    Equal files are remembered, so that saving after each epoch does not compare gigabytes.
+    Identical files are remembered, so that saving after each epoch does not compare gigabytes.
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ class Settings:
         scheduler_parameters: parameters of the schedule by name, e.g. {"end_factor": 0.1}.
         warmup_steps: number of warm-up steps.
         warmup_ratio: fraction of all steps over which the learning rate is warmed up.
-        total_steps: length in steps of a single schedule for all fits; None for one schedule per fit.
+        total_steps: length of a single schedule for all fits, in optimizer steps; None for one schedule per fit.
         ema_decay: decay of the moving averages; None for no averages.
         threads: number of threads per op; None for ONNX Runtime's default.
         positive: index of the class that f1, precision, recall and auroc measure; None for the default.
@@ -181,7 +181,7 @@ class Position:
         Args:
             plan: arguments of the current fit.
             per_epoch: optimizer steps per epoch; None if unknown.
-            total_steps: length of a single schedule for all fits; None for one schedule per fit.
+            total_steps: length of a single schedule for all fits, in optimizer steps; None for one schedule per fit.
         """
         if total_steps is not None:
             return Progress(self.step, total_steps, self.epoch)

@@ -39,7 +39,7 @@ def remove_other_predictions(directory: Path, position: Position) -> None:
 
 
 def read_predictions(directory: Path, position: Position) -> None:
-    """Reads the file that :func:`write_predictions` wrote into the averages of a position.
+    """Restores the predictions of a position from the file that :func:`write_predictions` wrote.
 
     Raises:
         CheckpointError: the file is missing or damaged.

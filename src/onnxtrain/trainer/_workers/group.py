@@ -62,7 +62,7 @@ class WorkerGroup(Workers):
         return not self._by_itself
 
     def agree(self, error: BaseException | None = None) -> None:
-        """Raises an error in all workers if one of them failed: that worker raises its `error`, others WorkersError."""
+        """If any worker failed, raises an error in all workers: `error` in the one that failed, else WorkersError."""
         # Exceptions of other packages may not survive pickle.
         texts = self.communicator.gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
@@ -139,7 +139,7 @@ class WorkerGroup(Workers):
             )
 
     def require_one(self, doing: str) -> None:
-        """Raises InputError if there are several workers; `doing` begins the message."""
+        """Raises InputError if there are several workers. The error message begins with `doing`."""
         if self.worker.size > 1:
             raise InputError(
                 f"{doing} works only in a single process. Do it without strategy, before you start the "
@@ -188,7 +188,7 @@ class WorkerGroup(Workers):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Marks code that only this worker runs, e.g. callbacks: no collective calls inside."""
+        """Marks a block that only this worker runs, e.g. a callback. It must not make collective calls."""
         before, self._by_itself = self._by_itself, True
         try:
             yield

@@ -75,7 +75,7 @@ class Shards:
 
     @contextlib.contextmanager
     def collected(self, store: Store) -> Iterator[None]:
-        """Within the block, worker 0's store contains the moments of all parameters. A collective call."""
+        """Within the block, worker 0's store contains the moments of all parameters. All workers must enter it."""
         rank = self._communicator.rank
         if rank == 0:
             self.fill(store)

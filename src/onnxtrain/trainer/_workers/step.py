@@ -76,12 +76,12 @@ class WorkerStepper(Stepper):
         return super()._is_used(step) or (every is not None and step % every == 0)
 
     def _not_finite(self) -> str | None:
-        """Returns which tensors are not finite on any worker, whose optimizer shards differ; None if all are finite."""
+        """Returns which tensors are not finite on some worker; None if all are finite. Each checks its own shard."""
         told = self._workers.communicator.gather(super()._not_finite())
         return next((what for what in told if what is not None), None)
 
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
-        """Accumulates the gradients of the mean loss over the batches of all workers in the store.
+        """Computes the gradients of the mean loss over the batches of all workers, in each worker's store.
 
         Returns:
             The results of this worker's batches that were not skipped; and the mean loss of all workers.
@@ -149,7 +149,7 @@ class WorkerStepper(Stepper):
         return any(metric.looks_at_predictions for metric in self._state.metrics)
 
     def _gather_parts(self, averages: Averages) -> list[tuple[Array, Array]]:
-        """Gathers the predictions and targets of all workers, if a metric is a function of the whole dataset."""
+        """Returns the predictions and targets of all workers; [] if no metric is a function of the whole dataset."""
         if all(metric.function is None for metric in self._state.metrics):
             return []
         return [part for parts in self._workers.communicator.gather(averages.parts) for part in parts]
@@ -164,7 +164,7 @@ class WorkerStepper(Stepper):
 
         Args:
             batches: this worker's shares of the batches.
-            averages: receives the metrics of these shares, of all workers.
+            averages: averages of the step, to which the metrics of these shares on all workers are added.
             keep_gradients: True if the store contains gradients of other shares of the step.
         """
         store, state = self._run.store, self._state

@@ -111,7 +111,7 @@ class ArraySource(IndexedSource):
         return Raw(arrays[:first], arrays[first:last], weights)
 
     def first_target(self) -> Array:
-        """Returns the first target of all samples."""
+        """Returns the values of the model's first target for all samples, [samples, ...]."""
         return self._whole(len(self.layout.inputs))
 
     def sample_weights(self) -> Array | None:
@@ -150,7 +150,14 @@ def _require_samples(arrays: list[Array]) -> None:
 
 
 def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
-    """Raises InputError if no batch would be left, because incomplete batches are dropped (`drop`)."""
+    """Raises InputError if incomplete batches are dropped and there is no complete one.
+
+    Args:
+        samples: number of samples.
+        size: batch size.
+        drop: True if incomplete batches are dropped.
+        fixed: True if the model has a fixed batch size, for the error message.
+    """
     if not drop or samples >= size:
         return
     if fixed:

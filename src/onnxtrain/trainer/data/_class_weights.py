@@ -1,4 +1,4 @@
-"""Weighs classes, so that frequent classes do not outweigh rare ones."""
+"""Weights classes in the loss, so that frequent classes do not outweigh rare ones."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class ClassWeightedSource:
         return None if batch is None else self._weigh(batch)
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
-        """Yields the batches of an epoch, each with its weights as the last array."""
+        """Yields the batches of an epoch, each with its sample weights as the last array."""
         # The layout has weights by now, so data without weights yields weights of 1.
         return (self._weigh(batch) if batch else [] for batch in self._source.read(epoch, start))
 

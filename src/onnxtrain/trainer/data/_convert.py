@@ -140,7 +140,7 @@ def _as_numbers(array: Array) -> Array:
 
 
 def check_form(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError if the dtype cannot be cast implicitly, or class labels are one-hot or a column."""
+    """Raises InputError if the dtype cannot be cast implicitly, or class labels are one-hot or [samples, 1]."""
     _check_label_form(spec, array)
     dtype_name = spec.dtype.name
     same = array.dtype.name == dtype_name

@@ -16,7 +16,7 @@ from onnxtrain.trainer.data._transform import Transform
 
 @dataclass(kw_only=True)
 class IndexedSource(ABC):
-    """Base class for sources whose samples have indices: they can be shuffled, split, and read from any batch on.
+    """Base class for sources whose samples have indices, and can be shuffled, split, and read starting at any batch.
 
     Attributes:
         layout: names, dtypes and shapes of the arrays of a batch.
@@ -42,7 +42,7 @@ class IndexedSource(ABC):
 
     @abstractmethod
     def first_target(self) -> Array:
-        """Returns the first target of all samples, [samples, ...]."""
+        """Returns the values of the model's first target for all samples, [samples, ...]."""
 
     @abstractmethod
     def sample_weights(self) -> Array | None:
@@ -77,7 +77,7 @@ class IndexedSource(ABC):
         return self.transform is not None
 
     def _places(self, index: int, worker: Worker) -> slice:
-        """Returns which positions in the epoch's order contain a worker's samples of the batch with this index."""
+        """Returns the slice of the epoch's sample order that contains a worker's share of batch `index`."""
         first = index * self.batch_size
         share = worker.share(min(self.batch_size, self.samples - first))
         return slice(first + share.start, first + share.stop)

@@ -58,8 +58,8 @@ class _Mixing(ABC):
         Args:
             inputs: inputs of the batch, [samples, ...].
             partner: index of each sample's partner, [samples].
-            share: fraction of the mixture that comes from the sample itself.
-            rng: generator for further random numbers.
+            share: fraction of the mixture that should come from the sample itself.
+            rng: generator for other random choices.
 
         Returns:
             The mixed inputs, and the weight of the sample's own target.
@@ -89,8 +89,8 @@ class _Mixing(ABC):
 class MixUp(_Mixing):
     """Transform for :meth:`Trainer.fit` that averages pairs of samples and their targets (Zhang et al. 2018).
 
-    With l drawn from Beta(alpha, alpha) once per batch, and a random partner j of each sample i: x = l·x_i + (1 -
-    l)·x_j and t = l·t_i + (1 - l)·t_j. Class targets become probabilities: train with
+    For each batch, l is drawn from Beta(alpha, alpha), and for each sample i a random partner j. The sample becomes x =
+    l·x_i + (1 - l)·x_j, with the target t = l·t_i + (1 - l)·t_j. Class targets become probabilities: train with
     `CrossEntropyLoss(probabilities=True)` or `bce_with_logits`. Regression targets are averaged as well.
 
     Args:

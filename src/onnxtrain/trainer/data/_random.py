@@ -120,7 +120,7 @@ class OwnNumbers:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Continues this random state in the process's generators within the block, and restores them afterwards."""
+        """Within the block, the process's generators continue from this state; afterwards, they are restored."""
         with _taking_turns():
             outer = _capture()
             if self._inner is None:

@@ -110,7 +110,7 @@ class SampleSource(IndexedSource):
             raise InputError(f"{epoch.place(index)} (samples {_shown(indices)}): {error}") from error
 
     def first_target(self) -> Array:
-        """Reads all samples once, and returns the first target of all samples."""
+        """Reads all samples once, and returns their values of the model's first target, [samples, ...]."""
         targets = [np.asarray(raw.targets[0]) for raw in self._raw_batches()]
         return np.concatenate(targets)
 

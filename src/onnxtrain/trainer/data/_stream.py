@@ -62,7 +62,7 @@ class _Reading:
 
         Args:
             raw: the batch that :meth:`take` returned last.
-            size: number of samples in a complete batch; None for that of the first batch.
+            size: number of samples in a complete batch; None for the size of the first batch.
         """
         count = len(raw.inputs[0])
         # A smaller batch is incomplete only at the end of the stream; some loaders vary the batch size.
@@ -132,7 +132,7 @@ class StreamSource:
             return None
 
     def look(self, epoch: Pass) -> None:
-        """Checks the first batch, and whether it has weights.
+        """Checks the first batch, and records whether it has sample weights.
 
         Raises:
             InputError: there is no batch, or it does not match the model.

@@ -157,7 +157,11 @@ class Padding:
         return [spec.name for spec in (*self.layout.inputs, *self.layout.targets)]
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
-        """Returns the columns of the inputs by name: of a frame, a mapping, a list of mappings, or the tokens alone."""
+        """Returns the columns of the inputs by name.
+
+        Args:
+            inputs: a frame, a mapping, a list of mappings, or only the token sequences.
+        """
         if is_frame(inputs):
             names = column_names(inputs)
             return {name: _listed(inputs[name]) for name in {*self._names, WEIGHT} if name in names}

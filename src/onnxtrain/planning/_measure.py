@@ -79,7 +79,7 @@ def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> M
 def write_inputs(
     path: Path, model: ir.Model, manifest: Manifest, batch_size: int, dims: Mapping[str, int]
 ) -> None:
-    """Writes random inputs and targets for a training step, in the order in which `onnxtrain.api.Module` takes them.
+    """Writes random inputs and targets for a training step, in the order of the arguments of `onnxtrain.api.Module`.
 
     Args:
         path: the `.npz` file to write.

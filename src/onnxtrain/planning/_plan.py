@@ -245,7 +245,7 @@ def plan_training(
                 except InputError:
                     raise
                 except OnnxTrainError as error:
-                    # One choice may lack a gradient rule that another does not need.
+                    # A gradient rule may be missing that other choices do not need.
                     errors.append(error)
                     plan.append(replace(row, problem=str(error)))
                     break

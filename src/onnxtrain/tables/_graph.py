@@ -56,7 +56,7 @@ def attach_columns(graph: ir.Graph, columns: Sequence[Column], missing: Sequence
 
 
 def _free_name(op: Emitter, name: str) -> str:
-    """Makes a column's name available in the graph by renaming inner values and initializers that have it.
+    """Makes a column's name available in the graph by renaming inner values and initializers that already use it.
 
     Returns:
         `name`, or "<name>_column" if an output of the network has the name: outputs are not renamed, because users

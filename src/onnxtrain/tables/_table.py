@@ -118,7 +118,7 @@ class Table:
         return len(self.frame)
 
     def column(self, name: str) -> Any:
-        """Returns a column as a pandas `Series`. Raises InputError if the table does not have it."""
+        """Returns a column as a pandas `Series`. Raises InputError if there is no column of this name."""
         if name not in self.columns:
             raise InputError(
                 f"The table '{self.source}' has no column '{name}'; its columns are {some_names(self.columns)}."

@@ -148,7 +148,7 @@ def _of_training(state: TrainingState) -> list[str]:
             rows.append(("validation", f"{plan.validation:,} samples" if plan.validation else "a stream"))
     rows.append(("optimizer steps", f"{state.position.step:,}"))
     for name, value in state.run_settings.items():
-        # Options that are off say nothing.
+        # Options that are off are left out.
         if name == "seed" or (name not in _TOLD and value not in (None, False, "", {}, [])):
             text = settings_text(value) if isinstance(value, Mapping) else value
             rows.append((name.replace("_", " "), text))

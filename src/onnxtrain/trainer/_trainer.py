@@ -267,8 +267,8 @@ class Trainer(NotCopyable):
     ) -> Trainer:
         """Restores a trainer from a run that was saved by :meth:`save` or by an interrupted fit.
 
-        To finish an interrupted fit, call :meth:`fit` again with the same arguments; the results are bit-equal to those
-        of an uninterrupted fit. Exception: ops other than Dropout that draw random numbers in evaluation or in
+        To finish an interrupted fit, call :meth:`fit` again with the same arguments; the results are bit-equal to the
+        results of an uninterrupted fit. Exception: ops other than Dropout that draw random numbers in evaluation or in
         subgraphs restart their sequences; a warning is logged if the model has any.
 
         Args:

@@ -59,7 +59,7 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
     """Opens and checks the data of a fit.
 
     Returns:
-        The training source, and the validation source; None in place of the latter if there is no validation data.
+        The training source; and the validation source, or None if there is no validation data.
     """
     options = Options(data.batch_size, True, data.drop_last, data.limit)
     source = open_dataset(state, data.inputs, data.targets, data.sample_weight, options, data.transform)

@@ -113,7 +113,7 @@ class TrainingState:
         target = run.manifest.targets[0] if run.manifest.targets else None
         self.task = Task(target, settings.loss, settings.positive)
         self.task.check()
-        # `[]` means no metrics; None chooses those of the loss.
+        # `[]` means no metrics; None chooses the default metrics of the loss.
         if metrics is None:
             metrics = default_metrics(self.task.target, settings.loss) if measurable else []
             # Perplexity is the exponential of a mean, not of a sum.

@@ -121,10 +121,10 @@ def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
             rows, truth = rows[counted], truth[counted]
         return _Scores(rows, truth, rows.shape[1])
     _require(name, prediction, target, prediction.shape)
-    # Without labels, only a cross-entropy of class probabilities has one right class.
+    # For targets other than class labels, only a cross-entropy of class probabilities has one correct class.
     if task.has_softmax:
         return _Scores(_rows(prediction), _rows(target).argmax(axis=1), prediction.shape[1])
-    # Several columns are several questions per sample; any other shape is one question at each position.
+    # Several columns are independent labels (multilabel); any other shape has one binary label per position.
     one = prediction.ndim != 2 or prediction.shape[1] == 1
     shape = (-1,) if one else prediction.shape
     return _Scores(prediction.reshape(shape), (target.reshape(shape) > 0.5).astype(np.int64), 0)

@@ -332,7 +332,7 @@ class Run:
     ) -> None:
         """Writes the run to a directory, which is created if missing: either all files, or none.
 
-        In another directory, only models that differ are replaced.
+        In a directory other than :attr:`directory`, only models that differ are replaced.
 
         Args:
             target: directory to write to.

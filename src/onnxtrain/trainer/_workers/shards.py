@@ -75,7 +75,7 @@ class Shards:
 
     @contextlib.contextmanager
     def collected(self, store: Store) -> Iterator[None]:
-        """Within the block, worker 0's store contains the moments of all parameters. All workers must enter it."""
+        """Within the block, which all workers must enter, worker 0's store contains the moments of all parameters."""
         rank = self._communicator.rank
         if rank == 0:
             self.fill(store)

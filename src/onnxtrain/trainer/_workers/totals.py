@@ -27,7 +27,7 @@ def averages_of(numbers: Array, keys: Sequence[str], *, summed: bool) -> Average
     Args:
         numbers: totals and counts, float64 [2 * len(keys)].
         keys: the keys.
-        summed: True if the loss is a sum, not a mean; its count is then 1, whatever the number of batches.
+        summed: True if the loss is a sum, not a mean; its count is then 1, regardless of the number of batches.
     """
     sums = {
         key: [float(total), float(count)]

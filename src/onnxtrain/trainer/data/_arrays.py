@@ -150,7 +150,7 @@ def _require_samples(arrays: list[Array]) -> None:
 
 
 def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
-    """Raises InputError if incomplete batches are dropped and there is no complete one.
+    """Raises InputError if incomplete batches are dropped and there is no complete batch.
 
     Args:
         samples: number of samples.

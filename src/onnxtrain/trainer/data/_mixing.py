@@ -14,7 +14,7 @@ from onnxtrain.runtime.dtypes import Array
 
 
 class _Mixing(ABC):
-    """Base class for transforms that mix each sample with another sample of the batch, and their targets likewise."""
+    """Base class for transforms that mix pairs of samples in a batch, and their targets in the same proportion."""
 
     def __init__(self, alpha: float, classes: int | None, probability: float) -> None:
         name = type(self).__name__

@@ -50,7 +50,7 @@ def twin(
     opset: int,
     functions: dict[ir.OperatorIdentifier, ir.Function] | None = None,
 ) -> ir.Function:
-    """Returns a function of standard ops whose outputs have the shapes of the node's outputs.
+    """Returns an ONNX function of standard ops whose outputs have the same shapes as the node's outputs.
 
     Args:
         shapes: emits the standard ops and returns the outputs.

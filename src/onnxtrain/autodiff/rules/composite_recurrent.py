@@ -64,7 +64,7 @@ def _operands(
 
 
 def _register() -> None:
-    """Registers a rule for each layer and dtype."""
+    """Registers a rule for each kind of layer (LSTM, GRU) and each dtype."""
     rules = {
         "LSTM": (_lstm_layer, ("y", "y_h", "y_c"), ("gates", "cells")),
         "GRU": (_gru_layer, ("y", "y_h"), ("gates", "inner")),

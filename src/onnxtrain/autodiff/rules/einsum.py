@@ -21,9 +21,9 @@ Dim = int | ir.SymbolicDim
 def einsum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Einsum: for "ij,jk->ik", ct_A = Einsum("ik,jk->ij", ct, B), and likewise for any number of operands.
 
-    If a label occurs only in this operand, the Einsum summed over it, so the cotangent is broadcast along it. If a
-    label occurs twice in the operand ("ii"), it selects a diagonal, so the cotangent is zero off the diagonal. Axes of
-    size one that were broadcast are summed over.
+    If a label occurs in only one operand and not in the output, Einsum sums over it, so the operand's cotangent is
+    broadcast along it. If a label occurs twice in an operand ("ii"), it selects a diagonal, so the cotangent is zero
+    off the diagonal. Axes of size one that were broadcast are summed over.
     """
     terms, output = _terms(n)
     _check_broadcasting(n, terms)
@@ -58,7 +58,7 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
 def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
     """Checks the ranks of the operands, and that no label has size one in its first operand and another size later.
 
-    For such a label, onnx infers size one.
+    For such a label, onnx would infer size one.
 
     Raises:
         DifferentiationError: the inferred shape of the output is wrong, and other rules would rely on it; or the rank

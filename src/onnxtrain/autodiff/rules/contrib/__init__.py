@@ -1,4 +1,4 @@
-"""Makes ops of ONNX Runtime's domain com.microsoft trainable; importing this package registers them all.
+"""Makes ops of ONNX Runtime's domain com.microsoft trainable. Importing this package registers all of them.
 
 An op is defined in the file named like the file of the closest standard op, one folder up: FusedConv is in
 `contrib/conv.py`, as Conv is in `conv.py`. `contrib/_shared.py` holds helpers for several files.

@@ -59,7 +59,7 @@ class SpecializedOp(CompositeOp):
         return _numbered(name, self._key, functions)
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns the function, whose name has no number yet."""
+        """Returns the op's function, without the number in its name, which the caller adds."""
         function = super().function_for(dtype, opset)
         function.metadata_props[_KEY] = self._key
         return function
@@ -109,7 +109,7 @@ def of_rounded(
 
     Args:
         function: a float32 function of a :class:`SpecializedOp`.
-        name: name of the new function without number, e.g. "ConvolutionBfloat16Gradient_float".
+        name: name of the new function, without its number, e.g. "ConvolutionBfloat16Gradient_float".
         functions: the model's function table.
 
     Returns:

@@ -50,7 +50,7 @@ def _product_of_float_zeros(
     *,
     block_size: AttributeRef,
 ) -> ir.Value:
-    """Computes the same as `Uint4Product` or `Uint8Product`, with floating-point zero points of any shape."""
+    """Like `Uint4Product` or `Uint8Product`, but with N·blocks floating-point zero points, in any shape."""
     blocks = _scales_after(op, scales, x)
     # DequantizeLinear requires zero points of the codes' dtype, so here, with scales of 1, it only casts the codes to
     # float.

@@ -52,7 +52,7 @@ def _register() -> None:
 
 
 def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Y = x / y_scale + y_zero_point within the range of y's dtype; zero for x outside the range."""
+    """VJP of QuantizeLinear: of y = x / y_scale + y_zero_point inside the range of y's dtype, zero for x outside it."""
     # Only integers: the range check below needs evenly spaced values, unlike those of float8 types.
     dtype = n.out.y.dtype
     if dtype is None or not dtype.is_integer():
@@ -78,7 +78,7 @@ def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _quantize_dynamically(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None]
 ) -> ir.Value | None:
-    """VJP with respect to x: ct_x = ct_y / y_scale, treating the computed scale as a constant."""
+    """VJP of DynamicQuantizeLinear: ct_x = ct_y / y_scale, treating the computed scale as a constant."""
     return None if cts[0] is None else op.Div(cts[0], n.out.y_scale)
 
 

@@ -86,7 +86,7 @@ class RowRead:
         indices = _shaped(op.Reshape(indices, total, allowzero=1), [None])
         if self.node.op_type != "Slice":
             return add_rows(op, self.source, self.axis, indices, rows)
-        # Rows behind the end of the tensor were not read.
+        # Rows past the end of the tensor were not read.
         beyond = op.ScatterElements(np.zeros(self._rank, np.int64), [self.axis], [1], axis=0)
         longer = add_rows(op, self.source, self.axis, indices, rows, op.Add(sizes, beyond))
         return op.Slice(longer, [0], [-1], [self.axis])
@@ -149,7 +149,7 @@ def _read(op: Emitter, node: ir.Node) -> RowRead | None:
     if node.domain or source is None or source.shape is None or len(node.inputs) < 2:
         return None
     index, rank = node.inputs[1], len(source.shape)
-    # Places that no iteration computes are the same in all.
+    # Indices that are not computed in the loop body are the same in all iterations.
     if index is None or known_array(index) is not None or index.graph is not op.graph:
         return None
     if node.op_type == "Slice":

@@ -1,4 +1,4 @@
-"""Registers the VJPs of composite recurrent layers (LSTM, GRU), which are composite ops as well.
+"""Registers the VJPs of the composite recurrent layers (LSTM, GRU). The VJPs are composite ops as well.
 
 The forward op saves the gates of all time steps, so that the backward pass does not rerun the recurrence.
 """

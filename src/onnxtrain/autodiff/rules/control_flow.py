@@ -171,7 +171,7 @@ def _reverse_loop(
     emitted: dict[int, _Slices],
     wanted: dict[int, _Slices],
 ) -> tuple[dict[int, ir.Value], dict[int, ir.Value], dict[ir.Value, ir.Value | None]]:
-    """Emits the Loop that visits the iterations in reverse.
+    """Emits the backward Loop, which differentiates the iterations in reverse order.
 
     Args:
         op: emitter of the graph that contains the node.
@@ -320,7 +320,7 @@ def _gradients(
     Raises:
         NoGradientRule: the subgraph draws random numbers.
     """
-    # The recomputed branch would draw other random numbers than the forward pass did, and differentiate those.
+    # The recomputed branch would draw different random numbers from the forward pass.
     for node in op.graph.all_nodes():
         if _is_random(node):
             raise NoGradientRule(

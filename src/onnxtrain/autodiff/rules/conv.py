@@ -163,7 +163,7 @@ def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
         ]
     small = tuple(max(t, 0) // 2 for t in totals)
     large = tuple(max(t, 0) - s for t, s in zip(totals, small, strict=True))
-    # The schema splits the total so: the smaller half at the beginning for SAME_UPPER, otherwise at the end.
+    # As in the schema, the smaller half is at the beginning for SAME_UPPER, otherwise at the end.
     begins, ends = (small, large) if n.attr("auto_pad") == "SAME_UPPER" else (large, small)
     return Windows(w.kernel, strides, dilations, begins, ends)
 

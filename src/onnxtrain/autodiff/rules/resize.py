@@ -109,9 +109,9 @@ def _is_long(n: NodeView, axis: int) -> bool:
 def _scatter_along(op: Emitter, n: NodeView, axes: Sequence[int], position: int, ct: ir.Value) -> ir.Value:
     """Multiplies `ct` by the transposed matrix of one axis without computing the matrix.
 
-    Resizing the positions themselves gives the approximate position that each result reads. Resizing masks of every
-    m-th position gives the weights of these positions: m is twice the number of neighbors, so that each result reads
-    at most one position of a mask, the one nearest to its approximate position.
+    The approximate position that each result reads is computed by resizing the positions themselves. The weights are
+    computed by resizing m masks, each of which marks every m-th position. m is twice the number of neighbors, so each
+    result reads at most one position per mask: the marked position nearest to its approximate position.
     """
     axis, rank, dtype = axes[position], n.rank(n.X), counting_dtype(ct)
     count = _NEIGHBORS[n.attr("mode")]
@@ -218,7 +218,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
     size = op.dim(n.X, axes[position])
     square = op.Concat(size, size, axis=0)
     identity = op.EyeLike(op.Expand(op.const(0, dtype), square))
-    # The op's schema doesn't tell it, and a later axis may be scattered, which needs it.
+    # Set here, because scattering along a later axis needs the dtype, which the op's schema does not determine.
     identity.type = ir.TensorType(dtype)
     matrix = _resized_rows(op, n, axes, position, identity)
     if like.dtype is None:

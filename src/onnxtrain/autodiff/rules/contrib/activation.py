@@ -1,4 +1,4 @@
-"""Decomposes activations of com.microsoft, and the activations that ONNX Runtime fuses into the preceding op."""
+"""Decomposes com.microsoft activation ops, and the activations that ONNX Runtime fuses into the preceding op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decomposes attention and rotary embeddings of com.microsoft into standard ops."""
+"""Decomposes com.microsoft attention and rotary embedding ops into standard ops."""
 
 from __future__ import annotations
 
@@ -264,10 +264,10 @@ def _query_positions(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
 
 
 def _cache_order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
-    """Returns the key at each position of the new cache, as an index into old cache + new keys: [batch, keys].
+    """Returns which key goes to each position of the new cache: [batch, keys].
 
-    The old cache may have free space after its valid keys. The new keys fill that space, so the order differs between
-    sequences.
+    Keys are indices into the concatenation of the old cache and the new keys. The old cache may have free space after
+    its valid keys. The new keys fill that space, so the order differs between sequences.
     """
     past, new = op.Shape(n.past_key, start=2, end=3), op.Shape(n.query, start=1, end=2)
     total = op.Max(past, op.Reshape(op.Cast(n.total_sequence_length, to=ir.DataType.INT64), [-1]))

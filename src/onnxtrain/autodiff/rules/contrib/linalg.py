@@ -1,4 +1,4 @@
-"""Decomposes matrix products of com.microsoft, and registers VJPs of Inverse, CDist and MatMulNBits."""
+"""Decomposes com.microsoft matrix product ops, and registers VJPs of Inverse, CDist and MatMulNBits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declares the ops of com.microsoft that have no gradient."""
+"""Declares the com.microsoft ops that have no gradient."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Composite(Protocol):
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the key for this op's `dtype` function in `functions`, whether or not it has been added yet."""
+        """Returns the key of this op's function for `dtype` in `functions`, even if it is not in there yet."""
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
         """Returns a function that computes this op in `dtype`, using the standard ops of version `opset`."""

@@ -113,7 +113,7 @@ def check_gradients(
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`.
         of: name of the output to differentiate. Default: the first floating-point output.
         wrt: names of parameters. Default: all trainable parameters.
-        inputs: values of inputs, by name, e.g. {"x": array}. Missing ones are random.
+        inputs: values of inputs, by name, e.g. {"x": array}. Inputs without a value get random values.
         dims: sizes of symbolic dimensions, e.g. {"sequence": 5}. Default: 3 along the first axis, 8 elsewhere.
         seed: seed of all random numbers.
 

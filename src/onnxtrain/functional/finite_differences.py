@@ -34,7 +34,7 @@ def compare(function: Callable[[float], float], derivative: float, step: float, 
 
     If the difference at the first step is within `margin` of the derivative, they agree. Otherwise, larger steps are
     tried, and only stable differences count: those within `margin` of the difference at the next larger step, which
-    neither rounding errors nor nearby kinks distort. If 0 itself is a kink, as in ReLU(0), the one-sided differences do
+    neither rounding errors nor nearby kinks distort. If 0 itself is a kink, as for ReLU, the one-sided differences do
     not approach each other as the step shrinks; a derivative between them is inconclusive.
 
     Args:

@@ -66,7 +66,7 @@ class CompositeOp:
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the key for this op's `dtype` function in `functions`, whether or not it has been added yet."""
+        """Returns the key of this op's function for `dtype` in `functions`, even if it is not in there yet."""
         return (DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", "")
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:

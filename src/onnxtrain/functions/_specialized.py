@@ -28,7 +28,7 @@ class SpecializedOp(CompositeOp):
     Args:
         name: op type, e.g. `ConvolutionGradient`, without the number and dtype at the end of function names.
         inputs: names of the inputs and their shapes. The body may rely on static sizes.
-        attributes: as for :class:`CompositeOp`. They give native kernels the values that are hard-coded in the body.
+        attributes: as for :class:`CompositeOp`. Native kernels read them; the body has their values hard-coded.
         outputs: number of outputs.
         key: describes the case for which the body was built. Ops with equal keys have equal bodies.
         body: as for :class:`CompositeOp`. It may ignore its attributes.

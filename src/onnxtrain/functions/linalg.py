@@ -18,7 +18,7 @@ Step = Callable[[Emitter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 @composite("Inverse", ["a"], outputs=2)
 def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Computes A⁻¹ by Gauss-Jordan elimination with partial pivoting; the second output is the pivots.
+    """Computes A⁻¹ by Gauss-Jordan elimination with partial pivoting; the second output contains the pivots.
 
     If A is singular, a pivot is 0.
 

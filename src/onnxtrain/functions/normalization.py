@@ -139,7 +139,7 @@ def group_normalization_gradient(
 def layer_normalization_training(
     op: Emitter, x: ir.Value, scale: ir.Value, bias: ir.Value, **attributes: AttributeRef
 ) -> tuple[ir.Value, ...]:
-    """Computes LayerNormalization, with its mean and inverse standard deviation.
+    """Computes LayerNormalization, and returns the mean and inverse standard deviation as well.
 
     scale and bias have the shape x.shape[axis:].
     """

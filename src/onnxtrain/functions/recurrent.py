@@ -1,4 +1,6 @@
-"""Defines recurrent layers that save what their gradient needs, and the gradients (Hochreiter and Schmidhuber, 1997).
+"""Defines recurrent layers that save their gates for the backward pass, and the gradients of these layers.
+
+The LSTM is from Hochreiter and Schmidhuber, "Long Short-Term Memory" (1997).
 
 Each op is one direction of a layer: `LSTM` reads its sequences from the first time step to the last, `LSTMReverse` from
 the last to the first. Weights and states have ONNX's shapes, with 1 direction.

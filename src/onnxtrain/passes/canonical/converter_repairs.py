@@ -42,7 +42,7 @@ def drop_saved_statistics(model: ir.Model, opset: int) -> None:
 
 
 def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
-    """Repairs, in place, ops of a converted model whose results differ from those at the old `opset`.
+    """Repairs ops whose results the version converter has changed, in place.
 
     Args:
         model: a model that the version converter has converted from `opset` to the canonical opset.
@@ -96,7 +96,7 @@ def _restore_resize(node: ir.Node) -> None:
 
 
 def _restore_hardmax(node: ir.Node) -> None:
-    """Applies Hardmax to the matrix [dims before axis, other dims], as Hardmax-11 does, instead of to a single axis."""
+    """Flattens the input of Hardmax to a matrix at `axis`, as Hardmax-11 does; Hardmax-13 reduces a single axis."""
     axis = node.attributes.get_int("axis", 1)
     source = node.inputs[0]
     result = node.outputs[0]

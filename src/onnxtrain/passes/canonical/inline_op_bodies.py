@@ -1,4 +1,4 @@
-"""Replaces ops with function bodies: those of their ONNX schemas, or those registered in `op_bodies`."""
+"""Replaces ops with their function bodies, from the ONNX schemas or registered in `op_bodies`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _schema(op_type: str, opset: int) -> Any:
 
 
 def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) -> ir.Model:
-    """Returns a copy of `model` in which ops with a function body are replaced by the body, including subgraphs.
+    """Returns a copy of `model` in which ops are replaced by their function bodies, including subgraphs.
 
     Ops within bodies are expanded in turn. An op is not replaced if its body cannot be built: if it has a graph
     attribute, or if the body depends on input types that are unknown.

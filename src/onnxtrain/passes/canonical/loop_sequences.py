@@ -22,9 +22,9 @@ class AppendedSequencesPass(ir.passes.InPlacePass):
     `torch.stack(outputs)`; the Dynamo exporter writes them for `EmbeddingBag`, too. The sequence must be empty before
     the Loop.
 
-    A scan output stacks its tensors, so all of them must have the same shape. That holds if a `ConcatFromSequence`
-    stacks the sequence. If one concatenates it, the axis must have a static size, and if its tensors are read one by
-    one, their shape must be known; other sequences are not replaced. Run shape inference first.
+    A scan output stacks its tensors, so all of them must have the same shape. A `ConcatFromSequence` that stacks the
+    sequence guarantees this; a `ConcatFromSequence` without a new axis requires a static size of the axis, and other
+    readers require static shapes. Other sequences are not replaced. Run shape inference first.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -19,7 +19,7 @@ _DETACHED, _OPERAND = re.compile(r"%detach\w*"), re.compile(r"%\w+")
 
 
 def is_stop_gradient(node: ir.Node) -> bool:
-    """True if `node` is an Identity that PyTorch's exporter has written for a `detach()`."""
+    """True if `node` is an Identity that stops gradients: exported for a `detach()`, or marked."""
     return (
         node.op_type == "Identity"
         and node.domain == ""
@@ -28,7 +28,7 @@ def is_stop_gradient(node: ir.Node) -> bool:
 
 
 def mark_stop_gradient(identity: ir.Node) -> None:
-    """Marks an Identity to stop gradients, see :func:`is_stop_gradient`; cloning and saving preserve the mark."""
+    """Marks an Identity as stopping gradients, see :func:`is_stop_gradient`; cloning and saving preserve the mark."""
     identity.metadata_props[_KEY] = f"{_ORIGIN}.default"
 
 

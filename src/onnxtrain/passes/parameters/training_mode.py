@@ -41,8 +41,8 @@ class TrainingModePass(ir.passes.InPlacePass):
         """Creates the pass.
 
         Args:
-            batch_norm: mode of all BatchNormalization nodes, e.g. "training", or modes by node; other nodes keep
-                theirs.
+            batch_norm: mode of all BatchNormalization nodes, e.g. "training", or a mapping from nodes to modes; other
+                nodes keep their mode.
             dropout: the same for Dropout.
 
         Raises:
@@ -150,7 +150,7 @@ def _dropout_to_inference(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _true(model: ir.Model) -> ir.Value:
-    """Returns the constant `true` that all Dropout nodes share, which is added if necessary."""
+    """Returns the constant `true` that all Dropout nodes share; adds it to the model if necessary."""
     name = "onnxtrain.training_mode"
     value = model.graph.initializers.get(name)
     return add_constant(model.graph, ir.tensor(np.array(True), name=name)) if value is None else value

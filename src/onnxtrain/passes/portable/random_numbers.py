@@ -34,7 +34,7 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
             which a host can seed before each run, and is several times as fast as a mask computed by integer ops.
 
     Returns:
-        The input, appended to the graph inputs: int64 [3] with the fields in :data:`HOLDS`. None if it is not needed.
+        The added graph input, the last one: int64 [3] with the fields in :data:`HOLDS`. None if no op was replaced.
 
     Raises:
         GraphBuildError: a training-mode Dropout to be replaced is in a subgraph. Other ops in subgraphs are not
@@ -81,7 +81,7 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
 
 
 class _Numbers:
-    """Writes ops that compute a random op's output with the Squares counter-based generator, and replaces the op.
+    """Replaces a random op with ops that compute its output with the Squares counter-based generator.
 
     Args:
         node: the random op, e.g. a RandomNormal.

@@ -16,7 +16,7 @@ def unpack_attention(model: ir.Model) -> ir.Model:
 
     ONNX Runtime's CPU provider (1.20 to 1.32) has no kernel for queries, keys and values in one tensor `[batch,
     sequence, heads, 3, size]`, nor for keys and values in one tensor. Differentiation expands such nodes if a gradient
-    flows through them. This function expands the others, and those of the eval model.
+    flows through them. This function expands the remaining nodes, and those in the eval model.
     """
     if not any(map(_is_packed, ir.traversal.RecursiveGraphIterator(model.graph))):
         return model

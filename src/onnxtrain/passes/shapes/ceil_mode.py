@@ -1,4 +1,4 @@
-"""Rewrites poolings with ceil_mode=1 in floor mode with more padding; onnx and ONNX Runtime miscount their windows."""
+"""Converts poolings from ceil mode, where onnx and ONNX Runtime miscount windows, to floor mode with more padding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Axis:
 
     @property
     def longest(self) -> int:
-        """End padding with which floor mode has as many windows as ceil mode, for any input size.
+        """End padding that gives floor mode as many windows as ceil mode, for any input size.
 
         ceil(n / stride) = floor((n + stride - 1) / stride). A window that starts after the end of the input is not
         valid; it would need a whole extent of padding.
@@ -62,8 +62,8 @@ class CeilModePass(ir.passes.InPlacePass):
     inference (1.23) counts it. So does ONNX Runtime 1.20, which also includes positions beyond the padding in averages
     with count_include_pad. All agree for ceil_mode=0. Results don't change, also for symbolic sizes.
 
-    Dilated windows may need as much padding as the kernel size, which ONNX Runtime rejects. There, the pooling keeps
-    ceil_mode, and a Slice removes the windows that do not count.
+    Dilated windows may need as much padding as the kernel size, which ONNX Runtime rejects. In that case, the pooling
+    keeps ceil_mode, and a Slice removes the windows that do not count.
     """
 
     def __init__(self, *, keep_sizes: bool = False) -> None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 
 def why_untyped(value: ir.Value) -> str:
-    """Returns a sentence that names the op whose output shape inference cannot determine; "" if there is none.
+    """Returns a sentence that names the op at which shape inference stopped; "" if there is none.
 
     The op is the nearest one upstream of `value` whose inputs all have a dtype and rank, but whose output does not.
     """

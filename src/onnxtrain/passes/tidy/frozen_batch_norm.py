@@ -69,7 +69,7 @@ def _convolution_before(norm: ir.Node) -> ir.Node | None:
 
 
 def _folded(conv: ir.Node, norm: ir.Node) -> tuple[Array, Array]:
-    """Computes weight and bias of the merged Conv in float64, rounded once."""
+    """Returns weight and bias of the merged Conv, computed in float64 and rounded once."""
     weight, *others = (_array(value) for value in conv.inputs[1:])
     scale, shift, mean, variance = (_array(value) for value in norm.inputs[1:5])
     bias = others[0] if others and others[0] is not None else np.zeros(())

@@ -47,7 +47,7 @@ def fresh_name(model: ir.Model, base: str) -> str:
 
 
 def fresh_names(model: ir.Model, bases: Iterable[str]) -> list[str]:
-    """Returns a free name for each base, as :func:`fresh_name` does; all of them differ."""
+    """Returns a free name for each base, like :func:`fresh_name`; the names are distinct."""
     taken = {value.name for graph in model.graphs() for value in values_of(graph)}
     names = []
     for base in bases:

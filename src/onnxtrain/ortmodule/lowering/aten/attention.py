@@ -44,7 +44,7 @@ def _fake_attention(
 
 @register_flop_formula(torch.ops.onnxtrain.attention)
 def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, **named: Any) -> int:
-    """Returns the number of floating-point operations of both products."""
+    """Returns the number of floating-point operations of attention's two matrix products."""
     return 2 * prod(q[:3]) * k[2] * (q[3] + v[3])
 
 
@@ -103,7 +103,10 @@ def attention(
     is_causal: bool,
     scale: float,
 ) -> ir.Value:
-    """Lowers to an attention function. As in PyTorch, queries with all keys masked get zeros, and zero gradients."""
+    """Lowers to a call of an attention function from `functions`.
+
+    As in PyTorch, queries whose keys are all masked get zeros, and zero gradients.
+    """
     op = low.op
     if mask is None:
         kind = functions.causal_attention if is_causal else functions.attention
@@ -165,7 +168,7 @@ def _embedding_bag(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Replaces `embedding_bag`, as `_embedding` does."""
+    """Replaces `embedding_bag`, so that tracing records the in-place update of the weight with `max_norm`."""
     if max_norm is not None:
         _renormalize_rows(weight, indices, max_norm, norm_type)
     return functional.embedding_bag(indices, weight, offsets, None, norm_type, *args, **kwargs)

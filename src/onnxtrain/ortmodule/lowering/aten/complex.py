@@ -92,7 +92,7 @@ _LINEAR = (
 
 
 def register_linear_functions() -> None:
-    """Registers complex lowerings of the ops in `_LINEAR`. Their real lowerings must be registered before."""
+    """Registers complex lowerings of the ops in `_LINEAR`. Their real lowerings must already be registered."""
     for name, function in list(LOWERINGS.items()):
         if name.startswith("aten.") and name.split(".")[1] in _LINEAR:
             lower_complex(name)(_by_parts(function))

@@ -81,12 +81,12 @@ def ctc_loss(
 
 
 def _lengths(low: Lowering, lengths: Any) -> ir.Value:
-    """Returns lengths, a tensor or a list of numbers, as int64 [batch]."""
+    """Converts `lengths`, a tensor or a list of numbers, to int64 [batch]."""
     return low.tensor(lengths, INT64) if isinstance(lengths, ir.Value) else low.ints(list(lengths))
 
 
 def _pad_targets(low: Lowering, concatenated: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Returns concatenated targets, one per row, [batch, sum of lengths]. Each is padded with arbitrary labels."""
+    """Splits concatenated targets into rows, [batch, sum of lengths], padded with arbitrary labels."""
     op = low.op
     starts = op.Sub(op.CumSum(lengths, op.const(0)), lengths)
     count = op.Shape(concatenated)

@@ -20,7 +20,7 @@ INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 
 def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Replaces `one_hot` with a scatter, which raises for classes that are out of range."""
+    """Replaces `one_hot` with a scatter, which raises an error for classes that are out of range."""
     if isinstance(num_classes, int) and num_classes <= 0:
         return _torch.one_hot(classes, num_classes)
     zeros = torch.zeros((*classes.shape, num_classes), dtype=torch.int64, device=classes.device)
@@ -115,9 +115,9 @@ _NON_NEGATIVE = ("arange", "argmax", "argmin", "argsort", "max", "min", "sort", 
 
 
 def checked_indices(low: Lowering, argument: int, index: ir.Value, ignored: int | None = None) -> ir.Value:
-    """Replaces negative indices with one that is out of range, so that ONNX Runtime raises.
+    """Replaces negative indices with an out-of-range index, so that ONNX Runtime raises an error.
 
-    Used for ops whose PyTorch version raises for negative indices; ONNX's ops count them from the end.
+    For ops that raise an error for negative indices in PyTorch, but count them from the end in ONNX.
 
     Args:
         low: the lowering of the node that uses the index tensor.

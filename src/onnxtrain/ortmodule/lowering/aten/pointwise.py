@@ -243,7 +243,7 @@ def clamp_tensor(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max:
 
 
 def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
-    """Clamps `x` by Where, so that a bound gets the gradient of the elements that it replaces."""
+    """Clamps `x` with Where, so that a bound gets the gradient of the elements that it replaces."""
     y = _clamped(low, x, lowest, highest)
     if not is_float(x):
         return y

@@ -22,7 +22,7 @@ def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -
 
 
 def reduce_mean(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
-    """Returns the mean of the node's first argument `x`, or of a tensor of the same shape."""
+    """Returns the mean of `x`, which is the node's first argument or has the same shape, over `axes`."""
     if low.has_no_elements(0):
         # The mean of no elements is NaN in PyTorch, and 0 in ONNX Runtime.
         return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)
@@ -180,7 +180,7 @@ def _deviation(
 
 
 def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
-    """Returns x to a power between 0 and 1, with a gradient of 0 at 0, as in PyTorch's std and norms."""
+    """Returns `x` raised to a power between 0 and 1, with a gradient of 0 at 0, as in PyTorch's std and norms."""
     op = low.op
     is_zero = op.Equal(x, 0.0)
     nonzero = op.Where(is_zero, 1.0, x)

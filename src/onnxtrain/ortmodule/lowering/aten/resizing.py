@@ -23,7 +23,7 @@ def _interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Any:
-    """Replaces `interpolate` with one ATen op, which tracing keeps whole; it decomposes the function itself."""
+    """Replaces `interpolate` with one ATen op, because tracing would decompose the function into many ops."""
     rank = x.dim() - 2
     # The ATen ops below do not support these arguments.
     if antialias or recompute_scale_factor or mode not in _UPSAMPLE:
@@ -129,7 +129,7 @@ def _resize(
     exact_ratios: tuple[int, ...],
     **attributes: Any,
 ) -> ir.Value:
-    """Returns Resize with scales if PyTorch computes coordinates from scales, else with sizes.
+    """Emits a Resize with scales if PyTorch computes coordinates from scales, else with sizes.
 
     Args:
         low: the lowering.

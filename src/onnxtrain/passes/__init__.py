@@ -1,4 +1,4 @@
-"""Graph passes, one transformation per file: load, canonicalize, infer shapes, simplify, suit ONNX Runtime, save.
+"""Graph passes, one transformation per file: load, canonicalize, infer shapes, simplify, adapt to runtimes, save.
 
 Each folder contains the passes of one stage; docs/architecture.md lists their order.
 """

@@ -224,7 +224,7 @@ class _Interpreter(fx.Interpreter):
 
 
 class _FunctionalMode(FunctionalTensorMode):
-    """Functionalizes operators, but keeps those without result, which only raise errors, e.g. for singular matrices."""
+    """Functionalizes operators, except those that return nothing and only raise errors, e.g. for singular matrices."""
 
     # AOTAutograd (PyTorch 2.13) keeps them with effect tokens, which would be additional inputs and outputs.
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

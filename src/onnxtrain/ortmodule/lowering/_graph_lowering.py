@@ -72,7 +72,7 @@ class GraphLowering:
         low: the `Lowering`, which lowering functions get as first argument.
         env: lowered values of the ATen nodes so far: an ONNX value, a `Complex`, a Python number, or a tuple of these.
         placeholders: the inputs of the ATen graph, in order.
-        original: values of the placeholders in `env` before the graph writes to them.
+        original: initial values of the placeholders in `env`, before the graph writes to them.
     """
 
     def __init__(self, graph_module: fx.GraphModule, name: str) -> None:

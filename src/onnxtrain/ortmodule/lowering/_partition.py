@@ -110,10 +110,9 @@ def _is_worth_it(nodes: list[fx.Node]) -> bool:
 class _Levels:
     """Assigns a level to each node. Nodes on the same level form a part, and parts run in the order of their levels.
 
-    Even levels run in ONNX Runtime, odd ones in PyTorch. A node reads only nodes on its own or lower levels. The number
-    of levels is the smallest possible: how often a path through the graph changes between the engines determines it.
-    Each node is on its highest possible level, so that values computed from parameters alone, e.g. a transposed weight,
-    are in the part that reads them.
+    Even levels run in ONNX Runtime, odd ones in PyTorch. A node reads only nodes on its own or lower levels. There are
+    only as many levels as the path with the most changes of engine requires. Each node is on its highest possible
+    level, so that values computed from parameters alone, e.g. a transposed weight, are in the part that reads them.
     """
 
     def __init__(self, graph: fx.Graph, in_pytorch: Mapping[fx.Node, str]) -> None:

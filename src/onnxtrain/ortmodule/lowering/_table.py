@@ -154,7 +154,7 @@ class Lowered:
 
 
 class Lowering:
-    """The first argument of a lowering function: gives access to the ATen node and writes ONNX nodes.
+    """The first argument of a lowering function: provides the ATen node and emits ONNX nodes.
 
     Attributes:
         op: emits nodes into the ONNX graph.
@@ -187,7 +187,7 @@ class Lowering:
 
     @property
     def is_double(self) -> bool:
-        """True if the (first) result is float64. Constants must then be inputs, because ONNX attributes are float32."""
+        """True if the (first) result is float64. Constants must then not be attributes, which are float32 in ONNX."""
         return self.dtype == ir.DataType.DOUBLE
 
     def fake(self, index: int) -> Any:
@@ -228,10 +228,10 @@ class Lowering:
         return UnsupportedATenOp(f"{self.node.target} has no lowering to ONNX for {case}")
 
     def check(self, holds: ir.Value, message: str) -> None:
-        """Adds a check to the graph: if an element is false at run time, PyTorch runs the call and raises its error.
+        """Adds a run-time check to the graph. If it fails, PyTorch runs the call and raises its own error.
 
         Args:
-            holds: the condition, bool, of any shape.
+            holds: the condition, bool, of any shape. The check fails if any element is false.
             message: message of the error to raise if PyTorch raises none.
         """
         failures = self.op.ReduceSum(self.op.Cast(self.op.Not(holds), to=ir.DataType.FLOAT), keepdims=0)
@@ -247,7 +247,7 @@ class Lowering:
         """Returns a value or a Python number as a value of `dtype`.
 
         Raises:
-            UnsupportedATenOp: the number is out of range of `dtype`, for which PyTorch raises an error or rounds.
+            UnsupportedATenOp: the number is out of range of `dtype`; PyTorch either raises an error or rounds it.
         """
         # A Cast to the same dtype would keep fusions from seeing the chain.
         if isinstance(value, ir.Value):

@@ -1,4 +1,4 @@
-"""Replaces If nodes that have a constant condition with the taken branch."""
+"""Inlines the taken branch of If nodes whose condition is constant."""
 
 from __future__ import annotations
 

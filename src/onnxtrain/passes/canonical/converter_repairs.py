@@ -72,8 +72,8 @@ _FLOAT_SETTINGS = {"Clip": (1, 2), "Pad": (2,)}
 def _restore_setting(node: ir.Node) -> None:
     """Casts the bounds of Clip and the fill value of Pad to the dtype of the data.
 
-    As attributes (Clip-6, Pad-2) they were float32 for data of any dtype; as inputs they must have the dtype of the
-    data.
+    In Clip-6 and Pad-2, these settings were float32 attributes for data of any dtype. As inputs, they must have the
+    dtype of the data.
     """
     source = node.inputs[0]
     if source is None or source.dtype == ir.DataType.FLOAT:
@@ -85,7 +85,7 @@ def _restore_setting(node: ir.Node) -> None:
 
 
 def _restore_resize(node: ir.Node) -> None:
-    """Restores the sampling positions `i / scale` of an Upsample or Resize-10; Resize-11 samples at pixel centers.
+    """Restores the sampling positions `i / scale` of an Upsample or Resize-10; Resize-11 defaults to pixel centers.
 
     In nearest mode, ONNX Runtime rounds the position up when shrinking and down when enlarging.
     """

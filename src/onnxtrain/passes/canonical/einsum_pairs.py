@@ -21,11 +21,11 @@ Write = Callable[..., ir.Value]
 
 
 class EinsumPairsPass(ir.passes.InPlacePass):
-    """Splits Einsums of three or more operands into pairwise Einsums, and replaces Einsums without a sum with Mul.
+    """Splits Einsums of three or more operands into pairwise Einsums, and turns Einsums that sum no axis into Mul.
 
     ONNX Runtime (1.32) contracts operands from left to right, so an intermediate result may have all labels of the
-    equation. It computes an Einsum of two operands that sums over nothing as a batch of 1x1 matrix products, about 50
-    times slower than Mul. The default bundle of onnxruntime-web (JSEP, 1.30) silently computes Einsum of three operands
+    equation. It computes an Einsum of two operands that sums no axis as a batch of 1x1 matrix products, about 50 times
+    slower than Mul. The default bundle of onnxruntime-web (JSEP, 1.30) silently computes Einsum of three operands
     incorrectly on WebGPU.
 
     An ellipsis is kept if the operands' ranks are unknown. Nodes that Einsum's gradient rule doesn't support are not
@@ -205,7 +205,7 @@ def _pair(
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:
-    """True if an Einsum of two operands multiplies elements only: it sums over nothing and takes no diagonal."""
+    """True if an Einsum of two operands only multiplies elements: it sums no axis and takes no diagonal."""
     return all(len(set(term)) == len(term) and set(term) <= set(output) for term in (*terms, output))
 
 
@@ -238,12 +238,12 @@ def contraction_order(
 
     After each step, the pair is removed from the list and its result is appended. The order minimizes the number of
     operations, then the size of the largest intermediate result. With more than 8 operands, each step greedily
-    contracts the pair whose result is smallest compared with the pair.
+    contracts the pair whose result is smallest relative to its operands.
 
     Args:
         terms: labels of each operand.
         output: labels of the output.
-        sizes: known sizes of labels. Unknown sizes are taken to be equal.
+        sizes: known sizes of labels. Unknown sizes are assumed to be equal.
 
     >>> contraction_order([frozenset("ij"), frozenset("jk"), frozenset("k")], frozenset("i"), {})
     [(1, 2), (0, 1)]
@@ -284,7 +284,7 @@ def _as_pairs(best: Mapping[int, tuple[_Cost, int]], everything: int, count: int
 
     Args:
         best: for each subset of the operands (a bit mask), its cost and one of its two parts in the contraction.
-        everything: the subset of all operands.
+        everything: the bit mask of all operands.
         count: number of operands.
     """
     current, pairs = [1 << index for index in range(count)], []
@@ -305,7 +305,7 @@ def _as_pairs(best: Mapping[int, tuple[_Cost, int]], everything: int, count: int
 def _greedy(
     terms: Sequence[frozenset[str]], output: frozenset[str], elements: Callable[[Iterable[str]], int]
 ) -> Iterator[tuple[int, int]]:
-    """Yields pairs whose result is smallest compared with the pair, as opt_einsum's greedy order does."""
+    """Yields pairs in opt_einsum's greedy order: each has the smallest result relative to its operands."""
     current = list(terms)
     while len(current) > 1:
         options = []

@@ -1,4 +1,4 @@
-"""Replaces the loop over bags that PyTorch exports for EmbeddingBag with one ScatterND."""
+"""Turns the loop over bags that PyTorch exports for EmbeddingBag into one ScatterND."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class EmbeddingBagLoopPass(ir.passes.InPlacePass):
-    """Replaces a Loop whose iteration b reduces `rows[offsets[b] : offsets[b + 1]]` to one row with a ScatterND.
+    """Turns a Loop whose iteration b reduces `rows[offsets[b] : offsets[b + 1]]` to one row into a ScatterND.
 
     torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for `EmbeddingBag`, in the modes sum, mean and max,
     with a branch for empty bags. The loop's gradient adds up a cotangent of all rows for each bag, which takes time

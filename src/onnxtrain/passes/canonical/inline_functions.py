@@ -25,7 +25,7 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
 
     Args:
         model: any model.
-        criteria: True for functions to inline, e.g. `lambda function: function.domain == "pkg"`. Default: all.
+        criteria: returns True for functions to inline, e.g. `lambda function: function.domain == "pkg"`. Default: all.
 
     Raises:
         ModelError: a function calls itself, has a graph as an attribute, or imports an opset that cannot be converted;

@@ -1,4 +1,4 @@
-"""Replaces outputs that are dictionaries with tensors, because onnx_ir and gradients do not support dictionaries."""
+"""Converts dictionary outputs to tensors, because onnx_ir and gradients do not support dictionaries."""
 
 from __future__ import annotations
 

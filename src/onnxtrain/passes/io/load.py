@@ -41,7 +41,7 @@ _EAGER_BYTES = 16 * 1024
 
 
 def load_model(source: ModelSource) -> ir.Model:
-    """Loads and checks a model; passes over the result do not modify `source`.
+    """Loads and checks a model. Later passes may modify the result without affecting `source`.
 
     External data is not read but memory-mapped on first use, so models beyond protobuf's limit of 2 GB can be loaded.
     If a file stores all its weights in Constant nodes, they become initializers. :func:`onnxtrain.passes.canonicalize`
@@ -225,7 +225,7 @@ def _check_versions(model: ir.Model, origin: str) -> None:
 
 
 def _is_older(model: ir.Model, opset: int) -> bool:
-    """True if all standard ops of a model have the same version at `opset`, the model's, as at `MAX_OPSET`.
+    """True if no standard op of a model has changed between `MAX_OPSET` and `opset`, the model's opset.
 
     onnxruntime's optimizer writes the newest opset that it knows into models that import none. Such a model is loaded
     with opset `MAX_OPSET`.

@@ -83,7 +83,7 @@ class _SameKind(Protocol[_P]):
 def same_kind(
     function: Callable[Concatenate[ModelSource, _P], onnx.ModelProto | ir.Model],
 ) -> _SameKind[_P]:
-    """Declares to type checkers that a function returns the same kind of model that it gets, by :func:`as_given`."""
+    """Annotates a function that ends in :func:`as_given`: its result is the same kind of model as its argument."""
     return cast("_SameKind[_P]", function)
 
 
@@ -165,7 +165,7 @@ def write_model(
     *,
     placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
 ) -> str | None:
-    """Writes `model` to the file `name` of a set of files that are published together; see :func:`save_model`.
+    """Writes `model` to the file `name` in a set of files that are published together; see :func:`save_model`.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""Finds traces of Dropout modules that PyTorch's exporter has removed, and inserts Dropout nodes there."""
+"""Finds traces of Dropout modules that PyTorch's exporter has removed, and inserts Dropout nodes in their place."""
 
 from __future__ import annotations
 

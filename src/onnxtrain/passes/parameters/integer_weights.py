@@ -27,7 +27,7 @@ _CODES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 
 @dataclass(frozen=True)
 class IntegerWeight:
-    """An initializer of integers that is a quantized weight or bias.
+    """A quantized weight or bias: an initializer of integers, with its scale and zero point.
 
     Attributes:
         value: the integers, e.g. `fc.weight_quantized`, int8.
@@ -78,7 +78,7 @@ class IntegerWeight:
 
 @dataclass(frozen=True)
 class IntegerBias:
-    """The int32 bias of a QLinearConv or QGemm; its scale is the activations' scale times the weight's.
+    """The int32 bias of a QLinearConv or QGemm; its scale is the activations' scale times the weight's scale.
 
     Attributes:
         node: the QLinearConv or QGemm.

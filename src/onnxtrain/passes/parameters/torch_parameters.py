@@ -1,4 +1,4 @@
-"""Recovers parameters of a PyTorch module that its exporters have merged, replaced or dropped."""
+"""Recovers parameters of a module that PyTorch's exporters have merged, replaced or dropped."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ STATISTICS = ((3, 1), (4, 2))
 class TrainingModePass(ir.passes.InPlacePass):
     """Sets the mode of BatchNormalization and Dropout nodes, including subgraphs.
 
-    - In training mode, BatchNormalization normalizes by the statistics of the batch and returns the updated running
+    - In training mode, BatchNormalization normalizes with the batch's statistics, and returns the updated running
       statistics as outputs 1 and 2, named `<statistic>_updated`. In inference mode these outputs are removed, and their
       readers use the input statistics.
     - In training mode, Dropout has the constant `true` as input `training_mode`. In inference mode this input is
@@ -85,7 +85,7 @@ class TrainingModePass(ir.passes.InPlacePass):
 
 
 def is_training_batch_norm(node: ir.Node) -> bool:
-    """True if `node` is a BatchNormalization in training mode, which normalizes by statistics of the batch."""
+    """True if `node` is a BatchNormalization in training mode, which normalizes with the batch's statistics."""
     return (
         node.op_type == "BatchNormalization"
         and node.domain == ""

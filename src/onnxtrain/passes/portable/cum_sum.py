@@ -1,4 +1,4 @@
-"""Replaces a CumSum that is both reversed and exclusive with a shifted inclusive CumSum."""
+"""Turns a reversed exclusive CumSum into a shifted inclusive CumSum."""
 
 from __future__ import annotations
 

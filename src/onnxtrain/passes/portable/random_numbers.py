@@ -24,9 +24,9 @@ _FLOAT = ir.DataType.FLOAT
 def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> ir.Value | None:
     """Replaces random ops with integer ops on an added input, in place.
 
-    ONNX Runtime keeps the state of RandomNormal and other ops in the session, where no checkpoint can include it, and a
-    seed gives different numbers in a browser and in Python. Numbers computed from the input are the same on every host
-    and after resuming. Run this before differentiation.
+    ONNX Runtime keeps the state of RandomNormal and other ops in the session, where checkpoints cannot include it, and
+    the same seed gives different numbers in a browser and in Python. Numbers computed from the input are the same on
+    every host and after resuming. Run this before differentiation.
 
     Args:
         model: canonical model. The seeds of its training-mode Dropout nodes are removed.

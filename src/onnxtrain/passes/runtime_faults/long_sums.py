@@ -236,7 +236,7 @@ def _long_reduction(node: ir.Node) -> _Reduction | None:
 
 
 def _broadcast_shape(value: ir.Value) -> ir.Shape | None:
-    """Returns the output shape of an elementwise op if one of its inputs has the same shape, else None.
+    """Returns the output shape of an elementwise op if all inputs broadcast to the shape of one of them, else None.
 
     Gradients contain such nodes without inferred shapes.
     """

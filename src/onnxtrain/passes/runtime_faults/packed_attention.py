@@ -1,4 +1,4 @@
-"""Replaces MultiHeadAttention nodes that have packed queries, keys and values with standard ops."""
+"""Expands MultiHeadAttention nodes with packed queries, keys and values into standard ops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unpack_attention(model: ir.Model) -> ir.Model:
 
 
 def _is_packed(node: ir.Node) -> bool:
-    """True if a node is a MultiHeadAttention with a packed input, and its function body supports it."""
+    """True if a node is a MultiHeadAttention with a packed input that its function body supports."""
     if node.op_type != "MultiHeadAttention" or node.domain != "com.microsoft":
         return False
     inputs = dict(enumerate(node.inputs))

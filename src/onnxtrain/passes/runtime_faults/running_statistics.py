@@ -18,8 +18,8 @@ class IsolateStatisticsPass(ir.passes.InPlacePass):
     ONNX Runtime (1.20 to 1.32) merges initializers of equal content, and its BatchNormalization kernel overwrites the
     input statistics if the updated ones are not graph outputs. In a new network, the running mean equals the bias
     (zeros) and the running variance equals the scale (ones), so each run would silently modify the weights. In training
-    mode, output Y does not depend on the running statistics, so the new initializers can have arbitrary content. It
-    only must differ from all other initializers.
+    mode, output Y does not depend on the running statistics, so the new initializers can have any content that no other
+    initializer has.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -27,7 +27,7 @@ class _Axis:
         end: padding after the input, e.g. 1.
         kernel: kernel size, e.g. 3.
         extent: dilated kernel size, (kernel - 1)·dilation + 1, e.g. 5 with dilation 2.
-        stride: e.g. 2.
+        stride: stride of the windows, e.g. 2.
     """
 
     size: int | None
@@ -60,7 +60,7 @@ class CeilModePass(ir.passes.InPlacePass):
 
     According to the specification, and in PyTorch, a window that starts in the end padding does not count. onnx's shape
     inference (1.23) counts it. So does ONNX Runtime 1.20, which also includes positions beyond the padding in averages
-    with count_include_pad. All agree for ceil_mode=0. Results don't change, also for symbolic sizes.
+    with count_include_pad. All agree for ceil_mode=0. The rewrite is exact, also for symbolic sizes.
 
     Dilated windows may need as much padding as the kernel size, which ONNX Runtime rejects. In that case, the pooling
     keeps ceil_mode, and a Slice removes the windows that do not count.

@@ -45,6 +45,6 @@ def _merged(inferred: ir.Shape | None, declared: ir.Shape) -> ir.Shape:
 def _dim(found: int | ir.SymbolicDim, given: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
     if isinstance(found, int) or (not isinstance(given, int) and given.value is None):
         return found
-    # An inferred name is that of an input axis, such as the batch; the file declares the size of an example.
+    # An inferred name comes from an input axis, such as the batch; the size in the file is an example input's.
     named = found.value is not None and not found.value.startswith(GENERATED)
     return found if named and isinstance(given, int) else given

@@ -89,7 +89,7 @@ class DynamicBatchPass(ir.passes.InPlacePass):
 class _Walk:
     """Rewrites nodes that hard-code the exported batch size.
 
-    Shapes are inferred at that batch size and at a trial one: a dimension that differs depends on the batch.
+    Shapes are inferred at that batch size and at a trial batch size: a dimension that differs depends on the batch.
     """
 
     def __init__(self, model: ir.Model, batch: int) -> None:
@@ -181,7 +181,7 @@ class _Walk:
             node.replace_input_with(3, self._shape(node, node.inputs[0], sizes[1:].tolist()))
 
     def _rewrite_concat(self, node: ir.Node) -> None:
-        """Replaces constants that repeat a row per sample, such as class tokens, with that row expanded at run time."""
+        """Replaces constants with an equal row per sample, e.g. class tokens, with one row expanded at run time."""
         # Along the batch axis, any number of rows may be appended.
         if node.attributes.get_int("axis", 0) == 0:
             return

@@ -60,7 +60,7 @@ def _states(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
 
 
 def _first_guess(node: ir.Node) -> list[_Dims | None]:
-    """Returns the dimensions of each state, as declared in the body or, without a declaration, of the initial value."""
+    """Returns the dimensions of each state as the body declares them, or else the initial value's dimensions."""
     declared = node.attributes["body"].as_graph().inputs[2:]
     return [_dims(state) or _dims(first) for state, first in zip(declared, node.inputs[2:], strict=True)]
 

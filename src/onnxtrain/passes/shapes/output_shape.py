@@ -1,4 +1,4 @@
-"""Replaces `output_shape` of transposed convolutions that shrink their input with explicit padding."""
+"""Turns `output_shape` into explicit padding in transposed convolutions that shrink their input."""
 
 from __future__ import annotations
 

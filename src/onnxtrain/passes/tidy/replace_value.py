@@ -54,12 +54,12 @@ def replace_node(node: ir.Node, result: ir.Value) -> None:
 def write_before(
     node: ir.Node, role: str | None, op_type: str, *inputs: ir.Value | None, **attributes: Any
 ) -> ir.Value:
-    """Inserts a node of a standard op before another node; returns its output, without dtype and shape.
+    """Inserts a node of a standard op before `node`; returns its output, without dtype and shape.
 
     Args:
         node: the node before which the new one is inserted.
         role: purpose of the new output, e.g. "axes" for the name `<first output of node>/axes`. If None, onnx_ir
-            numbers the output; use None if the first output of `node` may be omitted, or to reuse a role.
+            numbers the output. Use None if the first output of `node` may be omitted, or if roles would repeat.
         op_type: op of the new node, e.g. "Slice".
         inputs: inputs of the new node.
         attributes: attributes of the new node.

@@ -153,7 +153,7 @@ def _embedding(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Replaces `embedding`, so that tracing records the in-place update of the weight with `max_norm`."""
+    """Replaces `embedding`, so that tracing records the in-place update of the weight for `max_norm`."""
     if max_norm is not None:
         _renormalize_rows(weight, indices, max_norm, norm_type)
     return functional.embedding(indices, weight, padding_idx, None, norm_type, *args, **kwargs)
@@ -168,7 +168,7 @@ def _embedding_bag(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Replaces `embedding_bag`, so that tracing records the in-place update of the weight with `max_norm`."""
+    """Replaces `embedding_bag`, so that tracing records the in-place update of the weight for `max_norm`."""
     if max_norm is not None:
         _renormalize_rows(weight, indices, max_norm, norm_type)
     return functional.embedding_bag(indices, weight, offsets, None, norm_type, *args, **kwargs)

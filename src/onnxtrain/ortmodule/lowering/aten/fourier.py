@@ -179,7 +179,7 @@ def _angles(j: np.ndarray, k: np.ndarray, size: int, sign: int) -> np.ndarray:
 
 
 def _run_time_angles(low: Lowering, j: ir.Value, k: ir.Value, size: ir.Value, sign: int) -> ir.Value:
-    """Returns `_angles`, computed at run time. `size` is an int64 [1] value. The result is float64."""
+    """Like `_angles`, but computed at run time. `size` is an int64 [1] value. The result is float64."""
     op = low.op
     # float64 for all dtypes, because float32 angles would not be accurate enough for float32 results.
     products = op.Mod(op.Mul(j, k), size)
@@ -231,7 +231,7 @@ def _cooley_tukey(low: Lowering, z: Complex, rank: int, size: int, sign: int, re
 
 
 def _product(low: Lowering, a: Complex, b: Complex, real: bool = False) -> Complex:
-    """Returns a b. If `real`, the imaginary part of `a` is taken as zero."""
+    """Returns the product a b. If `real`, the imaginary part of `a` is taken as zero."""
     op = low.op
     if real:
         return Complex(op.Mul(a.re, b.re), op.Mul(a.re, b.im))

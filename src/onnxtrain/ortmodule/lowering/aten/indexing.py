@@ -247,7 +247,7 @@ def gather(low: Lowering, x: ir.Value, dim: int, index: ir.Value, *, sparse_grad
 
 
 def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any, reduction: str) -> ir.Value:
-    """Returns ScatterElements of `source`, which is a number, or a tensor of at least the shape of `index`."""
+    """Emits a ScatterElements of `source`, which is a number, or a tensor at least as large as `index` on each axis."""
     op = low.op
     if not low.fake(0).shape or not low.fake(2).shape:
         raise low.unsupported("scalars")

@@ -142,7 +142,7 @@ def pdist(low: Lowering, x: ir.Value, p: float = 2.0) -> ir.Value:
 
 
 def _distance(low: Lowering, difference: ir.Value, p: float) -> ir.Value:
-    """Returns the norms of order `p` of `difference` along its last axis, i.e. without that axis."""
+    """Returns the norms of order `p` of `difference` along its last axis, which is removed."""
     op = low.op
     # Not [-1], which ONNX Runtime (1.31) does not support for tensors without elements.
     axes = [low.result.dim()]

@@ -282,7 +282,7 @@ def log_softmax(low: Lowering, x: ir.Value, dim: int, half_to_float: Any = False
 
 
 def _softmax_along(low: Lowering, function: Write, x: ir.Value, dim: int) -> ir.Value:
-    """Applies a softmax along an axis. A scalar is reshaped to [1], and back."""
+    """Applies `function`, a softmax, along an axis. A scalar is reshaped to [1], and back."""
     x = low.tensor(x, low.dtype)
     if low.fake(0).dim() > 0:
         return function(x, axis=dim)

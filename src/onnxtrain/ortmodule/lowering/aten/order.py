@@ -53,7 +53,7 @@ def _unless_nan(
 
 
 def with_nan(low: Lowering, y: ir.Value, x: ir.Value, axis: int) -> ir.Value:
-    """Returns `y` with NaN in each row along `axis` for which the same row of `x` contains a NaN."""
+    """Fills each row of `y` along `axis` with NaN if the same row of `x` contains a NaN; returns the result."""
     return _unless_nan(low, _nan_mask(low, x), [axis], True, y, low.op.const(math.nan, like=x))
 
 
@@ -90,7 +90,7 @@ def _extremum_of_all(low: Lowering, op_type: str, x: ir.Value) -> ir.Value:
 def _check_not_empty(low: Lowering, x: ir.Value) -> ir.Value:
     """Returns `x`. If its size depends on the data, adds a check that fails at run time if `x` has no elements.
 
-    Eager PyTorch raises for `max()` and `min()` of such a tensor; ONNX Runtime would return infinity.
+    Eager PyTorch raises an error for `max()` and `min()` of an empty tensor; ONNX Runtime would return infinity.
     """
     # `statically_known_true(numel > 0)` would be useless here: tracing `amax` has already assumed it.
     if not free_unbacked_symbols(low.fake(0).numel()):

@@ -41,7 +41,7 @@ _UNARY = {
 
 
 def _unary(op_type: str) -> Callable[[Lowering, ir.Value], ir.Value]:
-    """Returns a lowering to one ONNX op that casts its argument to the floating-point dtype of PyTorch's result."""
+    """Returns a lowering that casts its argument to the dtype of PyTorch's result, and emits one ONNX op."""
     return lambda low, x: low.op.emit(op_type, low.tensor(x, low.dtype))
 
 
@@ -264,7 +264,7 @@ def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: 
 
 
 def _clamped(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
-    """Returns the elements of `x` between two bounds; NaN where a bound is NaN."""
+    """Returns `x` limited to the range between the bounds; NaN where a bound is NaN."""
     op = low.op
 
     def replaced(outside: ir.Value, bound: ir.Value) -> ir.Value:

@@ -158,7 +158,7 @@ def _equal_windows(size_in: int, size_out: int) -> np.ndarray:
 def max_unpool(
     low: Lowering, x: ir.Value, indices: ir.Value, size: list[Any], *windows: list[int]
 ) -> ir.Value:
-    """Lowers to a ScatterElements into zeros. For duplicate indices, any of the values is kept, as in PyTorch."""
+    """Lowers to a ScatterElements into zeros. For duplicate indices, any one value may be kept, as in PyTorch."""
     op, leading = low.op, len(low.fake(0).shape) - len(size)
     sizes = low.ints(size)
     leading_sizes = op.Shape(x, end=leading)

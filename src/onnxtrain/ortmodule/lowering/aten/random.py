@@ -24,7 +24,7 @@ Fill = Callable[[torch.Tensor], Any]
 
 
 def _random_input(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
-    """Adds a graph input that `fill` fills with random numbers in each call, in the memory layout of `fake`."""
+    """Adds a graph input that `fill` fills with random numbers at each call, in the memory layout of `fake`."""
     if generator is not None:
         raise low.unsupported("a generator other than PyTorch's default one")
     try:

@@ -17,7 +17,7 @@ INT64_MIN = int(np.iinfo(np.int64).min)
 
 
 def axis_of(low: Lowering, axis: int) -> int:
-    """Returns the non-negative index of an axis of the first argument, e.g. 2 for axis -1 of three."""
+    """Returns the non-negative index of an axis of the first argument, e.g. 2 for axis -1 of a rank-3 tensor."""
     rank = len(low.fake(0).shape)
     if not -max(rank, 1) <= axis < max(rank, 1):
         raise low.unsupported(f"axis {axis} of a tensor with {rank} axes")

@@ -18,7 +18,7 @@ Formula = Callable[[Emitter, ir.Value], ir.Value]
 def _in_float64(
     *names: str, slope: Callable[[Emitter, ir.Value, ir.Value], ir.Value] | None = None
 ) -> Callable[[Formula], Formula]:
-    """Registers a float64 formula as the lowering of ATen ops of all dtypes. Only the result is rounded.
+    """Registers a float64 formula as the lowering of ATen ops for all dtypes. Only the result is rounded.
 
     Args:
         names: overloads of the ops, e.g. "aten.erfc.default".
@@ -109,7 +109,7 @@ def _positive_erfinv(op: Emitter, x: ir.Value, complement: ir.Value) -> ir.Value
     Args:
         op: the emitter.
         x: the argument, float64.
-        complement: 1 - x, float64. It may have more correct digits than 1.0 - x.
+        complement: 1 - x, float64. It may be more accurate than the rounded difference of 1 and `x`.
     """
     small = op.Less(x, 0.5)
     near, far = op.Where(small, x, 0.0), op.Where(small, 0.5, complement)

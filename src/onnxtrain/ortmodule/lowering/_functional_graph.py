@@ -181,7 +181,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING, **EMBEDDINGS, **ATTENTION,
     **NUMBERS,
 }  # fmt: skip
-"""Functions in a Dynamo graph that are traced as another function, e.g. `torch.lstm` as one op per layer."""
+"""Functions in a Dynamo graph, with replacements to trace instead, e.g. for `torch.lstm` one op per layer."""
 
 
 class _Interpreter(fx.Interpreter):

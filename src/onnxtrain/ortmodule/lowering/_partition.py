@@ -23,7 +23,7 @@ _MIN_OPERATORS = 3
 """Minimum number of operators in a part that ONNX Runtime runs, if none of them is in `_EXPENSIVE`."""
 
 _EXPENSIVE = ("mm", "addmm", "bmm", "baddbmm", "convolution", "recurrent_layer", "linear", "attention")
-"""Words in the names of operators that are worth a session alone."""
+"""An operator whose name contains one of these words is worth a session by itself."""
 
 
 @dataclass(frozen=True)

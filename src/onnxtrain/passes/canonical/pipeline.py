@@ -112,7 +112,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
         lift_constants(model)
     # After inference, which has replaced sequences that loops append to.
     LoopInvariantsPass()(model)
-    # After inference, because the order depends on sizes. The gradients of products of two are products of two.
+    # After inference, because the order depends on sizes. The gradients of pairwise Einsums are pairwise Einsums, too.
     if any([EmbeddingBagLoopPass()(model).modified, EinsumPairsPass()(model).modified]):
         infer_shapes(lift_constants(model))
     model = mark_stopped_gradients(model)

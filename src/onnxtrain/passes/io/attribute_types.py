@@ -17,7 +17,7 @@ def mistyped_attribute(model: ir.Model) -> str | None:
     """
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for owner in owners:
-        # A function may import another opset than the model; if it imports none, the model's applies.
+        # A function may import a different opset than the model; if it imports none, the model's applies.
         opset = owner.opset_imports.get("", model.graph.opset_imports.get(""))
         for node in owner.all_nodes():
             kinds = {} if node.domain else _kinds(node.op_type, opset or onnx.defs.onnx_opset_version())

@@ -140,7 +140,7 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
         raise _refusal(origin, f"{error}. The file is corrupt; download or export it again.") from error
     try:
         return ir.from_proto(tensors_for_maps(proto))
-    # onnx_ir wraps arbitrary errors caused by a malformed proto in exceptions of its own.
+    # onnx_ir wraps arbitrary errors caused by a malformed proto in its own exceptions.
     except Exception as error:
         raise _refusal(origin, f"the graph is malformed ({error}).") from error
 

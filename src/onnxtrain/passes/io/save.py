@@ -140,7 +140,7 @@ def write_models(
             if tensor.nbytes > _EXTERNAL_TENSOR_BYTES and tensor.dtype != ir.DataType.STRING:
                 tensors.setdefault(_storage(tensor), {})[id(tensor)] = tensor
                 readers[_storage(tensor)] += 1
-    # Two initializers of the same model count like those of two models.
+    # Two initializers of one model count like initializers of two models.
     shared = {storage: views for storage, views in tensors.items() if readers[storage] > 1}
     places: dict[int, ir.ExternalTensor] = {}
     if sum(next(iter(views.values())).nbytes for views in shared.values()) > shared_data_threshold:
@@ -233,7 +233,7 @@ def _with_tensors_in(
     for graph in clone.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
-            # ONNX has no external form of strings.
+            # ONNX cannot store strings as external data.
             if (
                 tensor is None
                 or id(tensor) in there

@@ -78,7 +78,7 @@ def lost_detaches(graph: ir.Graph, active: Collection[ir.Value]) -> Iterator[ir.
         lost = {name for name in operands if _DETACHED.fullmatch(name)} - kept
         carrying = {value for value in node.inputs if value is not None and value in active}
         line = node.metadata_props.get(_SOURCE, "").rpartition("\n")[2]
-        # The reader's other operands may carry gradients. If more of its inputs do than it has other operands, one of
-        # these inputs was detached.
+        # The reader's other operands may carry gradients. If more of its inputs carry gradients than it has other
+        # operands, one of these inputs was detached.
         if (lost and len(carrying) > len(operands - lost)) or (not kept and ".detach()" in line):
             yield node

@@ -20,7 +20,7 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 # Metadata key of a model with gradients; see `mark_gradients`.
 _GRADIENTS = "onnxtrain.gradients"
-# `producer_name` of PyTorch's exporters. In files of others, an Identity of a parameter does not indicate a merge.
+# `producer_name` of PyTorch's exporters. In other files, an Identity of a parameter does not indicate a merge.
 _PRODUCER = "pytorch"
 # Metadata of the Dynamo exporter and its optimizer: the module's signature with one line per parameter (graph), the
 # names from which an initializer was folded (value), and the PyTorch operation (node).

@@ -45,7 +45,7 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
         if node.domain != "" or node.op_type not in RANDOM_OPS:
             continue
         if node.op_type == "Dropout":
-            # A node with a seed has a generator of its own in each session.
+            # A node with a seed has its own generator in each session.
             node.attributes.pop("seed", None)
             if not trains(node):
                 continue

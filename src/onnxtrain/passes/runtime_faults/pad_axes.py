@@ -25,7 +25,7 @@ class PadAxesPass(ir.passes.InPlacePass):
             replaced = node.inputs[1], node.inputs[3]
             node.replace_input_with(1, _pads_of_all_axes(node))
             node.resize_inputs(3 if node.inputs[2] is not None else 2)
-            # ONNX Runtime warns of initializers that nothing reads.
+            # ONNX Runtime warns about unread initializers.
             remove_unread_initializers(model.graph, replaced)
         return ir.passes.PassResult(model, bool(nodes))
 

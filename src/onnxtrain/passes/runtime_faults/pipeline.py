@@ -53,7 +53,7 @@ def apply_workarounds(model: ir.Model, *, keep_unread: bool = False) -> ir.Model
     AbsentInputsPass()(model)
     ScanOutputsPass()(model)
     # ONNX Runtime rejects a model with a node that has no kernel, even if its output is unread, such as a float64 Atan
-    # of which only the shape was read, and folded. Subgraphs come first, because they read values of enclosing graphs.
+    # whose shape alone was read, and then folded. Subgraphs come first, because they read values of enclosing graphs.
     for graph in () if keep_unread else reversed([model.graph, *model.graph.subgraphs()]):
         remove_unread_nodes(graph)
     # After the removal: a removed node may have read a mask.

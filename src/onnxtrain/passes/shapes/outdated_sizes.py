@@ -87,7 +87,7 @@ def _forget(
             # A scalar has no sizes to lose.
             if reduces_to_scalar(node):
                 continue
-            # The chosen graph, or a nonstandard op, may return another rank.
+            # The chosen graph, or a nonstandard op, may return a different rank.
             may_choose = node.op_type in _CHOOSING or node.domain != ""
             unranked = may_choose or any(value is not None and changed.get(value) for value in node.inputs)
             for value in node.outputs:

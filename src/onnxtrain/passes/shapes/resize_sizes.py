@@ -64,7 +64,7 @@ def _intended_sizes(node: ir.Node) -> tuple[list[int], list[int]]:
             return [], []
         result = int(scale * np.float32(size))
         if abs(float(scale) * size - result) > _ROUNDING * result:
-            # Sizes would imply another scale, which determines the sampling positions.
+            # Sizes would imply a different scale, and so different sampling positions.
             return [], []
         disagree |= math.floor(float(scale) * size) != result
         axes.append(axis)

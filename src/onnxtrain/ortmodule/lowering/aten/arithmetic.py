@@ -95,7 +95,7 @@ def truncated_quotient(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
         return op.Div(a, b)
     if b.dtype is not None and not b.dtype.is_signed():
         return op.Div(a, b)
-    # The processor has no result for the smallest integer divided by -1: ONNX Runtime (1.32) ends with SIGFPE there.
+    # Processors trap when the smallest integer is divided by -1: ONNX Runtime (1.32) crashes with SIGFPE.
     negated = op.Equal(b, op.const(-1, like=b))
     # A product with -1 wraps around, and ONNX Runtime lacks Neg of int16.
     wide = ir.DataType.INT32 if a.dtype in (ir.DataType.INT8, ir.DataType.INT16) else a.dtype

@@ -90,7 +90,7 @@ def _is_supported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch
 
 
 ATTENTION: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: _attention}
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for attention functions when a Dynamo graph is traced."""
 
 
 @lower("onnxtrain.attention.default")
@@ -187,7 +187,7 @@ EMBEDDINGS: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
 }
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for embedding functions when a Dynamo graph is traced."""
 
 
 @lower("aten.embedding.default")

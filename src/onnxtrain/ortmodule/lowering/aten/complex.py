@@ -261,7 +261,7 @@ def absolute(low: Lowering, z: Complex) -> ir.Value:
 
 @lower_complex("aten.angle.default")
 def angle(low: Lowering, z: Complex) -> ir.Value:
-    # The gradient of our atan2 at 0 is 0, as PyTorch's gradient of angle.
+    # The gradient of our atan2 at 0 is 0, like PyTorch's gradient of angle.
     return atan2(low, z.im, z.re)
 
 

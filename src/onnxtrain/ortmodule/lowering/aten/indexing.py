@@ -31,7 +31,7 @@ INDEXING: dict[Any, Callable[..., Any]] = {
     _torch.one_hot: _one_hot,
     torch.nn.functional.one_hot: _one_hot,
 }
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for indexing functions when a Dynamo graph is traced."""
 
 
 class _AdvancedIndex:

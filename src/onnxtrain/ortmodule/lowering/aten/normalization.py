@@ -72,7 +72,7 @@ def _batch_norm(
         # PyTorch decomposes an instance norm into a batch norm with batch size 1.
         if low.fake(0).shape[0] == 1 and low.fake(0).dim() > 2:
             return _instance_norm(low, x, scale, shift, eps), None, None
-        # ONNX's op requires running statistics, so it gets any [channels] tensors. Nothing reads their updates.
+        # ONNX's op requires running statistics, so it gets arbitrary [channels] tensors. Nothing reads their updates.
         # `_training_batch_norm` needs values that are neither inputs nor constants, hence computed from x.
         statistics = op.Slice(op.Reshape(x, [-1]), [0], op.dim(x, 1))
         return _training_batch_norm(low, x, scale, shift, statistics, op.Neg(statistics), eps)[0], None, None

@@ -295,8 +295,8 @@ def ordered_topk(
     if not is_float(x):
         values, indices = op.TopK(x, k, **attributes, _outputs=2)
         return values, indices
-    # TopK only finds the order; the elements, and their gradients, come by GatherElements.
-    # NaN takes the place of infinity, and infinity that of the largest finite number.
+    # TopK only finds the order; GatherElements returns the elements, and passes on their gradients. In the sorting key,
+    # NaN is replaced with infinity, and infinity with the largest finite number.
     largest_finite = op.const(torch.finfo(low.fake(0).dtype).max, like=x)
     finite = op.Where(op.IsInf(x, detect_negative=0), largest_finite, x)
     key = low.op.stop_gradient(op.Where(op.IsNaN(x), op.const(math.inf, like=x), finite))

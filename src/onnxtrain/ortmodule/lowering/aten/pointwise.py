@@ -132,13 +132,13 @@ def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
     # Divides the smaller by the larger magnitude, which cannot overflow.
     steep = op.Greater(op.Abs(y), op.Abs(x))
     bottom = op.Where(steep, y, x)
-    # The quotient of two infinities is taken for that of their signs.
+    # The quotient of two infinities is replaced with the quotient of their signs.
     origin = op.And(op.Equal(x, 0.0), op.Equal(y, 0.0))
     infinite = op.And(op.IsInf(x), op.IsInf(y))
     top, bottom = op.Where(steep, x, y), op.Where(origin, 1.0, bottom)
     top = op.Where(origin, 0.0, op.Where(infinite, op.Sign(y), top))
     angle = op.Atan(op.Div(top, op.Where(infinite, op.Sign(x), bottom)))
-    # The sign of a zero tells from which side it is approached.
+    # The sign of a zero shows from which side it is approached.
     down = signbit(low, y)
     from_steep = op.Sub(op.Where(down, *_constants(low, -math.pi / 2, math.pi / 2)), angle)
     turn = op.Where(signbit(low, x), op.Where(down, *_constants(low, -math.pi, math.pi)), 0.0)

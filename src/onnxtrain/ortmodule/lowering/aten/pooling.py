@@ -184,10 +184,10 @@ def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode:
 
 
 _LARGEST_MATRIX = 1 << 14
-"""Averages along one axis are a matrix product up to this many elements of the matrix."""
+"""Maximum number of elements of a matrix that averages one axis."""
 
 _MAX_UNLIMITED_KERNEL = 32
-"""Kernels up to this size are left as they are in ceil mode."""
+"""Kernels up to this size are not limited in ceil mode."""
 
 
 def _limited_windows(

@@ -134,7 +134,7 @@ WHOLE_LAYERS: dict[Any, Callable[..., Any]] = {
     function: partial(_by_layers, function)
     for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 }
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for recurrent layers when a Dynamo graph is traced."""
 
 
 @lower("onnxtrain.recurrent_layer.default")

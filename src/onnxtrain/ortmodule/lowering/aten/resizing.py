@@ -51,7 +51,7 @@ _UPSAMPLE = {
     "trilinear": "upsample_trilinear",
 }
 INTERPOLATE: dict[Any, Callable[..., Any]] = {functional.interpolate: _interpolate}
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for interpolation functions when a Dynamo graph is traced."""
 
 
 @lower(

@@ -109,7 +109,7 @@ _sym_float: Callable[[Any], Any] = torch.sym_float
 _LARGEST = np.finfo(np.float64).max.item()
 
 NUMBERS = {division: _floor_division(division) for division in (operator.floordiv, operator.ifloordiv)}
-"""Functions of numbers in a Dynamo graph that are traced as another function."""
+"""Replacements for functions of numbers when a Dynamo graph is traced."""
 
 
 def _floordiv(low: Lowering, a: Any, b: Any) -> Any:

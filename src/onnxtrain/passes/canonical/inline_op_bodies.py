@@ -78,7 +78,7 @@ def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir
 
 
 def _body_of(node: ir.Node, model: ir.Model) -> ir.Function | None:
-    """Returns the function body of `node`, from the registry or its schema; None if required types are unknown."""
+    """Returns the function body of `node`, from the registry or its schema; None if it cannot be built yet."""
     opset = model.graph.opset_imports[""]
     make = op_bodies().get((node.domain, node.op_type))
     if make is not None:
@@ -108,7 +108,7 @@ def _prefix_names(function: ir.Function, node: ir.Node) -> None:
 
 
 def _schema_body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
-    """Returns the function body of `node` from its schema; None if required input types are unknown."""
+    """Returns the function body of `node` from its schema; None if onnx cannot build it, e.g. without input types."""
     schema = _schema(node.op_type, opset)
     if schema.has_function:
         body = schema.get_function_with_opset_version(opset)

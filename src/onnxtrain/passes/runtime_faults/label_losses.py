@@ -20,7 +20,7 @@ def is_reduced(node: ir.Node) -> bool:
 
 
 def separate_reduction(node: ir.Node) -> None:
-    """Sets the reduction of a classification loss to "none", and appends nodes that compute the sum or weighted mean.
+    """Sets the reduction of a classification loss to "none", and adds nodes that compute the sum or weighted mean.
 
     ONNX Runtime (1.32) has no kernel for these losses. It runs their function bodies, and no pass can rewrite the sums
     in them.

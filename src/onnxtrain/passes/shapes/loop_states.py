@@ -13,8 +13,8 @@ class LoopStatePass(ir.passes.InPlacePass):
     """Annotates the states of each Loop with the dimensions that no iteration changes, including subgraphs.
 
     onnx infers no shapes for states, because these may change between iterations. The pass proves shapes by induction:
-    it assumes the shape of the initial value, infers the shape after one iteration, drops dimensions that differ, and
-    repeats this until nothing differs. Expects inferred shapes of the initial values.
+    it assumes the declared shape or the initial value's, infers the shape after one iteration, drops dimensions that
+    differ, and repeats this until nothing differs. Expects inferred shapes of the initial values.
 
     Args:
         infer: infers the shapes of a model, in place.

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 
 def name_apart(model: ir.Model) -> None:
-    """Makes value names in subgraphs unique across the model and names unnamed values, in place.
+    """Makes value names in subgraphs unique across the model, and names unnamed values there, in place.
 
     ONNX allows two branches to use the same name. But onnx's shape inference (1.23) stores propagated shape data by
     name and would confuse the two values. New nodes in a subgraph get names that are only unique within that subgraph,

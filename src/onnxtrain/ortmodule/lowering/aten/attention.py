@@ -227,7 +227,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[ir.Value | None, ...]:
-    """Lowers to a Gather of rows and a ScatterElements that reduces each bag. Empty bags are zero."""
+    """Lowers to a Gather of rows and a ScatterND that reduces each bag. Empty bags are zero."""
     if scale_grad_by_freq or sparse or any(low.uses_result(i) for i in (1, 2, 3)):
         raise low.unsupported(
             "sparse gradients, gradients scaled by frequency, or uses of more than the first result"

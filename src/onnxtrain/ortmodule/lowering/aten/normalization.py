@@ -175,7 +175,7 @@ _FEW_PIXELS = 1024
 
 
 def _instance_norm(low: Lowering, x: ir.Value, scale: ir.Value, shift: ir.Value, eps: float) -> ir.Value:
-    """Standardizes each channel of a single sample."""
+    """Standardizes each channel of a single sample, then applies `scale` and `shift`, [channels] each."""
     op, (_, channels, *sizes) = low.op, low.fake(0).shape
     if all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= _FEW_PIXELS:
         return op.InstanceNormalization(x, scale, shift, epsilon=eps)

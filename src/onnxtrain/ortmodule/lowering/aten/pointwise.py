@@ -147,7 +147,7 @@ def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
 
 
 def _constants(low: Lowering, *numbers: float) -> tuple[ir.Value, ...]:
-    """Returns the numbers as scalars of the result's dtype."""
+    """Returns the numbers as scalars of dtype `low.wide_dtype`."""
     return low.wide(*numbers)
 
 

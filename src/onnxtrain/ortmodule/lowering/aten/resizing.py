@@ -158,7 +158,7 @@ def _scales(
     sizes_out: Sequence[Any],
     exact_ratios: tuple[int, ...],
 ) -> np.ndarray | None:
-    """Returns the scales from which PyTorch computes coordinates, float32 [spatial rank]; None if it uses the sizes."""
+    """Returns the scales from which PyTorch computes coordinates, float32 [spatial rank]; None to use sizes instead."""
     if not scales or None in scales:
         return None
     factors = [float(scale or 0) for scale in scales]

@@ -185,7 +185,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a Dynamo graph for tracing, and adds ops that stop or redirect gradients where `flow` says so.
+    """Runs a Dynamo graph for tracing, and adds the ops that stop or redirect gradients according to `flow`.
 
     The traced graph then has the same gradients as in eager PyTorch.
     """

@@ -57,7 +57,7 @@ def _oldest_ir_version(model: ir.Model) -> int:
 
 
 def _convert(model: ir.Model, opset: int) -> ir.Model:
-    """Converts a model to opset 21, and restores what the version converter loses or changes."""
+    """Converts a model to opset 21, and repairs what the version converter breaks or drops."""
     drop_saved_statistics(model, opset)
     proto = lean_proto(model)
     proto.ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", CANONICAL_OPSET]

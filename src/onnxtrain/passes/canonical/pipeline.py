@@ -55,7 +55,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     - no initializer is a graph input, and all initializers are in the main graph, including the tensors of Constant
       nodes (`is_constant` distinguishes them from parameters);
     - values have dtypes and shapes, as far as these can be inferred;
-    - gradients stop at the Identity nodes for which `is_stop_gradient` is True;
+    - gradients stop at the Identity nodes that `is_stop_gradient` recognizes;
     - parameters that PyTorch's exporters merged are separate initializers;
     - recurrent layers have layout=0.
 

@@ -65,7 +65,7 @@ def _described(value: ir.Value) -> onnx.ValueInfoProto:
 
 
 def _hide_unregistered(nodes: Iterable[onnx.NodeProto], opset: int) -> bool:
-    """Moves ops unknown to onnx from the standard domain to another one. Returns True if there were any.
+    """Moves ops unknown to onnx from the standard domain to a separate domain. Returns True if there were any.
 
     ONNX Runtime defines ops in the standard domain, such as SimplifiedLayerNormalization. onnx's C++ code fails on
     them, but accepts unknown ops of other domains.

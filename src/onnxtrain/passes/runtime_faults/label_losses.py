@@ -26,7 +26,7 @@ def separate_reduction(node: ir.Node) -> None:
     in them.
 
     Args:
-        node: a node for which :func:`is_reduced` is True; modified in place.
+        node: a loss that passes :func:`is_reduced`; modified in place.
     """
     labels, weight = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert labels is not None

@@ -18,8 +18,8 @@ _CODES = frozenset(ir.DataType[name] for name in ("INT2", "UINT2", "INT4", "UINT
 class FloatProductsPass(ir.passes.InPlacePass):
     """Removes `accuracy_level` from onnxruntime's products with quantized weights, such as MatMulNBits.
 
-    With `accuracy_level=4`, which onnxruntime-genai's model builder sets, kernels round activations to int8. Gradients
-    are those of floating-point products, and this pass makes the forward graph compute the same.
+    With `accuracy_level=4`, which onnxruntime-genai's model builder sets, kernels round activations to int8. Gradient
+    rules assume floating-point products, and this pass makes the forward pass compute them, too.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -49,7 +49,7 @@ def _ranks(node: ir.Node) -> _Ranks:
 
 
 def _equal_ranks(*values: ir.Value | None) -> _Ranks:
-    """Returns one rank for all values, taken from the first value that has a shape; None if none has."""
+    """Returns the same rank for all values, taken from the first value that has a shape; None if there is none."""
     rank = next(
         (value.shape.rank() for value in values if value is not None and value.shape is not None), None
     )

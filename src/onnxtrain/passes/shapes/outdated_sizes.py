@@ -2,7 +2,7 @@
 
 Ranks are kept, because the rank of a standard op's output does not depend on the values of its inputs. The exceptions
 are If and Loop, whose subgraphs may return different ranks. Ranks computed from their outputs are removed as well,
-except those of the model's outputs and of reductions to a scalar.
+except the ranks of the model's outputs and of reductions to a scalar.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Corrects rounded scales of Resize for which onnx and ONNX Runtime compute different output sizes."""
+"""Corrects rounded scales of Resize if onnx and ONNX Runtime compute different output sizes from them."""
 
 from __future__ import annotations
 

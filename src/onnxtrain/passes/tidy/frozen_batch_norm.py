@@ -16,8 +16,8 @@ Array = np.ndarray[Any, Any]
 class FoldFrozenBatchNormPass(ir.passes.InPlacePass):
     """Rewrites BatchNormalization(Conv(x, W, b)) as Conv(x, W', b') if everything but x is constant.
 
-    In inference mode, BatchNormalization multiplies each channel by a constant and adds another one, so it can be
-    folded into the Conv's weight and bias. For each layer of a frozen backbone, this saves reading and writing the
+    In inference mode, BatchNormalization multiplies each channel by a constant and adds a constant, so it can be folded
+    into the Conv's weight and bias. For each layer of a frozen backbone, this saves reading and writing the
     activations once, and one residual if gradients flow through the layer. ONNX Runtime has the same fusion, but does
     not apply it to a function that has a native kernel.
     """

@@ -28,7 +28,7 @@ def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
 
 
 def successor(output: ir.Value) -> ir.Value:
-    """Returns a new value that takes the name, readers and graph outputs of a node's output.
+    """Returns a new value that takes over the name, readers and graph outputs of a node's output.
 
     The caller makes the new value the output of a node that reads `output`, which no longer has a name.
     """

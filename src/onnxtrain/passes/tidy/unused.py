@@ -45,7 +45,7 @@ def remove_unread_chains(graph: ir.Graph, ends: Iterable[ir.Node | None]) -> Non
 
 
 def remove_unread_initializers(graph: ir.Graph, values: Iterable[ir.Value | None]) -> None:
-    """Removes those of `values` that are unread initializers, except graph inputs."""
+    """Removes the unread initializers among `values`, except graph inputs."""
     # ONNX Runtime warns about unread initializers.
     for value in values:
         if value is None or is_read(value) or value.is_graph_input():

@@ -78,7 +78,7 @@ class _AdvancedIndex:
         return transposed(low, data, [order.index(axis) for axis in range(len(order))])
 
     def order(self) -> list[int]:
-        """Returns the permutation that maps the axes of GatherND's result, (*b, *others), to those of `x[...]`."""
+        """Returns the permutation from the axes of GatherND's result, (*b, *others), to the axes of `x[...]`."""
         others = [self.rank + i for i in range(len(self.others))]
         return [*others[: self.at], *range(self.rank), *others[self.at :]]
 

@@ -76,7 +76,7 @@ class TorchGroup(Communicator):
                 finish()
 
     def _begin_sum(self, members: list[Array], compressed: bool) -> Callable[[], None]:
-        """Starts to all-reduce a bucket.
+        """Starts the all-reduce of a bucket.
 
         Returns:
             A function that waits for the sum and writes it into the arrays.
@@ -103,7 +103,7 @@ class TorchGroup(Communicator):
         return finish
 
     def broadcast(self, arrays: Sequence[Array], root: int = 0) -> None:
-        """Broadcasts the arrays in place, small ones together, as bytes."""
+        """Broadcasts the arrays in place, as bytes; small arrays are sent together."""
         with _raising_workers_error("Receiving from another worker"):
             for group in group_arrays(arrays, 2**20):
                 members = [_bytes(arrays[index]) for index in group]
@@ -138,7 +138,7 @@ class TorchGroup(Communicator):
 
 
 def _leave() -> None:
-    """Ends gloo's threads: one that frees a NumPy array while Python finalizes would abort the process."""
+    """Ends gloo's threads: a thread that frees a NumPy array while Python finalizes would abort the process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -59,7 +59,7 @@ def codes_of(node: ir.Node) -> IntegerWeight:
 
 
 def quantized_linear(old: IntegerWeight, matrix: Array) -> dict[int, Array]:
-    """Quantizes a weight to the integer type of an old one, with new scales.
+    """Quantizes a new weight to the integer dtype of an old weight, with new scales.
 
     Args:
         old: the old weight.

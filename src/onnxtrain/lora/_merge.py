@@ -114,12 +114,12 @@ def merge(
 
 
 def _deduplicate(graph: ir.Graph, new: Sequence[ir.Value], made: list[ir.Value]) -> None:
-    """Replaces new weights with equal ones of the same layer, so that a layer that runs twice keeps one weight.
+    """Replaces new weights with equal weights of the same layer, so that a layer that runs twice keeps one weight.
 
     Args:
         graph: the graph.
         new: initializers that were just added.
-        made: initializers that were added before for this layer; those of `new` that are kept are appended.
+        made: initializers that were added earlier for this layer. Initializers of `new` that are kept are appended.
     """
     for value in new:
         same = next((other for other in made if _are_equal(other, value)), None)
@@ -202,7 +202,7 @@ def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
 
 
 def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
-    """Requantizes the merged weight of an integer product, and its bias with scale activation scale · weight scale."""
+    """Adds `delta` [in, out] to the quantized weight of an integer product, and requantizes the weight and the bias."""
     node = target.node
     codes = codes_of(node)
     old = codes.real()
@@ -247,7 +247,7 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
 def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:
     """Replaces MatMulNBits with MatMul, followed by Add if it has a bias."""
     op = Emitter(model.graph)
-    # The old name is kept, which may be that of an output.
+    # The old name is kept, because the value may be a graph output.
     output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
     with op.placing(before=node):
         product = op.MatMul(node.inputs[0], weight)
@@ -260,14 +260,14 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
 
 
 def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> None:
-    """Replaces an input of a node with a new initializer, without changing the old one, which others may read."""
+    """Replaces an input of a node with a new initializer; the old initializer is kept, because others may read it."""
     old = node.inputs[index]
     assert old is not None
     node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))
 
 
 def _restore_weight_names(graph: ir.Graph) -> None:
-    """Gives merged weights the names of the weights that they replaced, because layers are identified by them."""
+    """Renames merged weights to the weights that they replaced, because these names identify the layers."""
     for name, value in list(graph.initializers.items()):
         old = name.removesuffix(_MERGED)
         if old != name and old not in graph.initializers:

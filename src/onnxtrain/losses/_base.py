@@ -259,7 +259,7 @@ def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
 
 
 def _per_sample(op: Emitter, terms: ir.Value, *, mean: bool) -> ir.Value:
-    """Sums or averages the terms of each sample: shape [N]."""
+    """Returns the sum or the mean of each sample's terms, shape [N]."""
     axes = list(range(1, len(static_dims(terms) or (None,))))
     if not axes:
         return terms
@@ -284,7 +284,7 @@ def widen(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def narrow(op: Emitter, loss: ir.Value, scores: ir.Value) -> ir.Value:
-    """Casts a loss from the float32 of :func:`widen` to the dtype of the scores."""
+    """Casts a loss to the dtype of the scores, after a computation in float32 (see :func:`widen`)."""
     if loss.dtype == scores.dtype:
         return loss
     narrow: ir.Value = op.Cast(loss, to=scores.dtype)

@@ -1,4 +1,4 @@
-"""Analyzes ONNX's losses of class labels in a model that was exported with its loss."""
+"""Analyzes ONNX's classification losses in a model that was exported with its loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
 def label_mean(node: ir.Node) -> dict[str, Any] | None:
-    """Describes the mean of one of :data:`LABEL_OPS`, as :meth:`Loss.mean_over` does.
+    """Describes what a node of :data:`LABEL_OPS` averages over, in the format of :meth:`Loss.mean_over`.
 
     Returns:
         The entry `loss_mean` of the manifest: None for a sum, and {} if no input of the model determines which labels

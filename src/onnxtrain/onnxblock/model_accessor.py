@@ -44,7 +44,7 @@ class ModelAccessor:
 
     @property
     def path(self) -> str:
-        """The file of the base model.
+        """The path of the base model's file.
 
         Raises:
             TrainingStateError: no path was given.
@@ -173,8 +173,8 @@ def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
     """Context manager that sets the shared library with the custom ops of the base model.
 
-    The library is registered once, to check that ONNX Runtime accepts it. Code that creates sessions
-    within the `with` block gets its path from :func:`custom_op_library_path`.
+    The library is registered once, to check that ONNX Runtime can load it. Code that creates sessions within the `with`
+    block gets its path from :func:`custom_op_library_path`.
 
     Raises:
         GraphBuildError: there is no such file, or ONNX Runtime cannot register it.
@@ -205,5 +205,5 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
 
 
 def custom_op_library_path() -> str | None:
-    """Returns the path set by :func:`custom_op_library`, None outside its `with` block."""
+    """Returns the path set by :func:`custom_op_library`, or None outside its `with` block."""
     return _LIBRARY.get()

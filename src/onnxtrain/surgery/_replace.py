@@ -1,4 +1,4 @@
-"""Replaces the last linear layer of a model with one that has another number of outputs."""
+"""Replaces a model's head, its last linear layer, to change the number of outputs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def replace_head(
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
-    """Propagates a new number of classes from the layer to the model's output, in the shapes of all values between.
+    """Propagates a new number of classes from the layer to the output `name`: updates the shapes in between.
 
     Raises:
         ModelError: a node between them requires the old number of classes, or its effect on the axis is unknown.
@@ -153,7 +153,7 @@ def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
 
 
 def _set_size(value: ir.Value, axis: int, size: int) -> None:
-    """Sets the size of an axis in the shape of a value, if it has one."""
+    """Sets the size of an axis in a value's shape, if the shape is known."""
     if value.shape is not None:
         value.shape = ir.Shape([size if index == axis else dim for index, dim in enumerate(value.shape)])
 
@@ -161,7 +161,7 @@ def _set_size(value: ir.Value, axis: int, size: int) -> None:
 def _replacement(
     model: ir.Model, like: ir.Value, array: npt.NDArray[np.float64], made_up: str, *, shared: bool
 ) -> ir.Value:
-    """Creates an initializer that replaces another one.
+    """Creates an initializer that replaces the initializer `like`.
 
     Args:
         model: the model.
@@ -286,7 +286,7 @@ def drop_final_probabilities(model: ir.Model) -> None:
 
 
 def _replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Replaces all uses of a value with another one, which takes over its name if it is a graph output."""
+    """Replaces all uses of `old` with `new`. If `old` is a graph output, `new` takes over its name."""
     name, is_output = old.name, old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     if is_output:

@@ -1,4 +1,4 @@
-"""Runs the forward half of a training graph with the file's own fused ops, so that its results are bit-equal.
+"""Runs the forward half of a training graph with the file's fused ops: results are bit-equal to the deployed model's.
 
 An op without a gradient rule, e.g. GroupQueryAttention, is differentiated through its function body of standard ops.
 The body sums in a different order than ONNX Runtime's kernel, so the results differ in the last bit. If the file rounds

@@ -1,7 +1,7 @@
 """Recomputes activations in the backward pass instead of keeping them from the forward pass.
 
-As in Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), but chosen per value and not per layer: the
-results of elementwise ops, normalizations and views are recomputed, and some matrix products.
+As in Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), but values are chosen individually, not layer
+by layer: results of elementwise ops, normalizations, views and some matrix products are recomputed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Plan:
         return value.producer() is not None and value.dtype is not None and value.dtype.is_floating_point()
 
     def signal(self, node: ir.Node) -> ir.Value | None:
-        """Returns the cotangent for which a gradient node waits: its first input computed by another gradient node.
+        """Returns the cotangent that a gradient node waits for: its first input computed by another gradient node.
 
         Returns None if no input is computed by a gradient node.
         """
@@ -135,7 +135,10 @@ class _Plan:
         return self._repeated[value]
 
     def _is_worth_it(self, value: ir.Value) -> bool:
-        """True if a value comes from a cheap node, is large enough, and its inputs are in memory or recomputable."""
+        """True if a value is large, comes from a cheap node or a chosen product, and that node's inputs are available.
+
+        An input is available if it is in memory or can be recomputed.
+        """
         node = value.producer()
         if node not in self.forward or (node.op_type not in _CHEAP and node not in self._products):
             return False
@@ -171,7 +174,7 @@ class _Writer:
                     node.replace_input_with(index, self._computed_again(value, signal))
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
-        """Returns the replacement of a value: a recomputed or delayed activation, or the value itself if small."""
+        """Returns `value` recomputed, delayed if it is kept, or unchanged if it is not an activation."""
         if value in self._again:
             return self._again[value]
         if self._plan.is_available(value) or not self._plan.is_activation(value):

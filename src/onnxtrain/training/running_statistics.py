@@ -25,7 +25,7 @@ def chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
     run in turn.
 
     Returns:
-        The name of the output per statistic.
+        The output name for each statistic, e.g. {"bn.running_mean": "bn.running_mean_updated"}.
     """
     latest: dict[str, ir.Value] = {}
     writer = Emitter(model.graph)
@@ -56,7 +56,7 @@ def _update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     PyTorch raises an error, the result is NaN.
 
     Args:
-        op: writes into the graph of the node.
+        op: emitter of the node's graph.
         node: a BatchNormalization in training mode with three outputs; its input_var may be any value.
 
     Returns:

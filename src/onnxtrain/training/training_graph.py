@@ -76,13 +76,14 @@ def build_training_graphs(
         recipe: how to train. Its `loss`, `loss_input_names`, `sample_weight`, `optimizer` and `lora` are not read: the
             caller has already applied them to the model, or applies them later.
         adapters: names of trained parameters that were added for this training run; the loss must depend on them.
-        input_gradients: names of floating-point inputs whose gradients the training model returns, too.
+        input_gradients: names of floating-point inputs whose gradients the training model also returns.
         inference_outputs: names of the outputs of the inference model; empty for no inference model.
 
     Raises:
         DifferentiationError: one of `input_gradients` is not a floating-point value.
         GraphBuildError: a name is unknown, is both trainable and frozen, or would be returned twice; the loss is not a
-            scalar; one of `sparse_gradients` is not only read by rows; the loss does not depend on one of `adapters`.
+            scalar; a parameter in `sparse_gradients` is read by an op other than Gather on axis 0; the loss does not
+            depend on one of `adapters`.
         NothingToTrain: no parameter is left to train, or the loss depends on none of them.
         NoGradientRule: an op between loss and parameters has no gradient rule.
     """

@@ -49,7 +49,7 @@ def client_app(
             `Context`; in a simulation, `context.node_config["partition-id"]` is the client's number.
         epochs: number of epochs per round.
         batch_size: number of samples per step.
-        learning_rate: learning rate. Default: that of the artifacts' checkpoint, else 1e-3.
+        learning_rate: learning rate. Default: the learning rate in the artifacts' checkpoint, if any, else 1e-3.
         seed: seed of the order of the samples, together with the client's number and the round.
         metrics: additional evaluation metrics by name, e.g. `{"accuracy": lambda outputs, targets:
             (outputs[0].argmax(1) == targets[0]).mean()}`. A metric receives the outputs after the loss and the targets
@@ -58,7 +58,7 @@ def client_app(
             all rounds of this client so far. The loss is not sent, because it is computed without noise. A round that
             would exceed `privacy.max_epsilon` is refused before it begins.
         limits: maximum values that the server may set. Default: `Limits()`. If a value exceeds its limit, the client
-            replies with an error, and the round continues without it.
+            replies with an error, and the round continues without this client.
         mods: Flower mods for this app, e.g. `[fixedclipping_mod]`.
 
     Raises:
@@ -144,7 +144,7 @@ def _spend_privacy(context: Context, steps: int, rate: float, privacy: SamplePri
         The epsilon spent so far, including this round.
 
     Raises:
-        InputError: it would exceed `privacy.max_epsilon`; the state does not change.
+        InputError: the epsilon would exceed `privacy.max_epsilon`. The state does not change.
     """
     record = context.state.config_records.get(_STEPS)
     # If the sampling rates of rounds differ, the largest gives an upper bound for all.

@@ -19,7 +19,7 @@ from onnxtrain.runtime.store import Buffer
 
 
 class Expected(NamedTuple):
-    """Dtype and shape that an array of a message must have.
+    """The dtype and shape that an array in a message must have.
 
     Attributes:
         dtype: dtype in the message, e.g. float32. float16 and bfloat16 are sent as float32: averages need the

@@ -25,8 +25,8 @@ class SamplePrivacy:
             privacy.
         clip_norm: maximum norm of a single sample's gradient, over all parameters, e.g. 1.0.
         delta: probability that the guarantee fails, e.g. 1e-5; choose less than 1 / number of samples.
-        max_epsilon: maximum epsilon that a client spends over all rounds of a Flower run, e.g. 10.0; it refuses to
-            train if a round would exceed it. `math.inf` for no limit.
+        max_epsilon: maximum epsilon that a client spends over all rounds of a Flower run, e.g. 10.0. The client does
+            not train in a round that would exceed it. `math.inf` for no limit.
     """
 
     noise_multiplier: float
@@ -122,7 +122,7 @@ def private_step(
 
 
 def loss_of(results: object) -> float:
-    """Returns the loss, given a module's results: the first output, or the only one."""
+    """Extracts the loss, the first output, from the result of a module call."""
     return float(results[0] if isinstance(results, tuple) else results)  # type: ignore[arg-type]
 
 

@@ -43,7 +43,7 @@ class Settings:
     Attributes:
         epochs: number of epochs per round, e.g. 1.
         batch_size: number of samples per step, e.g. 32.
-        learning_rate: learning rate, e.g. 0.1; None for that of the checkpoint.
+        learning_rate: learning rate, e.g. 0.1; None for the learning rate in the checkpoint.
     """
 
     epochs: int = 1
@@ -104,11 +104,11 @@ def _require_number(doing: str, name: str, value: object) -> None:
 
 
 def asked_settings(own: Settings, config: Mapping[str, Any], limits: Limits | None = None) -> Settings:
-    """Returns the settings for a round: the client's own, overridden by those that the server sent.
+    """Returns the settings for a round: the client's own settings, overridden by the server's.
 
     Args:
         own: the client's own settings.
-        config: what the server sent, e.g. `{"epochs": 2, "learning-rate": 0.1}`; other keys are ignored.
+        config: the server's settings, e.g. `{"epochs": 2, "learning-rate": 0.1}`; unknown keys are ignored.
         limits: maximum values that the server may set; None for no limits.
 
     Raises:
@@ -277,7 +277,7 @@ class Work:
         return 1.0 if manifest.loss_mean is None else manifest.loss_mean.count(manifest.arguments, batch)
 
     def _over_all(self, total: float, weight: float) -> float:
-        """Combines the losses of all batches, as a mean or a sum like a batch's loss; NaN if all labels are ignored."""
+        """Returns the loss over all batches, a mean or a sum like a batch's loss; NaN if all labels are ignored."""
         if self.module.manifest.loss_mean is None:
             return total
         return total / weight if weight else float("nan")

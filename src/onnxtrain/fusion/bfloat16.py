@@ -155,7 +155,7 @@ def _turn_into_call(
 
 
 def _unrounded_factor(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...] | None]:
-    """Returns the float32 value from which a factor is rounded and transposed.
+    """Returns the float32 value from which a factor was computed by rounding and transposing.
 
     Returns:
         The value, and the permutation of its axes, or None if the axes are not permuted.
@@ -202,7 +202,7 @@ def _widens(value: ir.Value | None) -> bool:
 def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
     """Returns the float32 value that was rounded to `value`, with the same shape; None if `value` was not rounded.
 
-    Reshapes of the rounded value are repeated for the unrounded one, before `product`.
+    Reshapes of the rounded value are repeated for the unrounded value, before `product`.
     """
     node = value.producer()
     if node is not None and node.domain == "" and node.op_type in RESHAPES and node.inputs[0] is not None:

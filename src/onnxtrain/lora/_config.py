@@ -1,4 +1,4 @@
-"""Defines `LoraConfig`: which linear layers get an adapter, and with which rank and scale."""
+"""Defines `LoraConfig`, which selects the linear layers to adapt, and sets the rank and scaling of each adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes and reads adapter files: `.onnx_adapter` of ONNX Runtime and genai, and PEFT folders."""
+"""Writes and reads adapters: `.onnx_adapter` files for ONNX Runtime and genai, and PEFT folders."""
 
 from __future__ import annotations
 

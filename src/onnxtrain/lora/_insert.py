@@ -111,9 +111,9 @@ def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | i
     """Adds optional adapter inputs to a deployed model, so that ONNX Runtime and genai can switch adapters per run.
 
     The inputs `<module>.lora_A.weight` [in, rank] and `<module>.lora_B.weight` [rank, out] have the dtype of the
-    layer's activations, and default values of rank 0. Without an active adapter, a session computes the same as
+    layer's activations, and default values of rank 0. Without an active adapter, a session computes the same results as
     `model`. With an adapter from :func:`save_adapter`, activated by `RunOptions.add_active_adapter` or genai's
-    `Adapters`, it computes the same as the trained model. Adapters may have any rank.
+    `Adapters`, it computes the same results as the trained model. Adapters may have any rank.
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified. Its opset is kept.

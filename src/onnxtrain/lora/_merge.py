@@ -54,11 +54,11 @@ def merge(
         model: the model without adapters: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
         adapter: an `.onnx_adapter` file or a PEFT folder, as for :func:`load_adapter`.
         requantize: False stores merged weights that were quantized (MatMulNBits, DequantizeLinear) as floats, in the
-            dtype of the activations. The result is larger, and computes the same as the model with the adapter. True
-            quantizes them again, with the same number of bits, the same block size and new scales; rounding may cancel
-            the effect of the adapter. Weights of QLinearConv, QLinearMatMul and QGemm require True. If a layer's output
-            is quantized, e.g. to int8, the merged layer clips the sum of layer and adapter; the unmerged model also
-            clips the layer's output before it adds the adapter.
+            dtype of the activations. The merged model is larger, and computes the same results as the model with the
+            adapter. True quantizes them again, with the same number of bits, the same block size and new scales;
+            rounding may cancel the effect of the adapter. Weights of QLinearConv, QLinearMatMul and QGemm require True.
+            If a layer's output is quantized, e.g. to int8, the merged layer clips the sum of layer and adapter; the
+            unmerged model also clips the layer's output before it adds the adapter.
         evaluate: function that computes the loss of a `ModelProto` on your data, e.g. with
             `InferenceSession(proto.SerializeToString())`. It is called twice: with the unmerged model plus adapter, and
             with the merged model. Both losses are logged, and stored as JSON in the metadata of the result, under the

@@ -38,7 +38,7 @@ class Matcher:
 
     `re` backtracks: `(a+)+b` takes 2^n steps for n letters. Here, each part of an expression maps the set of positions
     at which it may begin to the set of positions at which it may end, all at once. Sets are integers with one bit per
-    position. The result equals that of `re.fullmatch`.
+    position. The results are the same as with `re.fullmatch`.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ def with_any_parent(pattern: str) -> str:
 
 
 def problem_of(pattern: str) -> str | None:
-    """Returns the reason why a regular expression is not supported, e.g. "is nested too deeply"; None if it is."""
+    """Returns the reason why a regular expression is not supported, e.g. "is nested too deeply", or None."""
     try:
         kinds = set(_kinds(_parse(pattern).tree))
     except (re.error, OverflowError) as error:

@@ -162,10 +162,10 @@ def _is_returned(value: ir.Value) -> bool:
 
 
 def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
-    """Returns the layers that get adapters, by `target_modules` and `exclude_modules` of a configuration.
+    """Returns the layers that `target_modules` and `exclude_modules` of a configuration select for adapters.
 
-    The parts of a merged layer (e.g. query, key and value) are selected by their names, and get an adapter each.
-    A merged layer that is selected by its own name, as in PEFT for Phi-3, gets a single adapter.
+    The parts of a merged layer (e.g. query, key and value) are selected by their names, and get one adapter each. A
+    merged layer that is selected by its own name, as in PEFT for Phi-3, gets a single adapter.
 
     Raises:
         GraphBuildError: no layer is selected; a listed name or a key of a pattern matches no layer; a merged layer and

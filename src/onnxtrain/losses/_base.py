@@ -74,7 +74,7 @@ class TargetSpec:
     Attributes:
         name: suggested name of the graph input, e.g. "labels".
         dtype: element type of the input, e.g. INT64.
-        shape: dimensions of the input, e.g. ("batch", 10); symbolic ones have the same names as in the scores.
+        shape: dimensions of the input, e.g. ("batch", 10); symbolic dimensions have the same names as in the scores.
         class_labels: allowed labels; None for a target without class labels.
     """
 
@@ -219,7 +219,7 @@ class Loss(ABC):
         return tuple(dim if isinstance(dim, int) else dim.value for dim in scores.shape)
 
     def _check_target(self, spec: TargetSpec, target: ir.Value) -> None:
-        """Raises GraphBuildError unless the target has the dtype and possibly the shape of `spec`."""
+        """Raises GraphBuildError if the target's dtype is not supported, or its static sizes do not match `spec`."""
         # ONNX's losses accept int32 labels as well as the int64 of new inputs.
         allowed = _LABEL_DTYPES if spec.class_labels else (spec.dtype,)
         if target.dtype not in allowed:

@@ -24,7 +24,7 @@ class CausalLMLoss(Loss):
 
     Scores are logits [batch, sequence, vocabulary]; labels are int64 [batch, sequence], usually the input tokens. The
     logits at position t are compared with the label at t + 1, so the caller must not shift the labels. The mean is over
-    all labels except the first of each sequence and those equal to `ignore_index`.
+    all labels except the first label of each sequence and labels equal to `ignore_index`.
 
     Attributes:
         activation: "softmax", along the vocabulary axis.

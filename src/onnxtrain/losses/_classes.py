@@ -123,7 +123,7 @@ class _ClassLoss(Loss):
         )
 
     def _classes_second(self, op: Emitter, value: ir.Value, axis: int) -> ir.Value:
-        """Moves the class axis to position 1, after the batch."""
+        """Transposes a value so that its class axis becomes axis 1, after the batch axis."""
         assert value.shape is not None
         order = [0, axis, *(k for k in range(1, value.shape.rank()) if k != axis)]
         moved: ir.Value = op.Transpose(value, perm=order)
@@ -358,7 +358,7 @@ _OF_WEIGHTS = frozenset({"Cast", "DequantizeLinear", "Identity", "Transpose"})
 
 
 def _last_axis_product(scores: ir.Value) -> str | None:
-    """Returns the linear layer along the last axis that computes the scores, e.g. "MatMul 'lm_head'", or None.
+    """Describes the linear layer along the last axis that computes the scores, e.g. "MatMul 'lm_head'", if any.
 
     A bias, a scale or a soft cap may follow the layer.
     """

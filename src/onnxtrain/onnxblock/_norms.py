@@ -211,7 +211,7 @@ class _Reusing(_Norm):
         return f"building RINorm.{type(self).__name__.removeprefix('_').lower()}"
 
     def _kept(self) -> list[str]:
-        """Returns the names of mean, stdev and the parameters of the layer."""
+        """Returns the names of the layer's mean, stdev and parameters."""
         # The layer may have been called on another base model.
         names = self._norm._names
         if not names or not all(_graft.has_value(self.base, name) for name in names):

@@ -1,7 +1,7 @@
 """Defines blocks for single ONNX ops, from which other blocks are composed, and for layers.
 
-Numbers that are arguments of a block (exponents, bounds) are constants of the model, not parameters, with the dtype of
-the block's input. The weights of :class:`Linear` and of the normalizations are parameters.
+Numeric arguments of a block, such as exponents and bounds, become constants of the model, not parameters. They have the
+dtype of the block's input. The weights of :class:`Linear` and of the normalizations are parameters.
 """
 
 from __future__ import annotations
@@ -326,14 +326,14 @@ class Cast(Block):
 class Linear(Block):
     """alpha · x·W + beta · b, with new parameters W [in_features, out_features] and b [out_features].
 
-    numpy's global generator draws them from the standard normal distribution, W first; `np.random.seed` makes them
-    reproducible.
+    Both are drawn from the standard normal distribution with numpy's global generator, W first; `np.random.seed` makes
+    them reproducible.
 
     Args:
         in_features: size of the last axis of x [n, in_features], e.g. 16.
         out_features: size of the last axis of the output, e.g. 3.
         bias: False to omit b.
-        alpha: factor of the product.
+        alpha: factor of x·W.
         beta: factor of b.
     """
 

@@ -85,15 +85,15 @@ class TrainingBlock(Block):
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
         """Marks a parameter as trained or as frozen (in the checkpoint, but not trained).
 
-        If no parameter is marked as trained, all floating-point parameters are trained except frozen ones and BatchNorm
-        running statistics. Otherwise, parameters without a mark become constants of the models.
+        If no parameter is marked as trained, all floating-point parameters are trained, except frozen parameters and
+        BatchNorm running statistics. Otherwise, parameters without a mark become constants of the models.
 
         If `argument_name` is an input of the base model, the training model returns the input's gradient as an
         additional output, named `<input>_grad` unless that name is in use. The on-device API ignores this output.
 
         Args:
             argument_name: name of an initializer or input of the base model, e.g. "fc.weight".
-            value: True to train it, False to freeze it. For repeated calls with the same name, the last one wins.
+            value: True to train it, False to freeze it. The last call with the same name wins.
         """
         self._wanted[argument_name] = bool(value)
 

@@ -70,7 +70,7 @@ class ParameterGroup:
     Attributes:
         parameters: names, or patterns of names such as "*.bias"; each must match at least one parameter.
         learning_rate_scale: factor by which the learning rate is multiplied, e.g. 0.1; None for 1.
-        weight_decay: the group's weight decay, e.g. 0.0; None for the optimizer's.
+        weight_decay: the group's weight decay, e.g. 0.0; None for the optimizer's weight decay.
         optimizer: the group's optimizer, e.g. Muon(), which must not have clipping or groups of its own; None for the
             enclosing optimizer.
 
@@ -194,7 +194,7 @@ class Optimizer(ABC):
         return scalars
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        """Folds a scale factor for the gradients into the scalars; returns None if the optimizer cannot.
+        """Folds a scale factor for the gradients into the scalars; returns None if the optimizer does not support this.
 
         With the returned scalars, `update(g)` must equal the update for `factor`·`g`. Clipping by norm then needs no
         multiplication per gradient element.

@@ -76,7 +76,7 @@ _TERMS = 16
 
 
 def _norm(op: Emitter, gradients: Sequence[ir.Value], wide: ir.DataType) -> ir.Value:
-    """Returns the total Euclidean norm of tensors in a dtype at least as wide as theirs, shape []."""
+    """Returns the total Euclidean norm of the gradients, a scalar in the dtype `wide`."""
     squares = [_scalar(cast(op, _scalar(op.ReduceSumSquare(g, keepdims=0)), wide)) for g in gradients]
     while len(squares) > 1:
         squares = [_scalar(op.Sum(*squares[i : i + _TERMS])) for i in range(0, len(squares), _TERMS)]

@@ -79,7 +79,7 @@ class ScalarRanks:
                 small.update(node.outputs)
 
     def _ranked(self, scalar: ir.Value, rank: int, before: ir.Node) -> ir.Value:
-        """Reshapes a scalar to `rank` axes of size one, before the node `before`; later calls return the same value."""
+        """Returns a scalar reshaped to `rank` axes of size one; its Reshape is inserted before `before`, and reused."""
         ones = [1] * rank
         if scalar.const_value is not None:
             return self._op.const(scalar.const_value.numpy().reshape(ones), like=scalar)

@@ -43,7 +43,7 @@ _OTHER = 6
 def make_batch_dynamic(
     model: ModelSource, *, name: str = "batch", inputs: Mapping[str, npt.ArrayLike] | None = None
 ) -> onnx.ModelProto | ir.Model:
-    """Returns a copy of a model that accepts any batch size instead of the fixed one for which it was exported.
+    """Returns a copy of a model that accepts any batch size, not only the batch size with which it was exported.
 
     `torch.onnx.export(model, (torch.randn(1, 3, 32, 32),), path)` fixes the batch at 1. Axis 0 of all inputs becomes
     symbolic, and constants that contain the batch size (targets of Reshape, initial states, class tokens) are

@@ -46,7 +46,7 @@ def replace_head(
     bias: bool | None = None,
     logits: bool = True,
 ) -> onnx.ModelProto | ir.Model:
-    """Returns a copy of the model with a new last linear layer with `classes` outputs.
+    """Returns a copy of the model in which a new layer with `classes` outputs replaces the last linear layer.
 
     The layer is a Gemm, a MatMul (with an Add) or a 1x1 Conv, with any layout of the weight. Softmax, Sigmoid,
     LogSoftmax, Relu, pooling, Reshape and similar ops may follow it. Weight and bias are initialized as in PyTorch's
@@ -61,8 +61,8 @@ def replace_head(
         seed: seed of the initial values.
         output: name of the output that the head computes, for a model with several outputs.
         head: name of the layer's node, weight or module, e.g. "fc". Default: the last linear layer.
-        bias: True for a layer with a bias, False for one without. Default: as in the old layer; a bias of zeros that an
-            exporter's optimizer dropped is included if the file has metadata about it.
+        bias: True for a layer with a bias, False for a layer without bias. Default: as in the old layer; a bias of
+            zeros that an exporter's optimizer dropped is included if the file has metadata about it.
         logits: True to remove a Softmax or Sigmoid after the layer, because losses expect logits.
 
     Returns:

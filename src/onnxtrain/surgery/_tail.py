@@ -1,4 +1,4 @@
-"""Follows the class axis through the ops between a head and an output, and updates its size in the shapes."""
+"""Follows the class axis through the ops between a head and an output, and updates the number of classes."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
 
 
 def _lower_optimizers(model: ir.Model) -> None:
-    """Replaces Adam, Adagrad and Momentum nodes with standard ops, including those in subgraphs."""
+    """Replaces Adam, Adagrad and Momentum nodes with standard ops, in the main graph and in subgraphs."""
     main = Emitter(model.graph, functions=model.functions)
     modified = False
     for graph in tuple(model.graphs()):
@@ -302,7 +302,7 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
 
 
 def _names(node: ir.Node) -> list[str]:
-    """Returns the names of a node's outputs, "" for omitted ones."""
+    """Returns the names of a node's outputs, "" for omitted outputs."""
     return [output.name or "" for output in node.outputs]
 
 

@@ -22,7 +22,7 @@ _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
 def append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.Value]) -> None:
-    """Appends parameter gradients, row indices, updated running statistics and input gradients to the outputs."""
+    """Appends gradients, row indices and updated running statistics to the training model's outputs."""
     count = len(build.trainable)
     append_outputs(training, build.trainable, gradients[:count])
     # Read from the outputs: parameters may share one gradient (as in x + y), of which `append_outputs` makes copies.
@@ -37,7 +37,7 @@ def append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.Va
 def _keep_rows(
     model: ir.Model, gradients: Mapping[str, ir.Value], parameters: Mapping[str, ir.Value]
 ) -> dict[str, str]:
-    """Replaces dense embedding gradients `[n, *rest]` with sparse ones: the gathered rows `[reads, *rest]`.
+    """Replaces dense embedding gradients `[n, *rest]` with sparse gradients: the gathered rows `[reads, *rest]`.
 
     For each table, an output with the row indices is appended. The nodes of the dense gradients become dead; a later
     pass removes them.

@@ -48,7 +48,7 @@ def find_cache(graph: ir.Graph) -> dict[str, str]:
 def trained_outputs(graph: ir.Graph) -> list[str]:
     """Returns the names of the outputs that a training model can return.
 
-    Key-value caches and values computed from strings are left out, because a training model has no such inputs.
+    Key-value caches and values computed from strings are left out: a training model has neither as inputs.
     """
     texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
     for node in graph if texts else ():
@@ -90,7 +90,7 @@ class DropCachePass(ir.passes.InPlacePass):
             cache: the output name for each cache input, as returned by :func:`find_cache`.
             as_deployed: True to keep the attention ops' outputs with the keys and values of all tokens, although
                 nothing reads them. Without these outputs, onnxruntime's GroupQueryAttention (1.32) sums in a different
-                order, and its results differ from those of the deployed model in the last bit.
+                order, and its results differ from the deployed model's in the last bit.
         """
         super().__init__()
         self._cache = cache

@@ -41,7 +41,7 @@ class RecomputePass(ir.passes.InPlacePass):
 
     Args:
         forward: names of the values of the forward pass, e.g. {"h", "logits", "loss"}.
-        products: True to recompute a share of the matrix products, too; False to recompute only the results of cheap
+        products: True to also recompute a share of the matrix products; False to recompute only the results of cheap
             ops, which takes hardly any time.
     """
 

@@ -30,14 +30,14 @@ class TrainingGraphs:
     """The models of a training run, with their manifest and initial values.
 
     Attributes:
-        training: computes loss, additional outputs, gradients and updated statistics from inputs, targets and
-            parameters.
-        eval: computes loss and additional outputs, with Dropout and BatchNormalization in inference mode.
+        training: model that computes loss, additional outputs, gradients and updated statistics from inputs, targets
+            and parameters.
+        eval: model that computes loss and additional outputs, with Dropout and BatchNormalization in inference mode.
         manifest: the manifest (`docs/contracts.md`), without `files` and `optimizer`.
         parameters: initial value of each parameter, trainable or frozen, in graph order, e.g. {"fc.weight": ...}.
         statistics: initial value of each BatchNorm running statistic, in graph order.
-        inference: computes the outputs of the original model from its inputs and the parameters; None if no outputs
-            were requested.
+        inference: model that computes the original model's outputs from its inputs and the parameters; None if no
+            outputs were requested.
         unreached: names of the parameters that were selected for training although the loss does not depend on them;
             they are not trained.
         adapters: description of the model's LoRA adapters as JSON text; None for a model without adapters.

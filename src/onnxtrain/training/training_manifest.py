@@ -79,7 +79,7 @@ def _optional(key: str, name: str | None) -> dict[str, str]:
 
 
 def _tensor_entry(value: ir.Value) -> dict[str, Any]:
-    """Returns the name, dtype and shape of a value for the manifest, with symbolic sizes as their names.
+    """Returns the name, dtype and shape of a value for the manifest; symbolic sizes are given by name.
 
     Raises:
         GraphBuildError: the value is a string tensor.

@@ -50,7 +50,7 @@ def client_app(
         epochs: number of epochs per round.
         batch_size: number of samples per step.
         learning_rate: learning rate. Default: the learning rate in the artifacts' checkpoint, if any, else 1e-3.
-        seed: seed of the order of the samples, together with the client's number and the round.
+        seed: seed of the sample order, combined with the client's number and the round.
         metrics: additional evaluation metrics by name, e.g. `{"accuracy": lambda outputs, targets:
             (outputs[0].argmax(1) == targets[0]).mean()}`. A metric receives the outputs after the loss and the targets
             of all samples. `additional_output_names` adds such outputs to the artifacts.
@@ -138,7 +138,7 @@ def _read_message(artifacts: str | os.PathLike[str], message: Message) -> tuple[
 
 
 def _spend_privacy(context: Context, steps: int, rate: float, privacy: SamplePrivacy) -> float:
-    """Adds the steps of a round to those of earlier rounds in the client's state.
+    """Adds a round's steps to the number of steps in the client's state.
 
     Returns:
         The epsilon spent so far, including this round.
@@ -164,7 +164,7 @@ def _spend_privacy(context: Context, steps: int, rate: float, privacy: SamplePri
 
 
 def _reply(message: Message, work: Work, metrics: MetricRecord, arrays: ArrayRecord | None = None) -> Message:
-    """Returns the reply to a message."""
+    """Returns the reply to a message, with the model's fingerprint, the metrics and optionally arrays."""
     records: dict[str, Any] = {
         "metrics": metrics,
         "config": ConfigRecord({FINGERPRINT: work.module.manifest.fingerprint}),

@@ -24,7 +24,7 @@ class SamplePrivacy:
         noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`, e.g. 1.1; more noise gives more
             privacy.
         clip_norm: maximum norm of a single sample's gradient, over all parameters, e.g. 1.0.
-        delta: probability that the guarantee fails, e.g. 1e-5; choose less than 1 / number of samples.
+        delta: probability that the guarantee fails, e.g. 1e-5; choose a value below 1 / number of samples.
         max_epsilon: maximum epsilon that a client spends over all rounds of a Flower run, e.g. 10.0. The client does
             not train in a round that would exceed it. `math.inf` for no limit.
     """

@@ -38,7 +38,7 @@ def secure_client(
         epochs: number of epochs per round.
         batch_size: number of samples per step.
         learning_rate: learning rate. Default: the learning rate in the artifacts' checkpoint, if any, else 1e-3.
-        seed: seed of the order of the samples, together with the client's number.
+        seed: seed of the sample order, combined with the client's number.
         metrics: additional evaluation metrics by name; see `client_app`.
 
     Raises:

@@ -69,7 +69,7 @@ def run_federation(
             values. Both are written after each round.
         evaluation: arrays of the server's own samples, inputs then targets; empty for no evaluation on the server.
         metrics: additional metrics of the server's evaluation by name; see `client_app`.
-        train_config: settings that override the clients' own: "epochs", "batch-size", "learning-rate".
+        train_config: settings that override the clients' own settings: "epochs", "batch-size", "learning-rate".
         max_examples: maximum number of samples that a client may claim to have; see `CheckedStrategy`.
         max_ratio: maximum weight of a client as a multiple of the round's median; see `CheckedStrategy`.
         timeout: seconds to wait for the clients in each round.

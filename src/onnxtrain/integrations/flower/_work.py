@@ -56,7 +56,7 @@ class Settings:
             _require_number("Training a client", "learning_rate", self.learning_rate)
 
     def steps(self, count: int) -> int:
-        """Returns the number of optimizer steps of a private round on `count` samples."""
+        """Returns the number of optimizer steps in a round with differential privacy on `count` samples."""
         return self.epochs * private_batches(count, self.batch_size)
 
 
@@ -191,7 +191,7 @@ class Work:
         Args:
             data: arrays of the samples.
             settings: epochs, batch size, learning rate.
-            seed: seed of the order of the samples; not used with `privacy`.
+            seed: seed of the sample order; not used with `privacy`.
             privacy: clips the gradient of each sample, and adds noise.
 
         Returns:

@@ -61,7 +61,7 @@ class TorchGroup(Communicator):
                 atexit.register(_leave)
                 if token is not None:
                     prove_membership(token, timeout)
-        # If the program has created the group, its rank and size count, not those of the environment variables.
+        # If the program has created the group, its rank and size are used instead of the environment variables.
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def sum(self, arrays: Sequence[Array], bucket_bytes: int = 2**20, *, compressed: bool = False) -> None:
@@ -145,7 +145,7 @@ def _leave() -> None:
 
 def _store(rank: int, size: int, timeout: timedelta, token: str | None) -> Any:
     """Returns the store through which the workers find each other: a file on this machine, or a port at MASTER_ADDR."""
-    # torchrun of PyTorch 2.13 restarts workers with the store of the killed ones, where gloo finds the addresses of
+    # torchrun of PyTorch 2.13 restarts workers with the store of the killed workers, where gloo finds the addresses of
     # dead processes: the new workers would wait for them until the timeout. Hence the prefix per attempt.
     attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     store: Any
@@ -171,7 +171,7 @@ def _raising_workers_error(doing: str) -> Iterator[None]:
     """Converts PyTorch's errors about a worker that has ended, or does not answer, to WorkersError."""
     try:
         yield
-    # DistBackendError, DistStoreError and DistNetworkError are RuntimeErrors; gloo raises plain ones.
+    # DistBackendError, DistStoreError and DistNetworkError are RuntimeErrors; gloo raises plain RuntimeErrors.
     except WorkersError:
         raise
     except RuntimeError as error:

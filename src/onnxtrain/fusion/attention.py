@@ -111,7 +111,7 @@ def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
         factor = constant(second)
         if factor is None and node.op_type == "Mul":
             first, factor = second, constant(first)
-        # A factor of another shape could broadcast the value.
+        # A factor of a different shape could broadcast the value.
         if factor is None or first is None or value is None or first.shape != value.shape:
             break
         value, scale = first, scale * (factor if node.op_type == "Mul" else 1 / factor)

@@ -110,7 +110,7 @@ def _with_bias(output: ir.Value) -> ir.Value:
     """Returns the output of the bias Add after the layer, or `output` if there is no such Add or it feeds a Gelu."""
     add = _sole_reader(output, "Add", any_input=True)
     bias = None if add is None else next((value for value in add.inputs if value is not output), None)
-    # ONNX Runtime (1.32) fuses a product such as MatMulNBits and this Add, with other rounding than two nodes. An
+    # ONNX Runtime (1.32) fuses a product such as MatMulNBits with this Add, which rounds differently than two nodes. An
     # adapter in between would change the results of a model without active adapters.
     if add is None or bias is None or bias.const_value is None or len(bias.const_value.shape) != 1:
         return output
@@ -123,8 +123,8 @@ def _feeds_gelu(value: ir.Value) -> bool:
     readers = [use.node for use in value.uses()]
     if len(readers) == 1 and readers[0].op_type in ("Gelu", "FastGelu"):
         return True
-    # ONNX Runtime (1.32) fuses the formula with Erf, in which the value is divided by the root of 2, before the biases
-    # of products. Other formulas are not fused, or only after the biases have been fused with their products.
+    # ONNX Runtime (1.32) fuses the Erf formula, which divides the value by the square root of 2, before it fuses biases
+    # with products. Other formulas are not fused, or only after the biases have been fused with their products.
     node = next((reader for reader in readers if reader.op_type == "Div"), None)
     for op_type in ("Erf", "Add", "Mul"):
         node = None if node is None else _sole_reader(node.outputs[0], op_type, any_input=True)

@@ -292,7 +292,7 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
             f"{doing}: it is not a PEFT folder with {CONFIG_FILE} and {WEIGHTS_FILE} ({error}); check the "
             "path"
         ) from error
-    # Without these settings, the adapter would silently compute something else than in PEFT.
+    # Without these settings, the adapter would silently compute different results than in PEFT.
     refused = sorted(
         name for name in settings.keys() - _NEUTRAL if settings[name] and settings[name] != "none"
     )
@@ -309,7 +309,7 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
             "save_pretrained(path, path_initial_model_for_weight_conversion=...), or merge it there and "
             "export the result"
         )
-    # PEFT itself writes no fingerprint: its adapters belong to the float model, and may be used for quantized ones.
+    # PEFT itself writes no fingerprint: its adapters belong to the float model, and may be used with quantized models.
     if metadata.get(BASE_KEY, base) != base:
         raise AdapterMismatchError(other_base(doing))
     named = {name.removeprefix(_PREFIX): array for name, array in arrays.items()}

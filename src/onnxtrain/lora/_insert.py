@@ -82,7 +82,7 @@ def insert_adapters(
         base: fingerprint of the model. Default: computed, which reads all weights.
     """
     targets = _chosen(model, config)
-    # Before adapters are added, because the fingerprint is that of the deployed weights.
+    # Before adapters are added, because the fingerprint must cover the deployed weights.
     generator, fingerprint = np.random.default_rng(config.seed), base or base_fingerprint(model)
 
     def make(name: str, array: np.ndarray) -> ir.Value:

@@ -167,7 +167,7 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
         # The delta in the orientation of the node's weight.
         if target.is_convolution or node.attributes.get_int("transB", 0) == 1:
             delta = delta.T.reshape(array.shape)
-        # alpha multiplies the product with the weight, but not that with the adapter.
+        # alpha multiplies the product with the weight, but not the product with the adapter.
         merged = array + delta / np.float32(node.attributes.get_float("alpha", 1.0))
         producer = read.producer()
         if requantize and producer is not None and producer.op_type != "Cast":
@@ -206,7 +206,7 @@ def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
     node = target.node
     codes = codes_of(node)
     old = codes.real()
-    # As for Gemm, alpha multiplies the product with the weight, but not that with the adapter.
+    # As for Gemm, alpha multiplies the product with the weight, but not the product with the adapter.
     delta = delta / np.float32(node.attributes.get_float("alpha", 1.0))
     new = quantized_linear(codes, old + (delta.T.reshape(old.shape) if codes.axis == 0 else delta))
     bias_index = INTEGER_PRODUCTS[node.domain, node.op_type][2]
@@ -225,7 +225,7 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
     activations, dequantize = (None if value is None else value.producer() for value in (x, bias))
     if bias is None or dequantize is None or dequantize.op_type != "DequantizeLinear":
         return
-    # A floating-point bias has no scale, and neither have activations that are not dequantized.
+    # Neither a floating-point bias nor activations that are not dequantized have a scale.
     if activations is None or activations.op_type != "DequantizeLinear" or activations.inputs[1] is None:
         return
     if dequantize.inputs[0] is None or dequantize.inputs[0].dtype != ir.DataType.INT32:

@@ -24,7 +24,7 @@ MOST = 50_000
 STEPS = 2_000_000
 """Maximum number of steps of all matches of one configuration, a few seconds. 1,000 modules take about 60,000."""
 
-# Literals and dots only, for which `re` cannot backtrack.
+# Literals and dots only: `re` does not backtrack for them.
 _PLAIN = re.compile(r"(?:[^\\^$*+?{}\[\]|()]|\\\W)*")
 _CHARACTER_SETS = re.ASCII | re.LOCALE | re.UNICODE
 _REPEATS = frozenset({_kind.MAX_REPEAT, _kind.MIN_REPEAT})

@@ -282,7 +282,7 @@ def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int, bool] | None:
         return None
     weight, dims, swapped = traced
     if node.op_type in ("Conv", "QLinearConv"):
-        # `group` divides the channels: A would have to be a convolution of as many groups.
+        # `group` divides the channels: A would have to be a convolution with as many groups.
         plain = node.attributes.get_int("group", 1) == 1 and not any(node.attributes.get_ints("pads", ()))
         if len(dims) < 3 or not plain or any(size != 1 for size in dims[2:]):
             return None
@@ -336,7 +336,7 @@ def _module_of(node: ir.Node, weight: ir.Value, is_phi: bool) -> str:
     tied = any(reader.op_type.startswith("Gather") for reader in _readers(weight))
     if not tied and not _MADE_UP.fullmatch(name):
         return _path_of(name)
-    # PyTorch's Dynamo exporter folds the Transpose of a weight into a new one, `val_3`, and notes the module.
+    # PyTorch's Dynamo exporter folds the Transpose of a weight into a new initializer, `val_3`, and records the module.
     return module_scope(node) or _path_of(node.name or name)
 
 

@@ -318,8 +318,8 @@ class CrossEntropyLoss(_ClassLoss):
         if ignored is not None:
             terms = op.Where(ignored, 0.0, terms)
         terms.shape = positions
-        # PyTorch divides both parts by the sum of the labels' weights, although the second one contains those of all
-        # classes.
+        # PyTorch divides both parts by the sum of the labels' weights, although the second part contains the weights of
+        # all classes.
         if self.reduction != "mean" or (ignored is None and weight is None):
             return reduce(op, terms, self.reduction)
         total = op.ReduceSum(terms, keepdims=0)

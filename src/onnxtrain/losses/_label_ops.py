@@ -56,7 +56,7 @@ def _follow_labels(value: ir.Value | None, ignore_index: int | None) -> tuple[ir
         kind = "" if node is None or node.domain else node.op_type
         if node is None or not (
             kind in CASTS
-            # Before the Slice, axis 1 must be that of the input.
+            # Before the Slice, axis 1 must be the input's axis 1.
             or (kind in VIEWS and not shift)
             or (kind == "Slice" and not shift and _cut(node))
             or (kind == "Pad" and _adds_ignored(node, ignore_index))

@@ -198,7 +198,7 @@ def _merge(base: onnx.ModelProto, graft: onnx.ModelProto) -> None:
             base.functions.append(function)
     if graft.functions:
         base.ir_version = max(base.ir_version, _FUNCTIONS_IR_VERSION)
-    # Functions add their domain; the version of the standard domain is that of the base model.
+    # Functions add their domain. For the standard domain, the graft already has the base model's version.
     for imported in graft.opset_import:
         opset_of(base, imported.domain, imported.version)
 

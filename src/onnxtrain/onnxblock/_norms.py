@@ -130,8 +130,8 @@ class RMSNorm(_Norm):
         x = self._checked(input_name, [self._dim])
 
         def write(op: Emitter, x: ir.Value, g: ir.Value) -> ir.Value:
-            # `onnxtrain.fusion` recognizes this chain of ops, and that of RINorm; it would not recognize other ops for
-            # the same formula.
+            # `onnxtrain.fusion` recognizes this chain of ops, and RINorm's; it would not recognize other ops for the
+            # same formula.
             norm = _reduce(op, "ReduceL2", x, [_rank(x) - 1])
             floored = op.Clip(op.Mul(norm, self._dim**-0.5), op.const(self._eps, like=x))
             result: ir.Value = op.Mul(op.Div(x, floored), g)

@@ -296,7 +296,7 @@ class LabelEncoder(Block):
 
     def build(self, label_encoder_input_name: str) -> str:
         """Applies the op to a value; returns the name of the output."""
-        # Emitters only support the standard domain and that of onnxtrain.
+        # Emitters only support the standard domain and onnxtrain's.
         return _graft.add_node(
             self._accessor,
             self._doing,

@@ -156,7 +156,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 @contextmanager
 def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
     """Sets the base model until the `with` block ends; raises TrainingStateError if there already is one."""
-    # With nested base models, blocks of the outer one would append to the wrong model.
+    # With nested base models, blocks of the outer base model would append to the wrong model.
     if _ACTIVE.get() is not None:
         raise TrainingStateError(
             "setting the base model: another base model is active, and blocks work on one at a time; "

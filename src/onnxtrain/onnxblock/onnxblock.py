@@ -206,7 +206,7 @@ def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> N
     infos = []
     for name in names:
         value = _graft.describe(accessor, name, doing)
-        # ONNX requires a type for every output, but onnx cannot infer those of nonstandard ops.
+        # ONNX requires a type for every output, but onnx cannot infer the output types of nonstandard ops.
         if value.type is None:
             raise GraphBuildError(
                 f"{doing}: the dtype of {name!r} is unknown, so it cannot be an output of the model; "

@@ -118,7 +118,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         traced = _trace(value, head)
         if isinstance(traced, Linear):
             return traced
-        # Weights of a quantized model are integers, for which another output or layer would be no remedy.
+        # Weights of a quantized model are integers, so naming a different output or layer would not help.
         quantized = next((node for node in _last_nodes(value) if _QUANTIZED.search(node.op_type)), None)
         if quantized is not None:
             traced = f"{op_name(quantized)} is quantized: {_QUANTIZED_ADVICE}"

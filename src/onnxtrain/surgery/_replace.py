@@ -103,7 +103,7 @@ def replace_head(
     shape = layer.shape if layer.rows else layer.shape[::-1]
     weight = rng.uniform(-bound, bound, (classes, *shape[1:]))
     old = layer.weight
-    # A tied weight, e.g. that of a language model's embedding, must keep its values for its other readers.
+    # A tied weight, e.g. a language model's embedding, must keep its values for its other readers.
     shared = any(len(value.uses()) > 1 for value in (old, *(node.outputs[0] for node in layer.through)))
     new_weight = _replacement(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
     _rewire(layer, old, new_weight)
@@ -221,7 +221,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
         layer.node.replace_input_with(2, new)
         return
     product = layer.node.outputs[0]
-    # The sum takes over all readers, and the name if it is that of an output.
+    # The sum takes over the product's name and all of its readers.
     total = successor(product)
     layer.node.append(ir.node("Add", [product, new], outputs=[total]))
     if layer.output is product:

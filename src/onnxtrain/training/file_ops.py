@@ -98,7 +98,7 @@ def _restore(graph: ir.Graph, node: ir.Node, values: dict[str, ir.Value]) -> Non
     for old, new in zip(node.outputs, copy.outputs, strict=True):
         new.type, new.shape = old.type, old.shape
         of_body = values.get(str(old.name)) if old.name else None
-        # Results that only gradients read stay those of the body, e.g. the deviation of SkipLayerNormalization, which
+        # Results that only gradients read still come from the body, e.g. the deviation of SkipLayerNormalization, which
         # ONNX Runtime's kernel (1.32) leaves at zero. GroupQueryAttention has to compute its own: see DropCachePass.
         if of_body is None or not (old.uses() or old.is_graph_output()):
             new.name = f"{old.name}.of_file" if old.name else old.name

@@ -25,7 +25,7 @@ def append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.Va
     """Appends gradients, row indices and updated running statistics to the training model's outputs."""
     count = len(build.trainable)
     append_outputs(training, build.trainable, gradients[:count])
-    # Read from the outputs: parameters may share one gradient (as in x + y), of which `append_outputs` makes copies.
+    # Read from the outputs: parameters may share one gradient (as in x + y), which `append_outputs` copies.
     tables = dict(zip(build.trainable, list(training.graph.outputs)[-count:], strict=True))
     parameters = {str(value.name): value for value in build.forward.graph.inputs}
     build.row_indices = _keep_rows(training, {name: tables[name] for name in build.sparse}, parameters)

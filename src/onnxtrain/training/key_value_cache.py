@@ -18,8 +18,8 @@ from onnxtrain.passes import infer_shapes
 
 _MS = "com.microsoft"
 
-# Per attention op, index pairs: the input with the past keys or values, and the output with those of all tokens. As in
-# onnx 1.23 and onnxruntime 1.32.
+# Per attention op, index pairs: the input with the past keys or values, and the output with the keys or values of all
+# tokens. As in onnx 1.23 and onnxruntime 1.32.
 _CACHES: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
     ("", "Attention"): ((4, 1), (5, 2)),
     (_MS, "Attention"): ((4, 1),),
@@ -69,7 +69,7 @@ def _cache_pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
         for index, output in indices
         if index < len(node.inputs) and output < len(node.outputs)
     ]
-    # Only the name tells a Concat that extends a cache from one that joins two feature inputs.
+    # Only the name distinguishes a Concat that extends a cache from a Concat of two feature inputs.
     if (node.domain, node.op_type) == ("", "Concat") and "past" in str(
         node.inputs[0] and node.inputs[0].name
     ):

@@ -21,7 +21,7 @@ _CHEAP = ELEMENTWISE | MOVES | {
     *("LayerNormalization", "LogSoftmax", "Pad", "RMSNormalization", "Softmax", "Silu_float", "Hardtanh_float"),
     *("FlooredRMSNormalization_float", "InverseRMSNormalization_float", "LayerNormalizationTraining_float"),
 }  # fmt: skip
-# Matrix products, of which a share is recomputed, and the functions that replace them.
+# Matrix products, a share of which is recomputed, and the functions that replace them.
 _PRODUCTS = PRODUCTS | {
     *("MatrixProduct_float", "GemmBfloat16_float", "MatMulBfloat16_float", "MatMulPermutedRightBfloat16_float"),
 }  # fmt: skip
@@ -201,7 +201,7 @@ class _Writer:
     def _delayed(self, value: ir.Value, signal: ir.Value) -> ir.Value:
         """Returns the value with an added dependency on `signal`, so that nothing is recomputed from it earlier."""
         # ONNX Runtime runs a node as soon as its inputs are computed. Without the dependency, recomputed values would
-        # be in memory as long as kept ones.
+        # be in memory as long as kept values.
         result = self._op.reshape_after(value, self._op.shape_of(value), signal)
         result.shape, result.type = value.shape, value.type
         return result

@@ -98,7 +98,7 @@ def private_step(
     sums = {name: np.zeros(state.parameters[name].data.shape, np.float64) for name in names}
     losses = []
     for row in rows:
-        # With a batch of one, the gradient is that of the sample.
+        # With a batch of one, the gradient is the sample's.
         losses.append(_run_sample(module, data, int(row)))
         gradients = {name: _gradient(state, name).astype(np.float64) for name in names}
         norm = math.sqrt(sum(float(np.vdot(g, g)) for g in gradients.values()))

@@ -21,7 +21,7 @@ from onnxtrain.runtime.manifest import Manifest
 
 _log = get_logger("onnxtrain.flower")
 
-# Maximum length of a reason, which quotes what a stranger has sent.
+# Maximum length of a reason, which quotes untrusted input.
 _REASON_LENGTH = 500
 
 
@@ -183,7 +183,7 @@ class CheckedStrategy(Strategy):
             # A client without evaluation samples sends the weight 0, and no metrics.
             if self._metrics(message)[self._weighted_by]:
                 good.append(message)
-        # Flower aggregates nothing, or raises, if one reply has other metrics than the rest.
+        # Flower aggregates nothing, or raises, if one reply has different metrics than the rest.
         common = Counter(map(self._layout, good)).most_common(1)
         for message in good:
             if self._layout(message) != common[0][0]:
@@ -260,7 +260,7 @@ class CheckedStrategy(Strategy):
             raise ValueError(
                 f"it holds {len(message.content.metric_records)} records of metrics, expected one"
             )
-        # The weight determines the influence of an update: an infinite or negative one would take over the average.
+        # The weight determines the influence of an update: an infinite or negative weight would take over the average.
         metrics = self._metrics(message)
         weight = metrics.get(self._weighted_by)
         least = 0 if not message.content.array_records else 1

@@ -166,7 +166,7 @@ class Work:
 
     def __init__(self, artifacts: str | os.PathLike[str], *, trains: bool = True) -> None:
         files = manifest_files(artifacts)
-        # Loaded for each round: frozen parameters come from the checkpoint, trained ones from the message.
+        # Loaded for each round: frozen parameters come from the checkpoint, trained parameters from the message.
         self.state = CheckpointState.load_checkpoint(files["checkpoint"])
         self.module = Module(
             str(files["training_model"]),

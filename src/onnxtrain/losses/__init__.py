@@ -243,7 +243,7 @@ def _follow_back(value: ir.Value) -> tuple[ir.Value, int]:
 
 
 def _mark(source: ir.Value, spec: TargetSpec, key: str) -> None:
-    """Stores a target's specification in the metadata of its input, unless a more complete one is already there."""
+    """Stores a target's specification in the metadata of its input, unless it already specifies class labels."""
     marks = source.metadata_props
     # An input remains a target if one loss uses it as such, even if the model reads it for another loss.
     key = TARGET_KEY if TARGET_KEY in marks else key

@@ -130,7 +130,7 @@ def append(
     """Appends nodes that are emitted by `write` to the base model.
 
     Args:
-        accessor: holds the base model.
+        accessor: accessor of the base model.
         doing: beginning of error messages, e.g. "building the block Add".
         inputs: names of values of the base model.
         write: called with an emitter and one value per input; returns the output or outputs. Initializers that it

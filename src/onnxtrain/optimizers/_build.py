@@ -38,7 +38,7 @@ def build_optimizer_model(
     `[reads]`. Gradients with the same index are summed. Rows without a gradient, and their moments, don't change.
 
     float16 and bfloat16 parameters are converted to float32, updated, and rounded; their moments are float32. Changes
-    smaller than half a unit in the last place of such a parameter are lost.
+    smaller than half a unit in the parameter's last place are lost.
 
     Args:
         optimizer: the optimizer and its hyperparameters.

@@ -1,8 +1,8 @@
 """Finds the key-value cache of a language model that generates text, and removes it from the training graph.
 
-Such a graph, e.g. from onnxruntime-genai's model builder, takes the keys and values of all earlier tokens as inputs
-(`past_key_values.0.key`) and returns them with the new tokens' keys and values appended (`present.0.key`). Training
-reads whole sequences, so there are no earlier tokens.
+The graph of such a model, e.g. from onnxruntime-genai's model builder, reads the keys and values of all earlier tokens
+from inputs (`past_key_values.0.key`), and returns them with the new tokens' keys and values appended (`present.0.key`).
+Training reads whole sequences, so there are no earlier tokens.
 """
 
 from __future__ import annotations

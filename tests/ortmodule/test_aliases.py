@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
+from ortmodule.custom_functions import StraightThrough
 from ortmodule.eager import Of, compare, compare_steps
 
 
@@ -104,6 +105,45 @@ def test_an_input_changed_in_place_carries_the_gradient(loss: Callable[[Any, Any
 
     plain = Of(scaling, weight=nn.Parameter(torch.full((4,), 3.0)))
     assert compare(plain, program).report().runs_in_onnxruntime
+
+
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "a view, then its base is read": lambda y, p: (y[0].mul_(p[0]), y)[1],
+    "a view of a view": lambda y, p: (y.t()[1].add_(p[1]), y)[1],
+    "by copying": lambda y, p: (y[:, 1:].copy_(p[:, 1:]), y)[1],
+    "by indexing": lambda y, p: (y.view(-1).__setitem__(slice(0, 3), p[0]), y)[1],
+    "by a mask": lambda y, p: (y.t().masked_scatter_(y.t() > 1, p), y)[1],
+    "by a function of lists": lambda y, p: (torch._foreach_mul_([y[0], y[1]], [p[0], p[1]]), y)[1],
+    "the base, then a view is read": lambda y, p: (y.view(-1), y.lerp_(p, 0.5))[0],
+    "a view, then another view is read": lambda y, p: (y[:, 0], y[0].mul_(p[0]))[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+@pytest.mark.parametrize("write", WRITES)
+def test_a_custom_function_of_memory_that_was_written_to(write: str) -> None:
+    def function(module: Of, x: torch.Tensor) -> Any:
+        return StraightThrough.apply(module.write(x * 2, module.weight))
+
+    def program(module: nn.Module) -> Any:
+        result = module(torch.linspace(0, 1, 9).reshape(3, 3))
+        result.sum().backward()
+        return result, module.weight.grad
+
+    weight = nn.Parameter(torch.arange(9.0).reshape(3, 3))
+    compare(Of(function, write=WRITES[write], weight=weight), program, ignore="ORTModule.*_foreach_mul")
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_requires_grad_of_memory_that_was_written_to(write: str) -> None:
+    def function(module: Of, x: torch.Tensor) -> Any:
+        y = module.write(x * 2, module.weight)
+        return y, y.requires_grad, y.is_leaf, y.detach().requires_grad
+
+    weight = nn.Parameter(torch.arange(9.0).reshape(3, 3))
+    plain = Of(function, write=WRITES[write], weight=weight)
+    x = torch.linspace(0, 1, 9).reshape(3, 3)
+    compare(plain, lambda module: module(x), ignore="ORTModule.*_foreach_mul")
 
 
 def test_an_input_that_overlaps_a_written_one_is_left_to_pytorch() -> None:

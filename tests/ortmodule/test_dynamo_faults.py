@@ -57,6 +57,22 @@ def asserted_numbers() -> None:
         run(X - 10)
 
 
+def aliased_writes() -> None:
+    """The gradient is that of `round`, zero, as Dynamo loses the function's own backward."""
+
+    def written(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        y = x + 0
+        y[0].mul_(weight)
+        return StraightThrough.apply(y)
+
+    slopes = []
+    for function in (written, compiled(written)):
+        weight = torch.ones(2, requires_grad=True)
+        function(X, weight).sum().backward()
+        slopes.append(weight.grad)
+    torch.testing.assert_close(slopes, [X[0], torch.zeros(2)])
+
+
 def caught_errors() -> None:
     """The error bypasses the function's `except`."""
 
@@ -202,6 +218,7 @@ def transformed_functions() -> None:
 FAULTS = {
     fault.__name__.replace("_", " "): fault
     for fault in (
+        aliased_writes,
         asserted_numbers,
         caught_errors,
         deque_maxlen,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from onnxtrain.ortmodule import ORTModule
 from ortmodule.custom_functions import Scaling, SetUp, VmapRule
+from ortmodule.eager import Of, compare
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -305,6 +307,76 @@ def test_gradients_stay_as_forward_leaves_them(modes: Any, custom: bool, breaks:
             assert seen[1] == seen[0]
     finally:
         torch.set_grad_enabled(True)
+
+
+MODES: dict[str, tuple[Callable[[], object], Callable[[], object], Callable[[], object]]] = {
+    "deterministic": (
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        torch.get_deterministic_debug_mode,
+        lambda: torch.use_deterministic_algorithms(False),
+    ),
+    "default dtype": (
+        lambda: torch.set_default_dtype(torch.float64),
+        torch.get_default_dtype,
+        lambda: torch.set_default_dtype(torch.float32),
+    ),
+    "precision": (
+        lambda: torch.set_float32_matmul_precision("medium"),
+        torch.get_float32_matmul_precision,
+        lambda: torch.set_float32_matmul_precision("highest"),
+    ),
+    "warnings": (
+        lambda: torch.set_warn_always(True),
+        torch.is_warn_always_enabled,
+        lambda: torch.set_warn_always(False),
+    ),
+    "autocast dtype": (
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+        lambda: torch.get_autocast_dtype("cpu"),
+        lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
+    ),
+    "autocast cache": (
+        lambda: torch.set_autocast_cache_enabled(False),
+        torch.is_autocast_cache_enabled,
+        lambda: torch.set_autocast_cache_enabled(True),
+    ),
+    "flash attention": (
+        lambda: torch.backends.cuda.enable_flash_sdp(False),
+        torch.backends.cuda.flash_sdp_enabled,
+        lambda: torch.backends.cuda.enable_flash_sdp(True),
+    ),
+    "sparse checks": (
+        torch.sparse.check_sparse_tensor_invariants.enable,
+        torch.sparse.check_sparse_tensor_invariants.is_enabled,
+        torch.sparse.check_sparse_tensor_invariants.disable,
+    ),
+}
+"""Functions that set a mode, get it, and set its default."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("name", MODES)
+def test_modes_stay_as_forward_leaves_them(name: str, fails: bool) -> None:
+    set_mode, get, restore = MODES[name]
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        set_mode()
+        return y * module.factor if fails else y + torch.ones(3)
+
+    def program(model: nn.Module) -> Any:
+        seen = []
+        for _ in range(3):
+            try:
+                with pytest.raises(AttributeError) if fails else contextlib.nullcontext():
+                    seen.append(model(torch.ones(3)))
+                seen.append(str(get()))
+            finally:
+                restore()
+        return seen
+
+    ours = compare(Of(function), program)
+    assert fails or ours.report().runs_in_onnxruntime
 
 
 class Product(torch.autograd.Function):

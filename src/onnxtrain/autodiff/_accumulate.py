@@ -1,4 +1,4 @@
-"""Sums the contributions to one cotangent; concatenates contributions that are slices of it."""
+"""Sums the contributions to a cotangent; contributions that tile it as slices are concatenated instead of added."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from onnxtrain.emitter import Emitter, static_dims
 
 @dataclass(frozen=True)
 class _Part:
-    """A contribution to a cotangent that is zero outside a range along one axis.
+    """A zero-padded contribution to a cotangent: it is zero outside a range along one axis.
 
     Attributes:
         padded: the contribution, the output of a Pad.
         content: the input of that Pad, without the zeros.
         axis: the padded axis, non-negative.
         size: size of that axis in `padded`, e.g. 12.
-        before: number of zeros before `content`, e.g. 4.
-        after: number of zeros after `content`.
+        before: number of zeros before `content` along the axis, e.g. 4.
+        after: number of zeros after `content` along the axis.
     """
 
     padded: ir.Value
@@ -34,7 +34,7 @@ class _Part:
 def add_up(op: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
     """Returns the sum of contributions of the same shape and dtype.
 
-    If the forward graph slices a value (into query, key and value of attention, or the gates of a recurrent cell), each
+    If the forward graph slices a value, e.g. into queries, keys and values or into the gates of a recurrent cell, each
     slice contributes a cotangent that is zero outside the slice. Slices that tile the whole value are concatenated.
     """
     # One Concat costs a third of padding every slice to full size and adding the padded tensors.

@@ -1,4 +1,4 @@
-"""Finds active values: those through which gradients flow from the differentiated values to the leaves."""
+"""Finds active values: the values through which gradients flow from the differentiated values to the leaves."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def is_differentiable_dtype(value: ir.Value) -> bool:
 
 
 def _carries_gradient(value: ir.Value) -> bool:
-    """True if the reverse walk follows this output of an active op.
+    """True if gradients may flow through this output of an active op.
 
-    Besides floats, these are integers computed by quantizing ops: the op has a straight-through rule, is declared
-    `not_yet`, or has a body of other ops that may contain an op with such a rule.
+    Integer outputs count only if the op has a straight-through rule, is declared `not_yet`, or has a body, which may
+    contain an op with a straight-through rule.
     """
     producer = value.producer()
     # Without the `not_yet` ops, the gradient would silently be zero at a quantized value instead of raising an error.

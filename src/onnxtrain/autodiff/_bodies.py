@@ -22,9 +22,9 @@ def defbody(
 ) -> Callable[[ShapeFunction], ShapeFunction]:
     """Registers the decorated function as the body of a nonstandard op: an equivalent built from standard ops.
 
-    The function is called with `(op, n)` and returns the outputs, from the first to the last that it can compute. If a
-    gradient flows through the op and the op has no rule, its body replaces it. Otherwise the op remains in the model,
-    and shape inference takes the shapes from its body.
+    The function is called with `(op, n)` and returns the outputs in order; it may omit trailing outputs. If a gradient
+    flows through the op and the op has no rule, its body replaces it. Otherwise, the op remains in the model, and the
+    body is only used for shape inference.
 
     Args:
         op_type: name of the op.
@@ -50,7 +50,7 @@ def twin(
     opset: int,
     functions: dict[ir.OperatorIdentifier, ir.Function] | None = None,
 ) -> ir.Function:
-    """Returns a function of standard ops whose outputs have the shapes of the node's outputs.
+    """Returns an ONNX function of standard ops whose outputs have the same shapes as the node's outputs.
 
     Args:
         shapes: emits the standard ops and returns the outputs.

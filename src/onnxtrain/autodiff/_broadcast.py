@@ -20,8 +20,8 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
         primal: input of that op.
 
     Returns:
-        The sum, with the shape of `primal`. If the shapes don't tell which axes were broadcast, the sum finds these
-        axes at run time.
+        The sum, with the shape of `primal`. If the static shapes do not determine which axes were broadcast, they are
+        found at run time.
 
     Raises:
         DifferentiationError: `primal` has a higher rank than `output`, so the model is invalid.
@@ -59,7 +59,7 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
 
 
 def _is_repeated(out_dim: Dim, dim: Dim) -> bool | None:
-    """True if an axis of size `dim` was broadcast to size `out_dim`; None if symbolic sizes leave this open."""
+    """True if an axis of size `dim` was broadcast to size `out_dim`; None if it depends on symbolic sizes."""
     if dim == 1:
         return out_dim != 1
     if isinstance(dim, int) or out_dim == 1:
@@ -70,7 +70,10 @@ def _is_repeated(out_dim: Dim, dim: Dim) -> bool | None:
 
 
 def _sum_at_run_time(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Value) -> ir.Value:
-    """Sums over every axis along which the shape of `primal`, padded with leading ones, has size one."""
+    """Sums a cotangent to the shape of `primal`, over the axes along which `primal` turns out to have size one.
+
+    If `primal` has a lower rank than `output`, its missing leading axes count as axes of size one.
+    """
     shape = op.shape_of(primal)
     # NumPy aligns shapes at the last axis: the primal gets leading ones up to the rank of the output.
     missing = op.Sub(op.Shape(op.shape_of(output)), op.Shape(shape))

@@ -148,7 +148,7 @@ def add_gradients(
 def append_outputs(
     model: ir.Model, wrt: Sequence[str], gradients: Sequence[ir.Value], suffix: str = "_grad"
 ) -> None:
-    """Appends gradients to the outputs of `model`, named `<name><suffix>`, or with a number if that name is taken.
+    """Appends gradients to the outputs of `model`, named `<name><suffix>`, e.g. "x_grad", or "x_grad_1" if taken.
 
     Args:
         model: the model.

@@ -1,6 +1,6 @@
 """Walks a graph in reverse, node by node, and emits gradients with the rule of each node's op.
 
-A rule is a formula only. The driver does the work common to all rules: it skips cotangents that nothing reads, sums the
+A rule is just a formula. The driver does the work common to all rules: it skips cotangents that nothing reads, sums the
 cotangents of broadcast inputs to the inputs' shapes, and accumulates the contributions to each value.
 """
 

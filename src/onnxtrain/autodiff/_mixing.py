@@ -1,4 +1,4 @@
-"""Decides whether a cotangent can be masked by a multiplication, or needs a Where.
+"""Decides whether a cotangent can be masked with Mul, or only with Where.
 
 The cotangent of Relu is `ct` where the output is positive, else 0. ONNX Runtime's Mul is four to eight times as fast as
 its Where. But an infinite `ct` times a mask of 0 is NaN, e.g. in the gradient of sqrt(relu(x)) at 0. If the value feeds

@@ -44,7 +44,7 @@ class Rule:
         domain: domain of the op; "" is the standard domain.
         wrt: schema names of the inputs that can have a cotangent, e.g. ("A", "B"). A variadic input stands for all its
             arguments.
-        outputs: schema names of the outputs whose cotangents the rule takes, e.g. ("C",). With one name, `ct` is a
+        outputs: schema names of the outputs whose cotangents the rule receives, e.g. ("C",). With one name, `ct` is a
             value, otherwise a tuple with None for outputs without a cotangent. A variadic output stands for all its
             values.
         function: the rule itself, called with (emitter, node view, ct).
@@ -234,7 +234,7 @@ def reason_not_yet(node: ir.Node) -> str | None:
 
 
 def is_straight_through(output: ir.Value) -> bool:
-    """True if `output` has a straight-through rule for its cotangent, so that it may be an integer."""
+    """True if a straight-through rule receives the cotangent of `output`, which may then be an integer tensor."""
     node = output.producer()
     rule = rule_for(node) if node is not None else None
     if node is None or not isinstance(rule, Rule):
@@ -247,7 +247,7 @@ def is_straight_through(output: ir.Value) -> bool:
 
 
 def _is_step_of_gradient(node: ir.Node) -> bool:
-    """True if a node is piecewise constant and was emitted by a gradient rule."""
+    """True if a gradient rule emitted the node, and its op is piecewise constant, e.g. Floor."""
     return _ORIGIN in node.metadata_props and node.op_type in STEPS_OF_GRADIENTS
 
 
@@ -351,7 +351,7 @@ def _validate(rule: Rule) -> None:
 
 
 def _gives_integers(rule: Rule) -> bool:
-    """True if the schema allows only non-floating-point types for the outputs whose cotangents the rule takes."""
+    """True if the schema allows only non-floating-point types for the outputs whose cotangents the rule receives."""
     schema = schema_of(rule.op_type, OPSETS[-1])
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     types = {

@@ -23,9 +23,9 @@ def straight_through_rules(wanted: bool = True) -> Iterator[None]:
 
     Round, Ceil and Floor pass cotangents through unchanged, and so does a Cast of a rounded value to int32.
     QuantizeLinear does the same for values within the range of its integers, like PyTorch's fake quantization; its
-    scale gets the gradient of Learned Step Size Quantization (Esser et al., 2020). DynamicQuantizeLinear treats the
-    scale that it computes as a constant. MatMulInteger and ConvInteger have the gradients of the product or convolution
-    of the dequantized values.
+    scale gets the gradient of Learned Step Size Quantization (Esser et al., 2020). For DynamicQuantizeLinear, the
+    computed scale is treated as a constant. MatMulInteger and ConvInteger get the gradients of MatMul and Conv on the
+    dequantized values.
 
     Args:
         wanted: False registers nothing.
@@ -52,7 +52,7 @@ def _register() -> None:
 
 
 def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Y = x / y_scale + y_zero_point within the range of y's dtype; zero for x outside the range."""
+    """VJP of QuantizeLinear: of y = x / y_scale + y_zero_point inside the range of y's dtype, zero for x outside it."""
     # Only integers: the range check below needs evenly spaced values, unlike those of float8 types.
     dtype = n.out.y.dtype
     if dtype is None or not dtype.is_integer():
@@ -78,7 +78,7 @@ def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _quantize_dynamically(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None]
 ) -> ir.Value | None:
-    """VJP with respect to x: ct_x = ct_y / y_scale, treating the computed scale as a constant."""
+    """VJP of DynamicQuantizeLinear: ct_x = ct_y / y_scale, treating the computed scale as a constant."""
     return None if cts[0] is None else op.Div(cts[0], n.out.y_scale)
 
 
@@ -115,7 +115,7 @@ def _conv_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _shifted(op: Emitter, q: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
-    """Returns q - zero in the dtype of `like`; `q` itself, cast, if `zero` is None."""
+    """Returns q - zero, computed in the dtype of `like`. If `zero` is None, only casts `q` to that dtype."""
     value: ir.Value = op.Cast(q, to=like.dtype)
     value.shape = q.shape
     return value if zero is None else op.Sub(value, op.Cast(zero, to=like.dtype))
@@ -129,7 +129,7 @@ def _is_rounded(node: ir.Node) -> bool:
 
 
 def _cast(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """VJP of Cast: passes the cotangent of an integer input through unchanged, otherwise like the standard rule."""
+    """VJP of Cast: passes the cotangent through unchanged for an integer input, else applies the standard rule."""
     integer = n.input.dtype is not None and not n.input.dtype.is_floating_point()
     return ct if integer else cast_back(op, n, ct)
 

@@ -35,7 +35,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast(self, arrays: Sequence[Array], root: int = 0) -> None:
-        """Replaces each array with that of worker `root`, in place; arrays are C-contiguous, of any dtype."""
+        """Broadcasts arrays from worker `root` to all workers, in place. The arrays are C-contiguous, of any dtype."""
 
     @abstractmethod
     def move(self, array: Array, source: int, target: int) -> None:
@@ -43,11 +43,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Returns the objects of all workers, in rank order, to every worker (all-gather)."""
+        """All-gathers objects: returns the `value` of each worker, in rank order, to every worker."""
 
     @abstractmethod
     def share(self, value: Any = None) -> Any:
-        """Returns worker 0's object to every worker; the arguments of other workers are ignored."""
+        """Broadcasts an object: returns worker 0's `value` to every worker, and ignores the values of other workers."""
 
 
 class Solo(Communicator):

@@ -12,14 +12,14 @@ from onnxtrain.errors import InputError, MissingPackageError
 
 
 def join_group(strategy: DataParallel) -> Communicator:
-    """Joins the other workers; a process without a launcher is a group of one.
+    """Joins the group of workers; a process that was started without a launcher is a group of one.
 
     `torchrun`, `onnxtrain train --workers`, :func:`launch` and Ray set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
     SLURM sets SLURM_PROCID and SLURM_NTASKS; the job script must set the other two. An existing PyTorch process group
     is reused.
 
     Raises:
-        InputError: variables are missing or not numbers.
+        InputError: environment variables are missing or not numbers.
         MissingPackageError: there are other workers, but PyTorch is not installed.
         WorkersError: the other workers did not join in time.
     """
@@ -69,7 +69,7 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def threads_of_worker() -> int | None:
-    """Returns a worker's number of threads: its share of this machine's cores, or None if it is the only worker."""
+    """Returns a worker's number of threads: its share of the machine's cores, None if it is alone on the machine."""
     # Set by torchrun and our launchers. If every worker had threads for all cores, they would slow each other down.
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if not local.isdecimal() or int(local) < 2:

@@ -192,7 +192,7 @@ def _run_once(
             texts = {key: str(value) for key, value in variables.items()}
             results.append(actor.work.remote(function, arguments, texts, os.getcwd()))
         waiting = list(results)
-        # The first failure raises here, while other workers may be waiting for the failed one.
+        # The first failure raises here, while other workers may be waiting for the failed worker.
         while waiting:
             done, waiting = ray.wait(waiting)
             ray.get(done)

@@ -11,7 +11,7 @@ from onnxtrain.errors import InputError
 
 @dataclass(frozen=True)
 class DataParallel:
-    """Trains one model with several workers, each of which computes the gradient of its share of a batch.
+    """Options for training one model with several workers, each of which computes the gradient of its share of a batch.
 
     The batch of a step is split into one share per worker. The gradients of the shares are all-reduced, each weighted
     by the number of samples or labels over which its loss is averaged. The step therefore equals a step of a single

@@ -61,7 +61,7 @@ class TorchGroup(Communicator):
                 atexit.register(_leave)
                 if token is not None:
                     prove_membership(token, timeout)
-        # If the program has created the group, its rank and size count, not those of the environment variables.
+        # If the program has created the group, its rank and size are used instead of the environment variables.
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def sum(self, arrays: Sequence[Array], bucket_bytes: int = 2**20, *, compressed: bool = False) -> None:
@@ -76,7 +76,7 @@ class TorchGroup(Communicator):
                 finish()
 
     def _begin_sum(self, members: list[Array], compressed: bool) -> Callable[[], None]:
-        """Starts to all-reduce a bucket.
+        """Starts the all-reduce of a bucket.
 
         Returns:
             A function that waits for the sum and writes it into the arrays.
@@ -103,7 +103,7 @@ class TorchGroup(Communicator):
         return finish
 
     def broadcast(self, arrays: Sequence[Array], root: int = 0) -> None:
-        """Broadcasts the arrays in place, small ones together, as bytes."""
+        """Broadcasts the arrays in place, as bytes; small arrays are sent together."""
         with _raising_workers_error("Receiving from another worker"):
             for group in group_arrays(arrays, 2**20):
                 members = [_bytes(arrays[index]) for index in group]
@@ -138,14 +138,14 @@ class TorchGroup(Communicator):
 
 
 def _leave() -> None:
-    """Ends gloo's threads: one that frees a NumPy array while Python finalizes would abort the process."""
+    """Ends gloo's threads: a thread that frees a NumPy array while Python finalizes would abort the process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _store(rank: int, size: int, timeout: timedelta, token: str | None) -> Any:
     """Returns the store through which the workers find each other: a file on this machine, or a port at MASTER_ADDR."""
-    # torchrun of PyTorch 2.13 restarts workers with the store of the killed ones, where gloo finds the addresses of
+    # torchrun of PyTorch 2.13 restarts workers with the store of the killed workers, where gloo finds the addresses of
     # dead processes: the new workers would wait for them until the timeout. Hence the prefix per attempt.
     attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     store: Any
@@ -171,7 +171,7 @@ def _raising_workers_error(doing: str) -> Iterator[None]:
     """Converts PyTorch's errors about a worker that has ended, or does not answer, to WorkersError."""
     try:
         yield
-    # DistBackendError, DistStoreError and DistNetworkError are RuntimeErrors; gloo raises plain ones.
+    # DistBackendError, DistStoreError and DistNetworkError are RuntimeErrors; gloo raises plain RuntimeErrors.
     except WorkersError:
         raise
     except RuntimeError as error:

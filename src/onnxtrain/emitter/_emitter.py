@@ -36,7 +36,7 @@ class Emitter(NodeWriter):
     def shape_of(self, value: ir.Value) -> ir.Value:
         """Returns the shape of `value`, int64 [rank]: a constant if it is static, else the output of a Shape node.
 
-        Later calls for the same value return the same Shape node.
+        Later calls for the same value reuse the Shape node.
         """
         # A constant lets later passes fold and fuse nodes; a Shape node would hide the sizes.
         dims = static_dims(value)
@@ -68,7 +68,7 @@ class Emitter(NodeWriter):
         return output
 
     def reshape_after(self, value: ir.Value, shape: Operand, signal: ir.Value) -> ir.Value:
-        """Returns `value` reshaped, and delays the Reshape until `signal` is computed.
+        """Returns `value` reshaped to `shape`, with a Reshape that cannot run before `signal` is computed.
 
         A runtime may run a node as soon as its inputs are available. To delay the Reshape, a zero computed from the
         first element of the signal is added to the shape. No optimizer folds that zero: it is computed as x < x, which

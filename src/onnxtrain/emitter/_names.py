@@ -26,7 +26,7 @@ class Names:
         return set(self._names)
 
     def unique(self, preferred: str) -> str:
-        """Returns the first free name among `preferred`, `wish_1`, `wish_2`, ... and reserves it."""
+        """Returns the first free name among `preferred`, `preferred_1`, `preferred_2`, ... and reserves it."""
         name, count = preferred, self._counts.get(preferred, 0)
         while name in self._taken:
             count += 1

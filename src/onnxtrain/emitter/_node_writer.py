@@ -40,10 +40,10 @@ class Composite(Protocol):
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the key under which `functions` holds, or would hold, this op's function for `dtype`."""
+        """Returns the key of this op's function for `dtype` in `functions`, even if it is not in there yet."""
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns a function that computes this op in `dtype`, with ops of version `opset` of the standard domain."""
+        """Returns a function that computes this op in `dtype`, using the standard ops of version `opset`."""
 
 
 class Write(Protocol):
@@ -138,7 +138,7 @@ class NodeWriter:
     ) -> ir.Value | tuple[ir.Value, ...]:
         """Appends a call of a composite op, and adds its function to the model.
 
-        The function's dtype, and that of all outputs, is the dtype of the first floating-point input.
+        The function and all outputs have the dtype of the first floating-point input.
 
         Raises:
             GraphBuildError: no input has a known floating-point dtype, or the emitter has no function table.
@@ -204,7 +204,7 @@ class NodeWriter:
         return self._constants[key]
 
     def ints(self, ref: AttributeRef) -> ir.Value:
-        """Returns an integer attribute of the enclosing function, or a list of integers, as an int64 tensor."""
+        """Returns an attribute of the enclosing function, an integer or a list of integers, as an int64 tensor."""
         # A function attribute can only be referenced by a node's attribute; a Constant node turns it into a tensor.
         field = "value_int" if ref.type == ir.AttributeType.INT else "value_ints"
         output = self._append("", "Constant", [], 1, {field: ref})[0]
@@ -278,14 +278,14 @@ class NodeWriter:
 
     @contextlib.contextmanager
     def placing(self, *, before: ir.Node | None = None, after: ir.Node | None = None) -> Iterator[None]:
-        """Moves the nodes that the `with` block appends to before or after an existing node.
+        """Inserts the nodes emitted in a `with` block before or after an existing node, not at the end of the graph.
 
-        ONNX requires nodes in topological order. Values that the emitter caches, such as those of :meth:`shape_of`,
-        stay at their first position, so emit to several positions from the front of the graph to its end.
+        ONNX requires nodes in topological order, but cached values, such as the results of :meth:`shape_of`, remain at
+        the position where they were first emitted. To emit at several positions, start with the earliest one.
 
         Args:
-            before: node before which to insert the new nodes; None if the graph was empty.
-            after: node after which to insert the new nodes.
+            before: node before which to insert the new nodes.
+            after: node after which to insert them. If both are None, e.g. for an empty graph, they remain at the end.
         """
         last = self.graph[-1] if len(self.graph) else None
         yield
@@ -299,7 +299,7 @@ class NodeWriter:
             self.graph.insert_after(after, appended)
 
     def unique_name(self, preferred: str) -> str:
-        """Returns the first free name among `preferred`, `wish_1`, `wish_2`, ... and reserves it."""
+        """Returns the first free name among `preferred`, `preferred_1`, `preferred_2`, ... and reserves it."""
         return self._names.unique(preferred)
 
     def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:

@@ -47,7 +47,7 @@ def output_dtype(
 ) -> ir.DataType | None:
     """Infers the dtype of a node's output from the op's schema.
 
-    The dtype is fixed by the schema, set by an attribute, or equal to that of an input with the same type parameter.
+    The schema fixes the dtype, an attribute sets it, or it is the dtype of an input with the same type parameter.
 
     Args:
         formal: the output's formal parameter in the schema.

@@ -113,7 +113,7 @@ def check_gradients(
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`.
         of: name of the output to differentiate. Default: the first floating-point output.
         wrt: names of parameters. Default: all trainable parameters.
-        inputs: values of inputs, by name, e.g. {"x": array}. Missing ones are random.
+        inputs: values of inputs, by name, e.g. {"x": array}. Inputs without a value get random values.
         dims: sizes of symbolic dimensions, e.g. {"sequence": 5}. Default: 3 along the first axis, 8 elsewhere.
         seed: seed of all random numbers.
 
@@ -158,7 +158,7 @@ def _first_float_output(model: ir.Model) -> str:
     """Returns the name of the first floating-point output.
 
     Raises:
-        GraphBuildError: there is none.
+        GraphBuildError: the model has no floating-point output.
     """
     for value in model.graph.outputs:
         if value.dtype is not None and value.dtype.is_floating_point():
@@ -277,7 +277,7 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -> onnx.ModelProto:
-    """Returns a copy of the model that computes `outputs`; the values named in `given` become inputs."""
+    """Returns a copy of the model whose outputs are `outputs`; the values named in `given` become inputs."""
     cut = model.clone()
     cut.graph.outputs.clear()
     values = {str(v.name): v for node in cut.graph for v in node.outputs}
@@ -314,8 +314,8 @@ def _evaluator(
         names: names of the parameters.
         feeds: values of the inputs, by name.
         parameters: values of the parameters, by name.
-        result: the output as ONNX Runtime computes it. The reference evaluator is used only if its output agrees with
-            this.
+        result: the output computed by ONNX Runtime. The reference evaluator is used only if its output agrees with
+            `result`.
     """
     bare = expand_rounded(forward)
     promote_initializers(bare, list(names))
@@ -376,9 +376,8 @@ def _compare(
 ) -> GradientCheck:
     """Compares the gradient of one parameter with finite differences along random directions.
 
-    `rounding` estimates the norm of a gradient's rounding error. The terms of a gradient may cancel, e.g. for the bias
-    of attention keys, to which softmax is invariant: what remains is rounding error, and the tolerance must allow for
-    it.
+    `rounding` estimates the norm of a gradient's rounding error, for which the tolerance must allow: the terms of a
+    gradient may cancel except for rounding errors, e.g. for the bias of attention keys, to which softmax is invariant.
     """
     value, exact = widen(parameters[name]), widen(gradient)
     norm = float(np.linalg.norm(exact))

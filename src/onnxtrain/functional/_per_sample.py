@@ -141,7 +141,7 @@ def _with_batch(model: ir.Model, name: str, samples: Collection[str]) -> ir.Shap
 
 
 def _take_one_sample(model: ir.Model, samples: Collection[str]) -> None:
-    """Sets the batch size of the inputs in `samples` to 1, and clears sizes that may derive from the old one.
+    """Sets the batch size of the inputs in `samples` to 1, and clears symbolic sizes that may derive from it.
 
     Raises:
         DifferentiationError: the batch symbol is also the size of another axis or input.
@@ -192,7 +192,7 @@ def _for_one(
 
 
 def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: dict[str, ir.Value]) -> None:
-    """Wraps the model for one sample in a Loop over the samples; the outputs become `of` and the gradients, stacked.
+    """Wraps the model for one sample in a Loop over the samples, with `of` and the gradients, stacked, as outputs.
 
     Args:
         model: the model for one sample, with its gradients.

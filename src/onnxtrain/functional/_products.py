@@ -207,7 +207,7 @@ def hessian_vector_product(
 
 
 def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
-    """Returns a canonical copy of a model, after checking that `of` and `wrt` name floating-point values of it."""
+    """Returns a canonical copy of a model, after checking that `of` and `wrt` name floating-point values in it."""
     # Checked first, because loading a large model takes long.
     check_names(of, "of")
     check_names(wrt, "wrt")
@@ -308,7 +308,7 @@ def _differentiable_again(model: ir.Model, values: Sequence[ir.Value]) -> tuple[
 
 
 def _drop_cotangents(model: ir.Model, of: Sequence[str], cotangents: Sequence[str]) -> None:
-    """Removes the cotangent inputs u of uᵀJ: its derivative with respect to u, J·t, does not depend on u."""
+    """Removes the cotangent inputs u: J·t, the derivative of uᵀJ·t with respect to u, does not depend on u."""
     values, op = values_by_name(model.graph), Emitter(model.graph)
     for name, cotangent in zip(of, cotangents, strict=True):
         model.graph.inputs.remove(values[cotangent])
@@ -319,7 +319,7 @@ def _drop_cotangents(model: ir.Model, of: Sequence[str], cotangents: Sequence[st
 
 
 def _append_outputs(model: ir.Model, of: Sequence[str]) -> None:
-    """Makes the values named in `of` outputs of the graph, in addition to the existing ones."""
+    """Adds the values named in `of` to the outputs of the graph, unless they are outputs already."""
     values = values_by_name(model.graph)
     for name in of:
         if values[name] not in model.graph.outputs:

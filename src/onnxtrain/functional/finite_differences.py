@@ -33,9 +33,9 @@ def compare(function: Callable[[float], float], derivative: float, step: float, 
     """Compares the derivative of a scalar function at 0 with central differences.
 
     If the difference at the first step is within `margin` of the derivative, they agree. Otherwise, larger steps are
-    tried. A difference is stable, and decides, if the difference at the next larger step is within `margin` of it:
-    neither rounding errors nor nearby kinks distort it. At a kink at 0 itself, such as ReLU of zeros, the one-sided
-    differences do not approach each other as the step shrinks.
+    tried, and only stable differences count: those within `margin` of the difference at the next larger step, which
+    neither rounding errors nor nearby kinks distort. If 0 itself is a kink, as for ReLU, the one-sided differences do
+    not approach each other as the step shrinks; a derivative between them is inconclusive.
 
     Args:
         function: computes the value after a step along the direction, e.g. function(-1e-5).

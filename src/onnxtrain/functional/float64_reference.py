@@ -35,7 +35,10 @@ class Erf(OpRun):
 
 
 def expand_rounded(model: ir.Model) -> ir.Model:
-    """Returns a copy of a canonical model in which Gelu nodes are expanded to their function bodies."""
+    """Returns a copy of a canonical model in which Gelu nodes are expanded to their function bodies.
+
+    For a Gelu node, onnx's reference evaluator would round to float32.
+    """
     # For a Gelu node, the reference evaluator would use onnx's Erf, which rounds, instead of the Erf above.
     return inline_schema_functions(model, lambda node: node.op_type != "Gelu")
 

@@ -66,11 +66,11 @@ class CompositeOp:
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the key under which `functions` holds, or would hold, this op's function for `dtype`."""
+        """Returns the key of this op's function for `dtype` in `functions`, even if it is not in there yet."""
         return (DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", "")
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns a function that computes this op in `dtype`, with ops of version `opset` of the standard domain."""
+        """Returns a function that computes this op in `dtype`, using the standard ops of version `opset`."""
         # A clone, because models modify their functions, e.g. when inlining them.
         return self._cached(dtype, opset).clone()
 
@@ -97,7 +97,7 @@ class CompositeOp:
         return ir.Function(DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", graph=graph, attributes=declared)
 
     def _input(self, name: str, dtype: ir.DataType) -> ir.Value:
-        """Returns an input of the function, as the body sees it."""
+        """Returns the value for input `name` in the body of the function for `dtype`."""
         return ir.Value(name=name, type=ir.TensorType(self.dtypes.get(name, dtype)))
 
 

@@ -28,7 +28,7 @@ class SpecializedOp(CompositeOp):
     Args:
         name: op type, e.g. `ConvolutionGradient`, without the number and dtype at the end of function names.
         inputs: names of the inputs and their shapes. The body may rely on static sizes.
-        attributes: as for :class:`CompositeOp`. They give native kernels the values that are hard-coded in the body.
+        attributes: as for :class:`CompositeOp`. Native kernels read them; the body has their values hard-coded.
         outputs: number of outputs.
         key: describes the case for which the body was built. Ops with equal keys have equal bodies.
         body: as for :class:`CompositeOp`. It may ignore its attributes.
@@ -59,7 +59,7 @@ class SpecializedOp(CompositeOp):
         return _numbered(name, self._key, functions)
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns the function, whose name has no number yet."""
+        """Returns the op's function, without the number in its name, which the caller adds."""
         function = super().function_for(dtype, opset)
         function.metadata_props[_KEY] = self._key
         return function
@@ -109,7 +109,7 @@ def of_rounded(
 
     Args:
         function: a float32 function of a :class:`SpecializedOp`.
-        name: name of the new function without number, e.g. "ConvolutionBfloat16Gradient_float".
+        name: name of the new function, without its number, e.g. "ConvolutionBfloat16Gradient_float".
         functions: the model's function table.
 
     Returns:

@@ -86,7 +86,7 @@ def relu_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
 
 @composite("ReluGradientOfFinite", ["y", "ct"])
 def relu_gradient_of_finite(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """VJP of Relu for finite cotangents; see ReluGradient."""
+    """VJP of Relu for finite cotangents: multiplies ct by a mask, which is faster than ReluGradient's Where."""
     # ONNX Runtime's Mul is several times as fast as its Where (1 M elements: 2.1 and 9.3 ms with one thread), but an
     # infinite ct times 0 would be NaN.
     return op.Mul(ct, op.Cast(op.Not(op.LessOrEqual(y, 0.0)), to=ct.dtype))

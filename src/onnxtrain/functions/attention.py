@@ -1,4 +1,4 @@
-"""Defines attention and its gradient without storing the matrix of probabilities.
+"""Defines attention and its gradient, neither of which stores the matrix of probabilities.
 
 Shapes: q `[batch, heads, queries, size]`, k `[batch, heads, keys, size]`, v `[batch, heads, keys, value size]`. A mask
 is added to the scores `[batch, heads, queries, keys]` and broadcasts to them. The second output is the log-sum-exp of
@@ -43,7 +43,7 @@ def causal_attention(op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, *, scal
 def masked_attention(
     op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, *, scale: AttributeRef
 ) -> _Pair:
-    """Computes softmax(scale q kᵀ + mask) v. As with Softmax, a fully masked query gives NaN."""
+    """Computes softmax(scale q kᵀ + mask) v. As with Softmax, the result for a fully masked query is NaN."""
     return _weighted_values(op, op.Add(_scores(op, q, k, scale), mask), v)
 
 
@@ -51,7 +51,7 @@ def masked_attention(
 def safe_masked_attention(
     op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, *, scale: AttributeRef
 ) -> _Pair:
-    """Computes MaskedAttention, but a fully masked query gives zeros and no gradients, as in PyTorch."""
+    """Computes MaskedAttention, but fully masked queries have zero outputs and no gradients, as in PyTorch."""
     scores = op.Add(_scores(op, q, k, scale), mask)
     nothing = op.Equal(_row_max(op, scores), -math.inf)
     mixed, log_sum = _weighted_values(op, op.Where(nothing, 0.0, scores), v)

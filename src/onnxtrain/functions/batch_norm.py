@@ -1,4 +1,4 @@
-"""Defines training BatchNormalization, alone and fused with the ops that follow it, and MaxPool, for native kernels.
+"""Defines training-mode BatchNormalization, alone and fused with subsequent ops, and MaxPool, for native kernels.
 
 The gradient of BatchNormalization alone is in `normalization`.
 """
@@ -71,7 +71,7 @@ def batch_normalization_max_pool_relu(
     pads: AttributeRef,
     **attributes: Any,
 ) -> tuple[ir.Value, ...]:
-    """Computes Relu of MaxPool of BatchNormalizationTraining; the last output is MaxPool's indices, int64."""
+    """Computes Relu(MaxPool(BatchNormalizationTraining)); the last output is MaxPool's indices, int64."""
     y, mean, var = op.BatchNormalization(*inputs, training_mode=1, **attributes, _outputs=3)
     windows = {"kernel_shape": kernel_shape, "strides": strides, "pads": pads}
     pooled, indices = op.MaxPool(y, **windows, _outputs=2)

@@ -14,7 +14,7 @@ from ._composite import CompositeOp, composite
 
 
 def _matmul(left: bool, right: bool) -> CompositeOp:
-    """Defines MatMul with the axes of a (if `left`) and of b (if `right`) permuted, as by Transpose."""
+    """Defines MatMul with transposed operands: permutes the axes of a if `left`, and the axes of b if `right`."""
     kind = ("", "PermutedLeft", "PermutedRight", "PermutedBoth")[left + 2 * right]
     attributes = {
         name: ir.AttributeType.INTS for name, wanted in (("perm_a", left), ("perm_b", right)) if wanted

@@ -1,4 +1,4 @@
-"""Defines the gradient of reads by index."""
+"""Defines the gradient of an embedding lookup."""
 
 from __future__ import annotations
 

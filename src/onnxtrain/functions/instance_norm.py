@@ -51,7 +51,7 @@ def reversible_instance_normalization_gradient(
 ) -> tuple[ir.Value, ...]:
     """VJP of ReversibleInstanceNormalization: cotangents of x, weight and bias.
 
-    `rows`: all axes except the last one; `axes`: those among them along which stdev has size 1.
+    `rows`: all axes except the last one; `axes`: the subset along which stdev has size 1.
     """
     # weight / stdev has one entry per series and feature, so Mul is the only op on a tensor of the size of x.
     return op.Mul(ct, op.Div(weight, stdev)), *_parameter_cotangents(op, ct, centered, stdev, axes, rows)

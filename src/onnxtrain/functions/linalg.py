@@ -1,6 +1,6 @@
-"""Defines inverses and Cholesky factors of square matrices, which ONNX lacks, as a Loop with one step per row.
+"""Defines matrix inversion and Cholesky factorization, which ONNX lacks, as a Loop with one step per row.
 
-Matrices are the last two axes, which have at least size 1. The axes before them are batch axes.
+The last two axes, of size 1 or more, are the matrices. The axes before them are batch axes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Step = Callable[[Emitter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 @composite("Inverse", ["a"], outputs=2)
 def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Computes Y = A⁻¹ by Gauss-Jordan elimination with partial pivoting, and the pivots.
+    """Computes A⁻¹ by Gauss-Jordan elimination with partial pivoting; the second output contains the pivots.
 
     If A is singular, a pivot is 0.
 

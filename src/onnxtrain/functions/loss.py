@@ -1,4 +1,4 @@
-"""Defines the mean loss for class labels, and gradients of losses."""
+"""Defines the mean negative log-likelihood, and gradients of cross entropy."""
 
 from __future__ import annotations
 

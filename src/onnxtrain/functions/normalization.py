@@ -2,9 +2,9 @@
 
 The gradients of onnxtrain's own root mean square ops are in `rms_norm`.
 
-All of them use one formula. Let x̂ = (x - mean(x)) * r with r = 1 / sqrt(var(x) + epsilon) over some axes, and let g be
-the cotangent of x̂. The cotangent of x is r * (g - mean(g) - x̂ * mean(g * x̂)), with means over the same axes (Ioffe
-and Szegedy, "Batch Normalization", 2015; Ba, Kiros and Hinton, "Layer Normalization", 2016).
+The gradients in this module use one formula. Let x̂ = (x - mean(x)) * r with r = 1 / sqrt(var(x) + epsilon) over some
+axes, and let g be the cotangent of x̂. The cotangent of x is r * (g - mean(g) - x̂ * mean(g * x̂)), with means over the
+same axes (Ioffe and Szegedy, "Batch Normalization", 2015; Ba, Kiros and Hinton, "Layer Normalization", 2016).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def group_normalization_gradient(
 def layer_normalization_training(
     op: Emitter, x: ir.Value, scale: ir.Value, bias: ir.Value, **attributes: AttributeRef
 ) -> tuple[ir.Value, ...]:
-    """Computes LayerNormalization, with its mean and inverse standard deviation.
+    """Computes LayerNormalization, and returns the mean and inverse standard deviation as well.
 
     scale and bias have the shape x.shape[axis:].
     """

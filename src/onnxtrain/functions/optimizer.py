@@ -4,7 +4,7 @@ Inputs named w, g, m, v, b and s are tensors of the parameter's shape: the param
 rows `[..., n, 1]` and columns `[..., 1, m]` are moments of a parameter `[..., n, m]`. All other inputs are scalars of
 shape [].
 
-No body reads an old value after the new value that replaces it is complete, so updating in place is exact.
+No body reads an old value after its new value has been computed, so native kernels can update in place.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def adamw_step(
 def clipped_adam_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes AdamStep with the gradient factor·g."""
+    """Computes AdamStep with factor·g as the gradient."""
     m_new, v_new, change = _clipped_adam_change(op, g, m, v, *scalars)
     return op.Sub(w, change), m_new, v_new
 
@@ -59,7 +59,7 @@ def clipped_adam_step(
 def clipped_adamw_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes AdamWStep with the gradient factor·g."""
+    """Computes AdamWStep with factor·g as the gradient."""
     *others, decay, factor = scalars
     m_new, v_new, change = _clipped_adam_change(op, g, m, v, *others, factor)
     return op.Sub(op.Mul(w, decay), change), m_new, v_new
@@ -201,7 +201,7 @@ _ADAFACTOR_SCALARS = ("keep", "add", "rho", "decay", "count", "eps1", "eps1_squa
 def adafactor_step(
     op: Emitter, w: ir.Value, g: ir.Value, v: ir.Value, keep: ir.Value, add: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes v' = keep·v + add·g², and the step of AdafactorMatrixStep with v' as the estimate of g²."""
+    """Computes v' = keep·v + add·g², and w' as in AdafactorMatrixStep, with v' as the estimate of g²."""
     v_new = op.Add(op.Mul(v, keep), op.Mul(op.Mul(g, g), add))
     return _adafactor_change(op, w, g, v_new, *scalars), v_new
 
@@ -217,7 +217,7 @@ def adafactor_matrix_step(
     add: ir.Value,
     *scalars: ir.Value,
 ) -> tuple[ir.Value, ...]:
-    """Computes rows' = keep·rows + add·mean(g²) over each row, columns' likewise, and a step.
+    """Computes rows' = keep·rows + add·mean(g²) over each row, columns' likewise, and the new parameter w'.
 
     The estimate of g² is rows'·columns'/max(mean(rows'), eps1). With u = g/sqrt(max(estimate, eps1²)), and rms the root
     mean square over `count` elements: w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.

@@ -50,7 +50,7 @@ def _product_of_float_zeros(
     *,
     block_size: AttributeRef,
 ) -> ir.Value:
-    """Computes the same as `Uint4Product` or `Uint8Product`, with floating-point zero points of any shape."""
+    """Like `Uint4Product` or `Uint8Product`, but with N·blocks floating-point zero points, in any shape."""
     blocks = _scales_after(op, scales, x)
     # DequantizeLinear requires zero points of the codes' dtype, so here, with scales of 1, it only casts the codes to
     # float.
@@ -84,10 +84,10 @@ uint8_product_of_float_zeros = composite(
 
 
 def _matmul_nbits(op: Emitter, *inputs: ir.Value, **attributes: AttributeRef) -> ir.Value:
-    """Computes X·Wᵀ like MatMulNBits of com.microsoft, with the same inputs and attributes.
+    """Computes X·Wᵀ like com.microsoft's MatMulNBits, with the same inputs and attributes.
 
     x: float [..., K]; codes: uint8 [N, blocks, block_size·bits/8]; scales: float [N, blocks]; zero_points: packed uint8
-    [N, ceil(blocks·bits/8)], or floats if the op's name says so; they are optional.
+    [N, ceil(blocks·bits/8)], or floats, depending on the op; optional.
     """
     references = [ir.RefAttr(name, name, attribute.type) for name, attribute in attributes.items()]
     node = ir.Node(_MS, "MatMulNBits", inputs, references)

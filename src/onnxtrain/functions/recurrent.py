@@ -1,11 +1,13 @@
-"""Defines recurrent layers that save what their gradient needs, and the gradients (Hochreiter and Schmidhuber, 1997).
+"""Defines recurrent layers that save their gates for the backward pass, and the gradients of these layers.
+
+The LSTM is from Hochreiter and Schmidhuber, "Long Short-Term Memory" (1997).
 
 Each op is one direction of a layer: `LSTM` reads its sequences from the first time step to the last, `LSTMReverse` from
 the last to the first. Weights and states have ONNX's shapes, with 1 direction.
 
 The backward pass has two parts. The recurrent part computes the cotangents of the gates of all time steps: of x Wᵀ + Wb
-and of h Rᵀ + Rb, which are equal for the LSTM. From these follow the cotangents of W, R and B, and that of x, which is
-a single matrix product.
+and of h Rᵀ + Rb, which are equal for the LSTM. The cotangents of W, R, B and x follow from these by matrix products and
+sums over all time steps.
 """
 
 from __future__ import annotations
@@ -147,7 +149,7 @@ def _gru_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Val
 def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
     """Returns the cotangents of W, R and B.
 
-    The first two inputs are the cotangents of the pre-activations' input and hidden parts, `[time, batch, gates]`.
+    The first two inputs are the cotangents of the pre-activations' input and recurrent parts, `[time, batch, gates]`.
     """
     ct_input, ct_hidden, x, y, initial_h = inputs
     before = _previous_states(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)

@@ -2,13 +2,13 @@
 
 The gradient of ONNX's own RMSNormalization, an op of opset 23, is in `normalization`.
 
-Both variants scale each row of x by a number: y = x * r * scale, with r = 1 / rms(x). With the cotangent ct of y, s =
-sum(ct * x * scale) over the row, and dr/dx = -r³ * share * x:
+Both variants multiply each row of x by its own r: y = x * r * scale, with r = 1 / rms(x). Let ct be the cotangent of y,
+let s = sum(ct * x * scale) over the row, and let `share` be defined by dr/dx = -r³ * share * x. Then:
 
     ct_x = ct * scale * r - x * r³ * share * s
     ct_scale = sum over rows of ct * x * r
 
-Besides ct_x itself, only one product of the size of x is needed; both sums are matrix products with it.
+Besides ct_x itself, only one tensor of the size of x is needed: ct * x. Both sums are matrix products with it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def inverse_rms_normalization_gradient(
 def _gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, inverse: ir.Value, share: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the cotangents of x and scale, with the formula at the head of this module.
+    """Returns the cotangents of x and scale, using the formulas in the docstring of this module.
 
     `inverse` is r, `[..., 1]`; `share` is a scalar or `[..., 1]`.
     """

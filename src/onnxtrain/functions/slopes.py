@@ -1,4 +1,4 @@
-"""Defines elementwise functions whose derivative is given, instead of derived from the nodes that compute them.
+"""Defines elementwise functions whose derivative is given explicitly, not derived from the nodes that compute them.
 
 PyTorch has a formula per derivative, e.g. 1 - y² for tanh. Where ONNX has no operator for a function, the derivative of
 its formula is often NaN or inexact at points where PyTorch's is finite.
@@ -15,7 +15,7 @@ from ._composite import composite
 
 @composite("WithSlope", ["y", "x", "slope"])
 def with_slope(op: Emitter, y: ir.Value, x: ir.Value, slope: ir.Value) -> ir.Value:
-    """Returns y, an elementwise function of x. Its derivative is `slope`, of the shape of y."""
+    """Returns y, declared as an elementwise function of x with the derivative `slope`, which has the shape of y."""
     return op.Identity(y)
 
 
@@ -23,5 +23,5 @@ def with_slope(op: Emitter, y: ir.Value, x: ir.Value, slope: ir.Value) -> ir.Val
 def with_slopes(
     op: Emitter, y: ir.Value, a: ir.Value, slope_a: ir.Value, b: ir.Value, slope_b: ir.Value
 ) -> ir.Value:
-    """Returns y, an elementwise function of a and b. Its derivatives are `slope_a` and `slope_b`, of the shape of y."""
+    """Returns y, declared as an elementwise function of a and b with the derivatives `slope_a` and `slope_b`."""
     return op.Identity(y)

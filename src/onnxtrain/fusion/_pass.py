@@ -49,9 +49,9 @@ class Fusion:
         pattern: the computation of the op's first output.
         where: additional condition on the last node of the chain and the match.
         statistics: names of stop-gradient nodes through which other nodes may read statistics, e.g. ("mean", "stdev").
-            After the fusion these nodes read the op's outputs after the first, in this order.
-        saved: computes the shape of an additional last output, which only the backward pass reads, from the shape of x;
-            None without such an output.
+            After the fusion, these nodes read the op's outputs from the second on, in this order.
+        saved: function that computes the shape of an additional last output from the shape of x; only the backward pass
+            reads this output. None if the op has no such output.
     """
 
     composite: CompositeOp
@@ -61,7 +61,7 @@ class Fusion:
     saved: Callable[[ir.Shape], ir.Shape] | None = None
 
     def find(self, node: ir.Node) -> Match | None:
-        """Returns the match of the pattern if `node` is the last node of such a chain; None otherwise."""
+        """Returns the match of the pattern if `node` is the last node of a chain that matches, else None."""
         return next((match for match in self.pattern.found(node) if self.where(node, match)), None)
 
     def rewrite(self, op: Emitter, last: ir.Node, match: Match) -> None:
@@ -119,7 +119,7 @@ class FusionPass(ir.passes.InPlacePass):
 
 
 def _move_before(node: ir.Node, stops: Sequence[ir.Node]) -> None:
-    """Moves a node to before the first node that computes one of the statistics that `stops` read."""
+    """Moves a node in front of the first node that computes an input of `stops`."""
     # Readers of the statistics may precede the last node of the chain, whose outputs they now read.
     sources = [source for stop in stops if (value := stop.inputs[0]) and (source := value.producer())]
     if sources and node.graph is not None:

@@ -37,7 +37,7 @@ class Pattern(Protocol):
     """A computation to search for, ending in a value."""
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
-        """Yields every way to match the value, as an extension of `match`."""
+        """Yields, for each way to match `value`, a copy of `match` with the new bindings."""
 
 
 def _with(match: Match, names: Mapping[str, Any]) -> Iterator[Match]:
@@ -117,14 +117,14 @@ class NodePattern:
     shared: bool = False
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
-        """Yields every way in which the value is the output of such a node."""
+        """Yields, for each way to match the node that computes `value`, a copy of `match` with the new bindings."""
         # A value with other readers must be kept, so fusing its chain would compute it twice.
         node = value.producer() if value is not None and (self.shared or read_once(value)) else None
         if node is not None:
             yield from self._matches_node(node, match)
 
     def found(self, last: ir.Node) -> Iterator[Match]:
-        """Yields every way in which `last` is the last node of the chain."""
+        """Yields a match for each way to match a chain of nodes that ends with `last`."""
         # Unlike intermediate values, the output of the last node may have any readers: the composite op computes it
         # too.
         yield from self._matches_node(last, Match())

@@ -37,8 +37,9 @@ class _Scores:
 class AttentionPass(ir.passes.InPlacePass):
     """Rewrites softmax(scale q kᵀ + mask) v in float32 as one composite op, which stores no probabilities.
 
-    q, k and v are `[batch, heads, positions, size]`, and batch and heads must be known to be equal. Not rewritten:
-    attention whose probabilities have other readers or dropout, and masks applied with Where instead of Add.
+    q, k and v have the shape `[batch, heads, positions, size]`; batch and heads must be known to be the same in all
+    three. Not rewritten: attention whose probabilities have other readers or dropout, and masks applied with Where
+    instead of Add.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -49,7 +50,7 @@ class AttentionPass(ir.passes.InPlacePass):
 
 
 def _rewrite(op: Emitter, node: ir.Node) -> bool:
-    """Turns the product of probabilities and values into the composite op; returns True if `node` was one."""
+    """Turns a product of attention probabilities and values into the composite op; True if `node` was rewritten."""
     softmax = _producer(node.inputs[0], "Softmax") if _is(node, "MatMul") else None
     # Attention normalizes over the keys, the last axis.
     if softmax is None or softmax.attributes.get_int("axis", -1) not in (-1, 3):
@@ -80,7 +81,7 @@ def _is(node: ir.Node | None, op_type: str) -> bool:
 
 
 def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Returns the node that computes a value if it is one of these ops and the value has one reader; else None."""
+    """Returns the node that computes a value if its op is in `op_types` and the value has one reader, else None."""
     node = value.producer() if value is not None and read_once(value) else None
     return node if node is not None and any(_is(node, op_type) for op_type in op_types) else None
 
@@ -110,7 +111,7 @@ def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
         factor = constant(second)
         if factor is None and node.op_type == "Mul":
             first, factor = second, constant(first)
-        # A factor of another shape could broadcast the value.
+        # A factor of a different shape could broadcast the value.
         if factor is None or first is None or value is None or first.shape != value.shape:
             break
         value, scale = first, scale * (factor if node.op_type == "Mul" else 1 / factor)

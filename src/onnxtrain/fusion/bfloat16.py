@@ -1,4 +1,4 @@
-"""Rewrites bfloat16 computations for native kernels: matrix products, convolutions, roundings, other composite ops."""
+"""Rewrites bfloat16 matrix products, convolutions, roundings and other composite ops for native kernels."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _convolution(op: Emitter, node: ir.Node, model: ir.Model) -> None:
 
 
 def _stem(node: ir.Node) -> str:
-    """Returns the name of a float32 function without its number and dtype."""
+    """Strips number and dtype from the name of a node's float32 function, e.g. from "ConvolutionGradient2_float"."""
     return re.sub(r"\d*_float$", "", node.op_type)
 
 
@@ -148,14 +148,14 @@ def _turn_into_call(
     inputs: Sequence[ir.Value | None],
     attributes: Mapping[str, int | float | list[int]],
 ) -> None:
-    """Turns a node into a call of a composite op with other inputs."""
+    """Turns a node into a call of a composite op with the given inputs."""
     become(op, node, composite, attributes)
     for index, value in enumerate(inputs):
         node.replace_input_with(index, value)
 
 
 def _unrounded_factor(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...] | None]:
-    """Returns the float32 value from which a factor is rounded and transposed.
+    """Returns the float32 value from which a factor was computed by rounding and transposing.
 
     Returns:
         The value, and the permutation of its axes, or None if the axes are not permuted.
@@ -202,7 +202,7 @@ def _widens(value: ir.Value | None) -> bool:
 def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
     """Returns the float32 value that was rounded to `value`, with the same shape; None if `value` was not rounded.
 
-    Reshapes of the rounded value are repeated for the unrounded one, before `product`.
+    Reshapes of the rounded value are repeated for the unrounded value, before `product`.
     """
     node = value.producer()
     if node is not None and node.domain == "" and node.op_type in RESHAPES and node.inputs[0] is not None:
@@ -262,7 +262,7 @@ class Bfloat16RoundingPass(ir.passes.InPlacePass):
 class WideCompositesPass(ir.passes.InPlacePass):
     """Computes bfloat16 and float16 composite ops in float32, and rounds their results once, as PyTorch does.
 
-    For the CPU, whose native kernels are float32.
+    This pass is for the CPU, where native kernels compute in float32.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -29,19 +29,19 @@ def fuse_forward(model: ir.Model) -> None:
 
 
 def fuse_exported(model: ir.Model) -> None:
-    """Rewrites a forward graph from an exporter: like `fuse_forward`, and also PyTorch ops that exporters decompose."""
+    """Like `fuse_forward`, but also fuses ReLU6 and attention, which exporters decompose into standard ops."""
     fuse_forward(model)
     # ORTModule needs neither: it captures PyTorch's own hardtanh and attention.
     ir.passes.Sequential(Relu6Pass(), AttentionPass())(model)
 
 
 def fuse_kernels(model: ir.Model, *, bfloat16: bool = False, kept: Collection[str] = ()) -> None:
-    """Rewrites a graph that contains its gradients, as the last step, to call functions that have native kernels.
+    """Rewrites a graph with gradients, as the last step, to call functions that have native kernels.
 
     Args:
         model: the model, with inferred shapes.
         bfloat16: True computes float32 matrix products in bfloat16.
-        kept: names of values that ONNX Runtime's own kernels must compute, e.g. those of the forward graph.
+        kept: names of values that ONNX Runtime's own kernels must compute, e.g. the values of the forward graph.
     """
     # NativeOpsPass runs first: it emits the convolution functions that Bfloat16ProductPass rewrites. ProductPass
     # handles the products that remain in float32.

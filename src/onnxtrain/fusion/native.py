@@ -102,7 +102,7 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
 def _normalization(op: Emitter, node: ir.Node) -> bool:
     """Rewrites BatchNormalization in training mode as a function, fused with the activation that follows.
 
-    A sole reader is fused if it is Relu, ReLU6, or MaxPool followed by Relu.
+    The activation is fused if it is the only reader, and is Relu, ReLU6, or MaxPool followed by Relu.
 
     Returns:
         True if `node` was rewritten.

@@ -35,7 +35,7 @@ _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _reduced(node: ir.Node) -> tuple[int, ...] | None:
-    """Returns the axes that a node reduces with keepdims, non-negative; None if they are not known."""
+    """Returns the non-negative axes that a node reduces; None if they are unknown or the node has keepdims=0."""
     source = node.inputs[0]
     if source is None or source.shape is None or node.attributes.get_int("keepdims", 1) != 1:
         return None

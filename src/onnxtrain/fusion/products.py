@@ -43,8 +43,8 @@ class _Factor:
 class ProductPass(KeepingPass):
     """Rewrites products of float32 matrices whose first factor is transposed or has rows of thousands of elements.
 
-    Gradients of weights have a transposed first factor. The gradient of the input of a layer with a large vocabulary
-    has long rows. Run this pass last: other passes don't recognize the function.
+    The first factor is transposed in weight gradients, and has long rows in the input gradient of a layer with a large
+    vocabulary. Run this pass last: other passes don't recognize the function.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -14,7 +14,7 @@ _FLOAT = ir.DataType.FLOAT
 class PackedProductPass(KeepingPass):
     """Rewrites MatMulNBits in float32 with 2-bit or 8-bit weights, or with floating-point zero points.
 
-    ONNX Runtime (1.32) has a kernel that reads packed 4-bit weights directly and is as fast as ours. It unpacks
+    ONNX Runtime's kernel (1.32) reads packed 4-bit weights directly, and is as fast as the native kernel. It unpacks
     all other weights into a float matrix in each call. Run this pass last: other passes don't recognize the functions,
     whose body is the replaced node.
     """

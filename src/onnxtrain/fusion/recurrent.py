@@ -14,7 +14,7 @@ _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, T
 
 
 class RecurrentPass(ir.passes.InPlacePass):
-    """Rewrites plain LSTMs and GRUs in float32 as composite ops that save what their gradient needs.
+    """Rewrites plain LSTMs and GRUs in float32 as composite ops that save residuals for the backward pass.
 
     Not rewritten: other activations, peepholes, clipping, layout=1, sequence_lens, GRUs with linear_before_reset=0.
     """
@@ -75,7 +75,7 @@ def _rewrite(op: Emitter, node: ir.Node) -> None:
 
 
 def _calls(op: Emitter, node: ir.Node) -> list[ir.Value]:
-    """Emits the calls, one per direction; returns the values that replace the node's outputs."""
+    """Emits the composite ops, one per direction; returns the values that replace the node's outputs."""
     x, w, r, b, _, *states, _ = _inputs(node)
     lstm = node.op_type == "LSTM"
     hidden = _hidden_size(node)

@@ -10,7 +10,7 @@ from onnxtrain.passes import is_training_batch_norm
 
 
 class Relu6Pass(ir.passes.InPlacePass):
-    """Rewrites a Clip of training BatchNormalization's output to [0, 6] as a Hardtanh.
+    """Rewrites a Clip to [0, 6] that follows a training BatchNormalization as a Hardtanh.
 
     This is ReLU6, whose gradient at the bounds is zero, as in PyTorch. The gradient is computed from the output, so the
     normalized values need not be saved.

@@ -1,1 +1,1 @@
-"""Connects onnxtrain's artifacts to other frameworks. Each needs its own extra, e.g. `onnxtrain[flower]`."""
+"""Connects onnxtrain's artifacts to other frameworks. Each integration needs an extra, e.g. `onnxtrain[flower]`."""

@@ -22,7 +22,7 @@ class Adapter:
         target: the layer.
         a: A transposed, [in, r]; for a convolution A itself, [r, in, 1, 1].
         b: B transposed, [r, out]; for a convolution [out, r, 1, 1].
-        scaling: factor of their product.
+        scaling: factor by which the product of A and B is multiplied.
     """
 
     target: Target
@@ -69,7 +69,7 @@ class _Form:
     Attributes:
         scale: scale and zero point of the layer's output, e.g. values `y_scale` and `y_zero_point`; [] if it is not
             quantized.
-        is_integer: True if the output itself is integers, False if it has been dequantized.
+        is_integer: True if the output is a quantized (integer) tensor, False if it is floating-point.
     """
 
     scale: Sequence[ir.Value]
@@ -80,7 +80,7 @@ class _Form:
         return op.DequantizeLinear(output, *self.scale) if self.is_integer else output
 
     def rounded(self, op: Emitter, total: ir.Value) -> ir.Value:
-        """Emits the sum in the form of the output."""
+        """Emits the sum in the representation of the output, rounded to the same scale if the output is quantized."""
         # The next layer multiplies integers. Without an active adapter, the sum equals the output, and rounding has no
         # effect.
         if self.scale:
@@ -89,7 +89,7 @@ class _Form:
 
 
 def _output_of(target: Target) -> tuple[ir.Value, _Form]:
-    """Returns the value to which the adapter of a layer is added."""
+    """Returns the value to which a layer's adapter is added, and the value's representation."""
     node, output = target.node, target.node.outputs[0]
     if target.is_integer:
         indices = INTEGER_PRODUCTS[node.domain, node.op_type][:2]
@@ -107,10 +107,10 @@ def _output_of(target: Target) -> tuple[ir.Value, _Form]:
 
 
 def _with_bias(output: ir.Value) -> ir.Value:
-    """Returns the output of the bias Add after the layer; `output` if there is none, or it feeds a Gelu."""
+    """Returns the output of the bias Add after the layer, or `output` if there is no such Add or it feeds a Gelu."""
     add = _sole_reader(output, "Add", any_input=True)
     bias = None if add is None else next((value for value in add.inputs if value is not output), None)
-    # ONNX Runtime (1.32) fuses a product such as MatMulNBits and this Add, with other rounding than two nodes. An
+    # ONNX Runtime (1.32) fuses a product such as MatMulNBits with this Add, which rounds differently than two nodes. An
     # adapter in between would change the results of a model without active adapters.
     if add is None or bias is None or bias.const_value is None or len(bias.const_value.shape) != 1:
         return output
@@ -123,8 +123,8 @@ def _feeds_gelu(value: ir.Value) -> bool:
     readers = [use.node for use in value.uses()]
     if len(readers) == 1 and readers[0].op_type in ("Gelu", "FastGelu"):
         return True
-    # ONNX Runtime (1.32) fuses the formula with Erf, in which the value is divided by the root of 2, before the biases
-    # of products. Other formulas are not fused, or only after the biases have been fused with their products.
+    # ONNX Runtime (1.32) fuses the Erf formula, which divides the value by the square root of 2, before it fuses biases
+    # with products. Other formulas are not fused, or only after the biases have been fused with their products.
     node = next((reader for reader in readers if reader.op_type == "Div"), None)
     for op_type in ("Erf", "Add", "Mul"):
         node = None if node is None else _sole_reader(node.outputs[0], op_type, any_input=True)
@@ -151,7 +151,7 @@ def _sole_reader(value: ir.Value, op_type: str, *, any_input: bool = False) -> i
 
 
 def _delta(op: Emitter, adapters: Sequence[Adapter], node: ir.Node, dropout: float) -> ir.Value:
-    """Emits the sum that the adapters of one node add to its output."""
+    """Emits the sum of the adapters of one node, which is added to the node's output."""
     x = node.inputs[0]
     assert x is not None
     weights = adapters[0].a.dtype
@@ -200,7 +200,7 @@ def _convolved(op: Emitter, adapter: Adapter, x: ir.Value, node: ir.Node, dropou
 
 
 def _multiplied(op: Emitter, adapters: Sequence[Adapter], x: ir.Value, dropout: float) -> ir.Value:
-    """Emits x A B for one layer, or for the parts of a merged layer."""
+    """Emits the scaled product x A B for one layer, or for the parts of a merged layer."""
     total = adapters[0].target.total
     if len(adapters) == 1 and adapters[0].target.output_size == total:
         # The scaling multiplies the smallest of the three tensors.

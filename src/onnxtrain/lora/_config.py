@@ -1,4 +1,4 @@
-"""Defines `LoraConfig`: which linear layers get an adapter, and with which rank and scale."""
+"""Defines `LoraConfig`, which selects the linear layers to adapt, and sets the rank and scaling of each adapter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LoraConfig:
         alpha_pattern: alphas of modules that do not use `lora_alpha`, with keys as in `rank_pattern`.
         exclude_modules: modules without an adapter, as a list or a regular expression, as in `target_modules`.
         init_lora_weights: True draws A from U(-1/sqrt(in), 1/sqrt(in)), "gaussian" from N(0, 1/r²); B is zero, so that
-            the model's initial outputs are unchanged. False draws B, too, from U(-1/sqrt(r), 1/sqrt(r)), for tests.
+            the model's initial outputs are unchanged. False also draws B, from U(-1/sqrt(r), 1/sqrt(r)), for tests.
         seed: seed of the random initial values, a non-negative integer.
 
     Raises:
@@ -101,7 +101,7 @@ class LoraConfig:
         self._check_expressions()
 
     def _check_expressions(self) -> None:
-        """Raises GraphBuildError for invalid expressions, or ones that cannot be matched in bounded time."""
+        """Raises GraphBuildError for regular expressions that are invalid, too many, too long or too slow."""
         length = 0
         for name in ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"):
             value = getattr(self, name)
@@ -131,7 +131,7 @@ class LoraConfig:
         return Matcher()
 
     def rank(self, module: str) -> int:
-        """Returns the rank of the adapter of a module, given its path, e.g. "model.layers.0.mlp.up_proj"."""
+        """Returns the rank of a module's adapter; `module` is the path, e.g. "model.layers.0.mlp.up_proj"."""
         return int(self._by_pattern(self.rank_pattern, module, self.r))
 
     def scaling(self, module: str) -> float:
@@ -213,5 +213,5 @@ def _all_values(holds: Any) -> Any:
 
 
 def is_named(name: str, module: str) -> bool:
-    """True if a name in a list matches a module: it equals the module's path, or the path ends with it."""
+    """True if `name` is a module's path or the last components of the path, e.g. "attn.q_proj"."""
     return module == name or module.endswith(f".{name}")

@@ -1,4 +1,4 @@
-"""Describes the adapters of a model: which modules have one, their settings, and the base model."""
+"""Describes a model's adapters: the modules that have adapters, the settings, and the base model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Module:
         inputs: number of input features.
         outputs: number of output features.
         convolution: True for a convolution with kernel size 1.
-        dtype: dtype of its activations, e.g. "float", and of adapters of a deployed model.
+        dtype: dtype of the layer's activations, e.g. "float". `.onnx_adapter` files store the adapter in this dtype.
     """
 
     path: str
@@ -58,7 +58,7 @@ class AdapterDescription:
 
     @classmethod
     def of(cls, config: LoraConfig, modules: Sequence[Module], base: str) -> AdapterDescription:
-        """Returns the description; duplicate modules count once."""
+        """Creates a description, in which each module is listed once."""
         return cls(config, tuple({module.path: module for module in modules}.values()), base)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class AdapterDescription:
         """Parses the description from JSON.
 
         Raises:
-            AdapterMismatchError: the text is not a description.
+            AdapterMismatchError: the text is not a valid description.
         """
         try:
             read: Mapping[str, Any] = json.loads(text)
@@ -91,8 +91,8 @@ class AdapterDescription:
 def base_fingerprint(model: ir.Model) -> str:
     """Returns the SHA-256 (hexadecimal) of all stored tensors with at least two axes, except adapters.
 
-    The digest covers name, dtype, shape and bytes of the initializers, sorted by name. Constants that a pass adds or
-    folds are scalars and vectors, and do not change it.
+    The digest covers name, dtype, shape and bytes of the initializers, sorted by name. Constants that passes add or
+    fold do not change it, because they are scalars and vectors.
     """
     digest = hashlib.sha256()
     for name, value in sorted(model.graph.initializers.items()):

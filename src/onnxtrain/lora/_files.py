@@ -1,4 +1,4 @@
-"""Writes and reads adapter files: `.onnx_adapter` of ONNX Runtime and genai, and PEFT folders."""
+"""Writes and reads adapters: `.onnx_adapter` files for ONNX Runtime and genai, and PEFT folders."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ def read_adapter(
         base: fingerprint of the model, see :func:`base_fingerprint`.
 
     Returns:
-        Settings that select the adapter's modules, and A and B by module, in the shapes that the graph reads.
+        A configuration that selects the adapter's modules, and (A, B) by module, in the shapes of the graph's
+        initializers.
     """
     where = Path(path)
     doing = f"loading the adapter '{os.fspath(path)}'"
@@ -291,7 +292,7 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
             f"{doing}: it is not a PEFT folder with {CONFIG_FILE} and {WEIGHTS_FILE} ({error}); check the "
             "path"
         ) from error
-    # Without these settings, the adapter would silently compute something else than in PEFT.
+    # Without these settings, the adapter would silently compute different results than in PEFT.
     refused = sorted(
         name for name in settings.keys() - _NEUTRAL if settings[name] and settings[name] != "none"
     )
@@ -308,7 +309,7 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
             "save_pretrained(path, path_initial_model_for_weight_conversion=...), or merge it there and "
             "export the result"
         )
-    # PEFT itself writes no fingerprint: its adapters belong to the float model, and may be used for quantized ones.
+    # PEFT itself writes no fingerprint: its adapters belong to the float model, and may be used with quantized models.
     if metadata.get(BASE_KEY, base) != base:
         raise AdapterMismatchError(other_base(doing))
     named = {name.removeprefix(_PREFIX): array for name, array in arrays.items()}
@@ -333,7 +334,7 @@ def _read_peft(path: Path, model: ir.Model, base: str, doing: str) -> tuple[Lora
 
 
 def _peft_config(settings: Mapping[str, Any]) -> LoraConfig:
-    """Returns the configuration for the settings in PEFT's file."""
+    """Converts the settings in PEFT's `adapter_config.json` to a `LoraConfig`."""
     names = (
         "r",
         "lora_alpha",
@@ -347,7 +348,7 @@ def _peft_config(settings: Mapping[str, Any]) -> LoraConfig:
 
 
 def _config_of(ranks: Mapping[str, int], alphas: Mapping[str, float]) -> LoraConfig:
-    """Returns the configuration for modules with individual ranks and values of alpha."""
+    """Returns a `LoraConfig` in which each module has its own rank and alpha."""
     # The first module's values are the defaults, so that an adapter with a single rank has no patterns.
     first = next(iter(ranks))
     config = LoraConfig(r=ranks[first], lora_alpha=alphas[first], target_modules=tuple(ranks))

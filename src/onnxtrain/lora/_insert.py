@@ -78,11 +78,11 @@ def insert_adapters(
     Args:
         model: the model.
         config: selects the layers that get an adapter.
-        weights: A and B by module, in the shapes of :func:`add_lora`. Default: initial ones.
+        weights: A and B by module, in the shapes of :func:`add_lora`. Default: initial values.
         base: fingerprint of the model. Default: computed, which reads all weights.
     """
     targets = _chosen(model, config)
-    # Before adapters are added, because the fingerprint is that of the deployed weights.
+    # Before adapters are added, because the fingerprint must cover the deployed weights.
     generator, fingerprint = np.random.default_rng(config.seed), base or base_fingerprint(model)
 
     def make(name: str, array: np.ndarray) -> ir.Value:
@@ -111,9 +111,9 @@ def adapter_model(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | i
     """Adds optional adapter inputs to a deployed model, so that ONNX Runtime and genai can switch adapters per run.
 
     The inputs `<module>.lora_A.weight` [in, rank] and `<module>.lora_B.weight` [rank, out] have the dtype of the
-    layer's activations, and default values of rank 0. Without an active adapter, a session computes the same as
+    layer's activations, and default values of rank 0. Without an active adapter, a session computes the same results as
     `model`. With an adapter from :func:`save_adapter`, activated by `RunOptions.add_active_adapter` or genai's
-    `Adapters`, it computes the same as the trained model. Adapters may have any rank.
+    `Adapters`, it computes the same results as the trained model. Adapters may have any rank.
 
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified. Its opset is kept.
@@ -170,15 +170,15 @@ def train_adapters(
         requires_grad: names and patterns of further parameters to train; None if the caller has not specified any.
 
     Returns:
-        With `config`, `requires_grad` and the new adapters. Without it, `requires_grad`; if that is None too, the
-        adapters that the model already has, or None if it has none.
+        If `config` is given, `requires_grad` and the new adapters. Otherwise `requires_grad`; if it is None, the
+        adapters that the model already has, or None if there are none.
     """
     if config is not None:
         if not isinstance(config, LoraConfig):
             raise TypeError(
                 f"adding LoRA adapters: lora is a {type(config).__name__}; pass a LoraConfig, e.g. LoraConfig(r=8)"
             )
-        # Layers in functions would have no names of their own.
+        # Layers in functions would have no unique names.
         if model.functions:
             inline_functions(model)
         insert_adapters(model, config)
@@ -215,7 +215,7 @@ def _module(target: Target) -> Module:
 
 
 def adapter_shapes(target: Target, rank: int | str) -> tuple[tuple[int | str, ...], tuple[int | str, ...]]:
-    """Returns the shapes of A and B as the graph's inputs."""
+    """Returns the shapes of A and B in the graph, e.g. (in, rank) and (rank, out)."""
     if target.is_convolution:
         ones = (1,) * (len(_weight_dims(target)) - 2)
         return (rank, target.input_size, *ones), (target.output_size, rank, *ones)

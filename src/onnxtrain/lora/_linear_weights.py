@@ -34,7 +34,7 @@ def constant_value(value: ir.Value) -> Array:
     output = onnx.helper.make_tensor_value_info(str(value.name), onnx.TensorProto.FLOAT, None)
     protos = [ir.to_proto(node) for node in nodes]
     for proto in protos:
-        # The evaluator only knows the standard DequantizeLinear, which equals that of com.microsoft.
+        # The evaluator only knows the standard DequantizeLinear, which computes the same as com.microsoft's.
         proto.domain = ""
     graph = onnx.helper.make_graph(protos, "weight", [], [output], list(tensors.values()))
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
@@ -59,7 +59,7 @@ def codes_of(node: ir.Node) -> IntegerWeight:
 
 
 def quantized_linear(old: IntegerWeight, matrix: Array) -> dict[int, Array]:
-    """Quantizes a weight to the integer type of an old one, with new scales.
+    """Quantizes a new weight to the integer dtype of an old weight, with new scales.
 
     Args:
         old: the old weight.

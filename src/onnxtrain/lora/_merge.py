@@ -54,11 +54,11 @@ def merge(
         model: the model without adapters: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
         adapter: an `.onnx_adapter` file or a PEFT folder, as for :func:`load_adapter`.
         requantize: False stores merged weights that were quantized (MatMulNBits, DequantizeLinear) as floats, in the
-            dtype of the activations. The result is larger, and computes the same as the model with the adapter. True
-            quantizes them again, with the same number of bits, the same block size and new scales; rounding may cancel
-            the effect of the adapter. Weights of QLinearConv, QLinearMatMul and QGemm require True. If a layer's output
-            is quantized, e.g. to int8, the merged layer clips the sum of layer and adapter; the unmerged model also
-            clips the layer's output before it adds the adapter.
+            dtype of the activations. The merged model is larger, and computes the same results as the model with the
+            adapter. True quantizes them again, with the same number of bits, the same block size and new scales;
+            rounding may cancel the effect of the adapter. Weights of QLinearConv, QLinearMatMul and QGemm require True.
+            If a layer's output is quantized, e.g. to int8, the merged layer clips the sum of layer and adapter; the
+            unmerged model also clips the layer's output before it adds the adapter.
         evaluate: function that computes the loss of a `ModelProto` on your data, e.g. with
             `InferenceSession(proto.SerializeToString())`. It is called twice: with the unmerged model plus adapter, and
             with the merged model. Both losses are logged, and stored as JSON in the metadata of the result, under the
@@ -114,12 +114,12 @@ def merge(
 
 
 def _deduplicate(graph: ir.Graph, new: Sequence[ir.Value], made: list[ir.Value]) -> None:
-    """Replaces new weights with equal ones of the same layer, so that a layer that runs twice keeps one weight.
+    """Replaces new weights with equal weights of the same layer, so that a layer that runs twice keeps one weight.
 
     Args:
         graph: the graph.
         new: initializers that were just added.
-        made: initializers that were added before for this layer; those of `new` that are kept are appended.
+        made: initializers that were added earlier for this layer. Initializers of `new` that are kept are appended.
     """
     for value in new:
         same = next((other for other in made if _are_equal(other, value)), None)
@@ -167,7 +167,7 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
         # The delta in the orientation of the node's weight.
         if target.is_convolution or node.attributes.get_int("transB", 0) == 1:
             delta = delta.T.reshape(array.shape)
-        # alpha multiplies the product with the weight, but not that with the adapter.
+        # alpha multiplies the product with the weight, but not the product with the adapter.
         merged = array + delta / np.float32(node.attributes.get_float("alpha", 1.0))
         producer = read.producer()
         if requantize and producer is not None and producer.op_type != "Cast":
@@ -202,11 +202,11 @@ def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array
 
 
 def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
-    """Requantizes the merged weight of an integer product, and its bias with scale activation scale · weight scale."""
+    """Adds `delta` [in, out] to the quantized weight of an integer product, and requantizes the weight and the bias."""
     node = target.node
     codes = codes_of(node)
     old = codes.real()
-    # As for Gemm, alpha multiplies the product with the weight, but not that with the adapter.
+    # As for Gemm, alpha multiplies the product with the weight, but not the product with the adapter.
     delta = delta / np.float32(node.attributes.get_float("alpha", 1.0))
     new = quantized_linear(codes, old + (delta.T.reshape(old.shape) if codes.axis == 0 else delta))
     bias_index = INTEGER_PRODUCTS[node.domain, node.op_type][2]
@@ -225,7 +225,7 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
     activations, dequantize = (None if value is None else value.producer() for value in (x, bias))
     if bias is None or dequantize is None or dequantize.op_type != "DequantizeLinear":
         return
-    # A floating-point bias has no scale, and neither have activations that are not dequantized.
+    # Neither a floating-point bias nor activations that are not dequantized have a scale.
     if activations is None or activations.op_type != "DequantizeLinear" or activations.inputs[1] is None:
         return
     if dequantize.inputs[0] is None or dequantize.inputs[0].dtype != ir.DataType.INT32:
@@ -247,7 +247,7 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
 def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:
     """Replaces MatMulNBits with MatMul, followed by Add if it has a bias."""
     op = Emitter(model.graph)
-    # The old name is kept, which may be that of an output.
+    # The old name is kept, because the value may be a graph output.
     output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
     with op.placing(before=node):
         product = op.MatMul(node.inputs[0], weight)
@@ -260,14 +260,14 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
 
 
 def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> None:
-    """Replaces an input of a node with a new initializer, without changing the old one, which others may read."""
+    """Replaces an input of a node with a new initializer; the old initializer is kept, because others may read it."""
     old = node.inputs[index]
     assert old is not None
     node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))
 
 
 def _restore_weight_names(graph: ir.Graph) -> None:
-    """Gives merged weights the names of the weights that they replaced, because layers are identified by them."""
+    """Renames merged weights to the weights that they replaced, because these names identify the layers."""
     for name, value in list(graph.initializers.items()):
         old = name.removesuffix(_MERGED)
         if old != name and old not in graph.initializers:

@@ -1,4 +1,4 @@
-"""Restores module names of layers that onnxruntime's quantizer has dropped."""
+"""Restores the module names of layers after onnxruntime's quantizer has dropped them."""
 
 from __future__ import annotations
 

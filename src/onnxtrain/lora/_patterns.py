@@ -1,4 +1,4 @@
-"""Matches regular expressions of untrusted adapters in bounded time, unlike Python's `re`."""
+"""Matches regular expressions from untrusted adapters in bounded time, unlike Python's `re`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST = 50_000
 STEPS = 2_000_000
 """Maximum number of steps of all matches of one configuration, a few seconds. 1,000 modules take about 60,000."""
 
-# Literals and dots only, for which `re` cannot backtrack.
+# Literals and dots only: `re` does not backtrack for them.
 _PLAIN = re.compile(r"(?:[^\\^$*+?{}\[\]|()]|\\\W)*")
 _CHARACTER_SETS = re.ASCII | re.LOCALE | re.UNICODE
 _REPEATS = frozenset({_kind.MAX_REPEAT, _kind.MIN_REPEAT})
@@ -34,11 +34,11 @@ _LEAVES = frozenset({_kind.ANY, _kind.AT, _kind.FAILURE, _kind.IN, _kind.LITERAL
 
 
 class Matcher:
-    """Matches expressions of one configuration against names of modules.
+    """Matches the regular expressions of one configuration against module names.
 
     `re` backtracks: `(a+)+b` takes 2^n steps for n letters. Here, each part of an expression maps the set of positions
     at which it may begin to the set of positions at which it may end, all at once. Sets are integers with one bit per
-    position. The result equals that of `re.fullmatch`.
+    position. The results are the same as with `re.fullmatch`.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Matcher:
         """True if an expression matches a whole text.
 
         Raises:
-            GraphBuildError: the matches of this matcher take too many steps.
+            GraphBuildError: the calls of this matcher have taken too many steps in total.
         """
         if is_plain(pattern):
             return _compiled(pattern).fullmatch(text) is not None
@@ -59,7 +59,7 @@ class Matcher:
         return self._known[key]
 
     def matches_end(self, pattern: str, text: str) -> bool:
-        """True if an expression matches a whole path, or the rest after one of its dots."""
+        """True if an expression matches a whole path, or the rest of the path after a dot."""
         if is_plain(pattern):
             return _compiled(with_any_parent(pattern)).fullmatch(text) is not None
         return self.full_match(with_any_parent(pattern), text)
@@ -81,18 +81,18 @@ class Matcher:
 
 @functools.lru_cache(maxsize=MOST)
 def is_plain(pattern: str) -> bool:
-    """True if an expression has no special characters but dots, as keys that are paths, e.g. "layers.0.fc1"."""
+    """True if an expression has no special characters except dots, e.g. the path "layers.0.fc1"."""
     return _PLAIN.fullmatch(pattern) is not None
 
 
 def with_any_parent(pattern: str) -> str:
-    """Returns the expression that matches where `pattern` matches a path, or the rest after one of its dots."""
+    """Returns an expression that matches a path if `pattern` matches the whole path or the rest of it after a dot."""
     # PEFT's rule for keys of rank_pattern and alpha_pattern.
     return rf"(.*\.)?({pattern})"
 
 
 def problem_of(pattern: str) -> str | None:
-    """Returns why a text cannot be matched as a regular expression, e.g. "is nested too deeply"; None if it can."""
+    """Returns the reason why a regular expression is not supported, e.g. "is nested too deeply", or None."""
     try:
         kinds = set(_kinds(_parse(pattern).tree))
     except (re.error, OverflowError) as error:
@@ -154,7 +154,7 @@ class _TooManySteps(Exception):
 
 
 class _Run:
-    """One match of an expression against a text."""
+    """Matches an expression against a text, with a limited number of steps."""
 
     def __init__(self, expression: _Expression, text: str, steps: int) -> None:
         self.left = steps

@@ -49,7 +49,7 @@ class Target:
         node: the node of the product: MatMul, Gemm, FusedMatMul, MatMulNBits, Conv or one of INTEGER_PRODUCTS.
         input_size: number of input features.
         output_size: number of output features.
-        start: index of its first output feature among those of `node`, e.g. 64 for k_proj after a q_proj of 64.
+        start: offset of its features in the output of `node`, e.g. 64 for k_proj after a q_proj with 64 features.
         total: total number of output features of `node`.
         is_output_layer: True for the layer of a language model that computes the logits.
     """
@@ -69,7 +69,7 @@ class Target:
 
     @property
     def is_integer(self) -> bool:
-        """True for an integer product, of quantized activations and weights."""
+        """True for an integer product (one of INTEGER_PRODUCTS), whose activations and weights are quantized."""
         return (self.node.domain, self.node.op_type) in INTEGER_PRODUCTS
 
     @property
@@ -94,7 +94,7 @@ class Target:
 
 
 def dtype_of(value: ir.Value | None) -> ir.DataType | None:
-    """Returns the dtype of a weight as a product reads it, even if the file does not declare it; None if unknown."""
+    """Returns the dtype in which a product reads a weight, even if the file does not declare it; None if unknown."""
     while value is not None and value.dtype is None:
         node = value.producer()
         if node is None or node.op_type not in _PASSED_ON - {"QuantizeLinear"}:
@@ -136,7 +136,7 @@ def find_targets(model: ir.Model) -> list[Target]:
 
 
 def _rows_of_embeddings(graph: ir.Graph) -> set[int]:
-    """Returns the numbers of rows of all tables in the file from which inputs of the graph choose rows."""
+    """Returns the row counts of the embedding tables, i.e. stored tables whose rows are selected by a graph input."""
     rows = set()
     for node in graph:
         if not node.op_type.startswith("Gather") or len(node.inputs) < 2:
@@ -152,7 +152,7 @@ def _rows_of_embeddings(graph: ir.Graph) -> set[int]:
 
 def _is_returned(value: ir.Value) -> bool:
     """True if a value is a graph output [batch, sequence, features], directly or after a bias or a quantization."""
-    # A language model gives a number for each word of its vocabulary. Not every file keeps the name of that layer.
+    # A language model returns a logit for each word of its vocabulary. Not every file keeps the name of that layer.
     while not value.is_graph_output():
         readers = [use.node for use in value.uses()]
         if len(readers) != 1 or readers[0].op_type not in _PASSED_ON | {"Add", "QLinearAdd"}:
@@ -162,10 +162,10 @@ def _is_returned(value: ir.Value) -> bool:
 
 
 def choose_targets(model: ir.Model, config: LoraConfig) -> list[Target]:
-    """Returns the layers that get adapters, by `target_modules` and `exclude_modules` of a configuration.
+    """Returns the layers that `target_modules` and `exclude_modules` of a configuration select for adapters.
 
-    The parts of a merged layer (e.g. query, key and value) are selected by their names, and get an adapter each.
-    Selected by its own name, as in PEFT for Phi-3, a merged layer gets a single adapter.
+    The parts of a merged layer (e.g. query, key and value) are selected by their names, and get one adapter each. A
+    merged layer that is selected by its own name, as in PEFT for Phi-3, gets a single adapter.
 
     Raises:
         GraphBuildError: no layer is selected; a listed name or a key of a pattern matches no layer; a merged layer and
@@ -263,7 +263,8 @@ def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int, bool] | None:
     """Reads a product of activations with a stored matrix.
 
     Returns:
-        The weight, the numbers of its inputs and outputs, and True if it is stored as [outputs, inputs].
+        The weight, its numbers of inputs and outputs, and True if it is stored as [outputs, inputs]. None if the node
+        is not such a product.
     """
     kind = (node.domain, node.op_type)
     if kind == (_MS, "MatMulNBits"):
@@ -281,12 +282,13 @@ def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int, bool] | None:
         return None
     weight, dims, swapped = traced
     if node.op_type in ("Conv", "QLinearConv"):
-        # `group` divides the channels: A would have to be a convolution of as many groups.
+        # `group` divides the channels: A would have to be a convolution with as many groups.
         plain = node.attributes.get_int("group", 1) == 1 and not any(node.attributes.get_ints("pads", ()))
         if len(dims) < 3 or not plain or any(size != 1 for size in dims[2:]):
             return None
         return weight, dims[1], dims[0], True
-    # Weights of three axes are those of experts or heads: a product for each, which LoRA of one matrix does not have.
+    # Weights with three axes belong to experts or heads: each has its own product, so one pair of A and B is not
+    # enough.
     if len(dims) != 2:
         return None
     # Only the second input is looked at: ONNX exporters write `x W`, and `W x` multiplies along another axis.
@@ -303,7 +305,8 @@ def _trace(value: ir.Value | None, also: Sequence[str] = ()) -> tuple[ir.Value, 
         also: further ops to follow; their effect on the dimensions is ignored.
 
     Returns:
-        The weight, its dimensions as stored, and True if the product reads it transposed.
+        The weight, its dimensions as stored, and True if the product reads it transposed. None if there is no stored
+        weight.
     """
     swapped = False
     while value is not None and not value.is_initializer():
@@ -333,12 +336,12 @@ def _module_of(node: ir.Node, weight: ir.Value, is_phi: bool) -> str:
     tied = any(reader.op_type.startswith("Gather") for reader in _readers(weight))
     if not tied and not _MADE_UP.fullmatch(name):
         return _path_of(name)
-    # PyTorch's Dynamo exporter folds the Transpose of a weight into a new one, `val_3`, and notes the module.
+    # PyTorch's Dynamo exporter folds the Transpose of a weight into a new initializer, `val_3`, and records the module.
     return module_scope(node) or _path_of(node.name or name)
 
 
 def _path_of(name: str) -> str:
-    """Returns the path of a module for the name of its weight or node, e.g. "fc" for "fc.weight" or "/fc/MatMul"."""
+    """Converts the name of a weight or node to its module's path, e.g. "fc.weight" or "/fc/MatMul" to "fc"."""
     path = name.strip("/").replace("/", ".")
     for end in _ENDS:
         path = re.sub(end, "", path)
@@ -346,7 +349,7 @@ def _path_of(name: str) -> str:
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
-    """Yields the nodes that read a value, or what Transpose, Reshape and the like make of it."""
+    """Yields the nodes that read a value, directly or through Transpose, Reshape and similar ops."""
     for use in value.uses():
         yield use.node
         if use.node.op_type in _PASSED_ON | {"Reshape"}:
@@ -354,7 +357,7 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
 
 
 def _parts(whole: Target) -> list[Target]:
-    """Returns queries, keys and values of a layer that computes all three; [] for any other layer."""
+    """Returns the query, key and value parts of a merged layer; [] for any other layer."""
     # The name alone decides: PyTorch's GPT-2 has a merged layer, too, which PEFT adapts as one, and calls it `c_attn`.
     path, _, last = whole.module.rpartition(".")
     sizes = _part_sizes(whole) if last == "qkv_proj" else None
@@ -368,7 +371,7 @@ def _parts(whole: Target) -> list[Target]:
 
 
 def _part_sizes(whole: Target) -> list[int] | None:
-    """Returns the numbers of features of queries, keys and values, as the reader of the product divides them."""
+    """Returns the feature counts of queries, keys and values, read from the product's only reader; None if unknown."""
     value = whole.node.outputs[0]
     while True:
         readers = [use.node for use in value.uses()]
@@ -376,7 +379,7 @@ def _part_sizes(whole: Target) -> list[int] | None:
         if len(readers) != 1:
             return None
         reader = readers[0]
-        # A bias, and a QuantizeLinear and DequantizeLinear behind the product, keep the features.
+        # A bias, and a QuantizeLinear and DequantizeLinear after the product, keep the features.
         if reader.op_type in {"Add", "QuantizeLinear", "DequantizeLinear"}:
             value = reader.outputs[0]
             continue

@@ -1,4 +1,4 @@
-"""Appends the nodes of a loss to a graph of scores, with the formulas of `torch.nn.functional`.
+"""Losses that append their nodes to a graph, with the formulas of `torch.nn.functional`.
 
     >>> import onnx_ir as ir
     >>> from onnxtrain.losses import CrossEntropyLoss
@@ -8,8 +8,8 @@
     [TargetSpec(name='labels', dtype=INT64, shape=('n',),
                 class_labels=ClassLabels(count=10, ignore_index=-100, axis=1, scores=None, shift=0))]
 
-Losses of float16 and bfloat16 scores are computed in float32, so that sums over a batch neither overflow nor
-lose digits; the result has the dtype of the scores again, as in PyTorch.
+Losses of float16 and bfloat16 scores are computed in float32, so that sums over a batch neither overflow nor lose
+precision. As in PyTorch, the result is cast to the dtype of the scores.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ LOSSES: dict[str, type[Loss]] = {name: globals()[kind] for name, (kind, _) in LO
 
 
 def loss_class(name: str) -> type[Loss]:
-    """Returns the loss class with this name, e.g. "MSELoss"; the base class :class:`Loss` for other names."""
+    """Returns the loss class named `name`, e.g. "MSELoss", or the base class :class:`Loss` if there is none."""
     return next((kind for kind in LOSSES.values() if kind.__name__ == name), Loss)
 
 
@@ -129,7 +129,7 @@ def attach_loss(
         target: name of an existing value to use as the target (see :func:`mark_target`). Default: a new input.
         new_target: name of the new input. Default: "target" or, for class labels, "labels". If the name is in use, a
             number is appended.
-        origin: the model's graph, if `op` writes to another graph that will become part of the model.
+        origin: the model's graph, if `op` emits to a separate graph that is merged into the model later.
         sample_weight: True to add an input with one weight per sample (see :meth:`Loss.build_weighted`).
 
     Returns:
@@ -189,7 +189,7 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
 
 
 def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
-    """Marks the graph input for a target, so that the runtime can check its labels before a run.
+    """Marks the graph input that provides a target, so that the runtime can check its labels before a run.
 
     The target may be the input itself, or computed from the input by Cast, Reshape and similar ops. An input that the
     model also reads for another purpose remains a user input. Marks of other losses are not overwritten.
@@ -243,7 +243,7 @@ def _follow_back(value: ir.Value) -> tuple[ir.Value, int]:
 
 
 def _mark(source: ir.Value, spec: TargetSpec, key: str) -> None:
-    """Stores the specification of a target in the metadata of its input, unless there is a more complete one."""
+    """Stores a target's specification in the metadata of its input, unless it already specifies class labels."""
     marks = source.metadata_props
     # An input remains a target if one loss uses it as such, even if the model reads it for another loss.
     key = TARGET_KEY if TARGET_KEY in marks else key

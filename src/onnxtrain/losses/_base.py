@@ -74,7 +74,7 @@ class TargetSpec:
     Attributes:
         name: suggested name of the graph input, e.g. "labels".
         dtype: element type of the input, e.g. INT64.
-        shape: dimensions of the input, e.g. ("batch", 10); symbolic ones have the same names as in the scores.
+        shape: dimensions of the input, e.g. ("batch", 10); symbolic dimensions have the same names as in the scores.
         class_labels: allowed labels; None for a target without class labels.
     """
 
@@ -219,7 +219,7 @@ class Loss(ABC):
         return tuple(dim if isinstance(dim, int) else dim.value for dim in scores.shape)
 
     def _check_target(self, spec: TargetSpec, target: ir.Value) -> None:
-        """Raises GraphBuildError unless the target has the dtype and possibly the shape of `spec`."""
+        """Raises GraphBuildError if the target's dtype is not supported, or its static sizes do not match `spec`."""
         # ONNX's losses accept int32 labels as well as the int64 of new inputs.
         allowed = _LABEL_DTYPES if spec.class_labels else (spec.dtype,)
         if target.dtype not in allowed:
@@ -259,7 +259,7 @@ def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
 
 
 def _per_sample(op: Emitter, terms: ir.Value, *, mean: bool) -> ir.Value:
-    """Sums or averages the terms of each sample: shape [N]."""
+    """Returns the sum or the mean of each sample's terms, shape [N]."""
     axes = list(range(1, len(static_dims(terms) or (None,))))
     if not axes:
         return terms
@@ -284,7 +284,7 @@ def widen(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def narrow(op: Emitter, loss: ir.Value, scores: ir.Value) -> ir.Value:
-    """Casts a loss from the float32 of :func:`widen` to the dtype of the scores."""
+    """Casts a loss to the dtype of the scores, after a computation in float32 (see :func:`widen`)."""
     if loss.dtype == scores.dtype:
         return loss
     narrow: ir.Value = op.Cast(loss, to=scores.dtype)

@@ -20,11 +20,11 @@ _POSITIONS = "loss_positions"
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLMLoss(Loss):
-    """Cross-entropy of the logits at each token against the next token, as in transformers: -log softmax(scores)[next].
+    """Next-token cross-entropy -log softmax(scores)[next token], as in transformers.
 
-    Scores are logits [batch, sequence, vocabulary], labels int64 [batch, sequence]: usually the tokens of the input
-    themselves. The logits at position t are compared with the label at t + 1, so labels must not be shifted by the
-    caller. The mean is over all labels except the first of each sequence and those equal to `ignore_index`.
+    Scores are logits [batch, sequence, vocabulary]; labels are int64 [batch, sequence], usually the input tokens. The
+    logits at position t are compared with the label at t + 1, so the caller must not shift the labels. The mean is over
+    all labels except the first label of each sequence and labels equal to `ignore_index`.
 
     Attributes:
         activation: "softmax", along the vocabulary axis.
@@ -77,7 +77,7 @@ class CausalLMLoss(Loss):
         return loss
 
     def _next_tokens(self, op: Emitter, labels: ir.Value) -> ir.Value:
-        """Shifts labels [batch, sequence] left by one; the last one of each sequence becomes `ignore_index`."""
+        """Shifts labels [batch, sequence] left by one, and fills the last position with `ignore_index`."""
         rest = op.Slice(labels, [1], [sys.maxsize], [1])
         shifted: ir.Value = op.Pad(rest, [0, 0, 0, 1], op.const(self.ignore_index, labels.dtype))
         shifted.shape = labels.shape

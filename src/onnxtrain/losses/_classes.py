@@ -23,8 +23,8 @@ class _ClassLoss(Loss):
     """A loss with one class label per position.
 
     Scores are [N, C, d1, ...], or [N, d1, ..., C] with `axis=-1`; labels are [N, d1, ...], in 0 .. C-1 or
-    `ignore_index`. The mean is the sum of the terms over the sum of the weights of all labels that are not ignored. As
-    in PyTorch, the mean for a batch of ignored labels is 0/0 = NaN, with zero gradients.
+    `ignore_index`. The mean is the sum of the terms divided by the total weight of the non-ignored labels. As in
+    PyTorch, it is NaN, with zero gradients, if all labels of a batch are ignored.
 
     Attributes:
         weight: one weight per class, float [C], e.g. [1.0, 5.0]; None for weights of 1.
@@ -123,7 +123,7 @@ class _ClassLoss(Loss):
         )
 
     def _classes_second(self, op: Emitter, value: ir.Value, axis: int) -> ir.Value:
-        """Moves the class axis to position 1, after the batch."""
+        """Transposes a value so that its class axis becomes axis 1, after the batch axis."""
         assert value.shape is not None
         order = [0, axis, *(k for k in range(1, value.shape.rank()) if k != axis)]
         moved: ir.Value = op.Transpose(value, perm=order)
@@ -193,7 +193,11 @@ class _ClassLoss(Loss):
         return counts
 
     def _class_weights(self, op: Emitter, scores: ir.Value, like: ir.Value) -> ir.Value | None:
-        """Returns the class weights as a constant in the dtype of `like`, or None; checks their number."""
+        """Returns the class weights as a constant in the dtype of `like`, None if there are none.
+
+        Raises:
+            GraphBuildError: the number of weights differs from the number of classes.
+        """
         if self.weight is None:
             return None
         array = numbers(self, "weight", self.weight)
@@ -314,8 +318,8 @@ class CrossEntropyLoss(_ClassLoss):
         if ignored is not None:
             terms = op.Where(ignored, 0.0, terms)
         terms.shape = positions
-        # PyTorch divides both parts by the sum of the labels' weights, although the second one contains those of all
-        # classes.
+        # PyTorch divides both parts by the sum of the labels' weights, although the second part contains the weights of
+        # all classes.
         if self.reduction != "mean" or (ignored is None and weight is None):
             return reduce(op, terms, self.reduction)
         total = op.ReduceSum(terms, keepdims=0)
@@ -338,7 +342,7 @@ class CrossEntropyLoss(_ClassLoss):
 
 
 def _other_axis(loss: str, scores: tuple[int | str | None, ...], axis: int) -> str:
-    """Returns advice, for errors, to pass the loss with the other class axis, with the shape of the labels."""
+    """Returns a hint, for error messages, to set the loss's `axis` to the last axis, or to 1 if `axis` is the last."""
     last = axis != len(scores) - 1
     labels = ir.Shape(scores[:-1] if last else (scores[0], *scores[2:]))
     where = "the last axis, as the vocabulary of a language model" if last else "axis 1"
@@ -354,7 +358,7 @@ _OF_WEIGHTS = frozenset({"Cast", "DequantizeLinear", "Identity", "Transpose"})
 
 
 def _last_axis_product(scores: ir.Value) -> str | None:
-    """Returns the linear layer along the last axis that computes the scores, e.g. "MatMul 'lm_head'", or None.
+    """Describes the linear layer along the last axis that computes the scores, e.g. "MatMul 'lm_head'", if any.
 
     A bias, a scale or a soft cap may follow the layer.
     """
@@ -364,7 +368,7 @@ def _last_axis_product(scores: ir.Value) -> str | None:
         node = computed[0].producer() if len(computed) == 1 else None
     if node is None:
         return None
-    # Products by a matrix of weights; MatMulNBits has no other.
+    # Products with a weight matrix; MatMulNBits always has one.
     by_weights = node.op_type == "MatMulNBits" or (
         node.op_type in ("MatMul", "FusedMatMul") and _is_weight_matrix(node.inputs[1])
     )

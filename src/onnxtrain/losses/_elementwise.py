@@ -1,4 +1,4 @@
-"""Defines the losses with one term per element, such as the squared error, and the base class for one per sample."""
+"""Defines the elementwise losses, such as the squared error, and the base class of losses with one term per sample."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class ElementwiseLoss(_TermwiseLoss):
 
 
 class SampleLoss(_TermwiseLoss):
-    """A loss with one term per sample, shape [N], of scores and a target of shape [N, d1, ...].
+    """A loss with one term per sample, shape [N], for scores and targets of shape [N, d1, ...].
 
-    Subclasses define `_terms`, with :func:`sample_sum` for sums over the positions of a sample.
+    Subclasses define `_terms`, and call :func:`sample_sum` to sum over the positions of each sample.
     """
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
@@ -130,13 +130,14 @@ class SmoothL1Loss(ElementwiseLoss):
 class BCEWithLogitsLoss(ElementwiseLoss):
     """Binary cross-entropy -t·log(p) - (1 - t)·log(1 - p) of p = sigmoid(score), for targets t in [0, 1].
 
-    Computed as (1 - t)·x + (1 + (w - 1)·t)·softplus(-x) of scores x, with w = pos_weight, which is numerically stable.
+    Computed in a numerically stable form, (1 - t)·x + (1 + (w - 1)·t)·softplus(-x) with x = score and w = pos_weight.
 
     Attributes:
         activation: "sigmoid".
         default_metrics: "binary_accuracy", because the targets are probabilities of one class.
-        weight: factor of each term, an array that broadcasts to the scores, e.g. one weight per label; None for 1.
-        pos_weight: factor of the terms of positive targets, e.g. 5.0 if they are rare; broadcasts likewise; None for 1.
+        weight: factor of each term; an array that broadcasts to the scores, e.g. one weight per label. None means 1.
+        pos_weight: factor of the terms of positive targets, e.g. 5.0 if they are rare; broadcasts like `weight`. None
+            means 1.
     """
 
     activation: ClassVar[Activation | None] = "sigmoid"

@@ -27,7 +27,8 @@ class FocalLoss(ElementwiseLoss):
         default_metrics: "binary_accuracy".
         alpha: weight of target 1, from 0 to 1, e.g. 0.25; the weight of target 0 is 1 - alpha. With None, both weights
             are 1.
-        gamma: exponent, e.g. 2.0. The larger it is, the less well-classified examples count; 0 is binary cross-entropy.
+        gamma: exponent, e.g. 2.0. The larger it is, the less well-classified examples count; 0 gives binary
+            cross-entropy.
     """
 
     activation: ClassVar[Activation | None] = "sigmoid"

@@ -1,4 +1,4 @@
-"""Analyzes ONNX's losses of class labels in a model that was exported with its loss."""
+"""Analyzes ONNX's classification losses in a model that was exported with its loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
 def label_mean(node: ir.Node) -> dict[str, Any] | None:
-    """Describes the mean of one of :data:`LABEL_OPS`, as :meth:`Loss.mean_over` does.
+    """Describes what a node of :data:`LABEL_OPS` averages over, in the format of :meth:`Loss.mean_over`.
 
     Returns:
         The entry `loss_mean` of the manifest: None for a sum, and {} if no input of the model determines which labels
@@ -56,7 +56,7 @@ def _follow_labels(value: ir.Value | None, ignore_index: int | None) -> tuple[ir
         kind = "" if node is None or node.domain else node.op_type
         if node is None or not (
             kind in CASTS
-            # Before the Slice, axis 1 must be that of the input.
+            # Before the Slice, axis 1 must be the input's axis 1.
             or (kind in VIEWS and not shift)
             or (kind == "Slice" and not shift and _cut(node))
             or (kind == "Pad" and _adds_ignored(node, ignore_index))

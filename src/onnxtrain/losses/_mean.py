@@ -1,4 +1,4 @@
-"""Determines the samples or labels over which a loss is averaged, also for combinations like 0.5·loss_a + loss_b."""
+"""Determines whether a loss is averaged over samples or labels, even for combinations like 0.5·loss_a + loss_b."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _described(value: ir.Value) -> str | None:
 
 
 def _operands(value: ir.Value) -> list[ir.Value]:
-    """Returns the values from which a value is computed; none for an input or initializer."""
+    """Returns the inputs of the node that computes a value; [] for a graph input or an initializer."""
     node = value.producer()
     return [] if node is None else [operand for operand in node.inputs if operand is not None]
 

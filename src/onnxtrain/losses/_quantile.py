@@ -18,8 +18,8 @@ class QuantileLoss(ElementwiseLoss):
     """Quantile (pinball) loss max(q·d, (q - 1)·d) of d = target - score, with q = quantile.
 
     A model trained with it predicts this quantile of the target: for 0.9, a value that 90 % of the targets do not
-    exceed. With 0.5, it is half of the L1 loss. Where score and target are equal, the gradient is the mean of both
-    sides, 0.5 - q.
+    exceed. With 0.5, it is half of the L1 loss. Where score and target are equal, the gradient is the mean of the left
+    and right derivatives, 0.5 - q.
 
     Attributes:
         default_metrics: "mae".

@@ -1,4 +1,4 @@
-"""Warns if a loss of logits reads probabilities."""
+"""Warns if a loss that expects logits is applied to probabilities."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PROBABILITIES = ("Softmax", "Sigmoid")
 
 
 def warn_of_probabilities(loss: Loss, scores: ir.Value) -> None:
-    """Warns if a loss that expects logits reads the output of a Softmax or Sigmoid.
+    """Warns if a loss that expects logits is applied to the output of a Softmax or Sigmoid.
 
     Args:
-        loss: the loss. One without an `activation`, e.g. MSELoss, may compare probabilities.
-        scores: value of the model that the loss reads, e.g. the output "prob" of a classifier from a model zoo.
+        loss: the loss. A loss without an `activation`, e.g. MSELoss, may be applied to probabilities.
+        scores: the loss's input, e.g. the output "prob" of a classifier from a model zoo.
     """
     if loss.activation is None:
         return

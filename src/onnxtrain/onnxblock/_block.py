@@ -71,7 +71,7 @@ class Block(ABC):
         return self._accessor.model
 
     def infer_shapes_on_base(self) -> onnx.ModelProto:
-        """Infers dtypes and shapes of the base model, and returns a copy that declares them."""
+        """Returns a copy of the base model that declares the inferred dtypes and shapes of its values."""
         accessor = self._accessor
         _graft.infer(accessor)
         model = onnx.ModelProto()
@@ -116,7 +116,7 @@ _BIG_ELEMENTS = 4096
 
 
 def _skeleton(base: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns a copy of the base model without its weights, which become inputs."""
+    """Returns a copy of the base model in which large initializers are inputs, so that the copy stays small."""
     # The checker and shape inference serialize the model, and protobuf is limited to 2 GB.
     graph = base.graph
     skeleton = onnx.ModelProto(

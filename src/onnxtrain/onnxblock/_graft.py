@@ -1,9 +1,9 @@
-"""Appends grafts to the base model: nodes that an emitter first emits to a small, separate graph.
+"""Appends grafts to the base model: a graft is a small separate graph, whose nodes are copied to the base model.
 
 The base model is a `ModelProto`, because users' blocks append nodes to it directly. The losses and other graph code of
-this package use an emitter with onnx_ir. A graft connects the two: its inputs have the dtypes and shapes of values of
-the base model, and its values get names that are unused there. The base model itself is not converted, so that its
-weights are not copied, and external data is not read.
+this package use an emitter with onnx_ir. A graft connects the two: its inputs are values of the base model, and its
+other values are renamed where the base model already uses their names. The base model itself is not converted, so that
+its weights are not copied, and external data is not read.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _declared(base: onnx.ModelProto, name: str) -> onnx.ValueInfoProto | None:
 
 
 def infer(accessor: ModelAccessor) -> None:
-    """Infers dtypes and shapes of the base model, and adds those that are not yet declared to its value infos."""
+    """Runs shape inference on the base model, and adds the missing dtypes and shapes to its value infos."""
     # The user's declarations are kept, even if inference finds more.
     graph = accessor.model.graph
     declared = {info.name for info in (*graph.input, *graph.output, *graph.value_info)}
@@ -127,22 +127,23 @@ def infer(accessor: ModelAccessor) -> None:
 def append(
     accessor: ModelAccessor, doing: str, inputs: Sequence[str], write: Writer, *, wish: str | None = None
 ) -> tuple[str, ...]:
-    """Appends the nodes that `write` emits to the base model.
+    """Appends nodes that are emitted by `write` to the base model.
 
     Args:
-        accessor: holds the base model.
+        accessor: accessor of the base model.
         doing: beginning of error messages, e.g. "building the block Add".
         inputs: names of values of the base model.
         write: called with an emitter and one value per input; returns the output or outputs. Initializers that it
             creates are constants, not parameters. Inputs that it adds to the emitter's graph become inputs of the base
             model.
-        wish: preferred name of the first output, e.g. "loss"; gets a number appended if it is already in use.
+        wish: preferred name of the first output, e.g. "loss"; if it is in use, a number is appended.
 
     Returns:
         The names of the outputs in the base model.
 
     Raises:
-        GraphBuildError: the base model has no value with one of the names in `inputs`; errors of `write` pass through.
+        GraphBuildError: the base model has no value with one of the names in `inputs`. Errors raised by `write`
+            propagate.
     """
     base = accessor.model
     values = {name: describe(accessor, name, doing) for name in inputs}
@@ -164,7 +165,7 @@ def append(
 
 
 def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: set[str]) -> None:
-    """Renames initializers, node outputs and nodes of a graft whose names are `taken`; `first` is named `wish`."""
+    """Names `first` `wish`, and renames other new values and nodes of a graft if `taken` contains their names."""
     values = [
         *model.graph.initializers.values(),
         *(value for node in model.graph for value in node.outputs if value.name),
@@ -197,13 +198,13 @@ def _merge(base: onnx.ModelProto, graft: onnx.ModelProto) -> None:
             base.functions.append(function)
     if graft.functions:
         base.ir_version = max(base.ir_version, _FUNCTIONS_IR_VERSION)
-    # Functions add their domain; the version of the standard domain is that of the base model.
+    # Functions add their domain. For the standard domain, the graft already has the base model's version.
     for imported in graft.opset_import:
         opset_of(base, imported.domain, imported.version)
 
 
 def opset_of(base: onnx.ModelProto, domain: str, default: int | None = None) -> int:
-    """Returns the version of `domain` that the base model imports; imports version `default` if there is none.
+    """Returns the opset version that the base model imports for `domain`, after adding `default` if it imports none.
 
     Raises:
         GraphBuildError: the base model does not import the domain, and there is no default.
@@ -243,7 +244,7 @@ def add_node(
 
 
 def declare(base: onnx.ModelProto, tensor: onnx.TensorProto, *, constant: bool = False) -> str:
-    """Adds an initializer to the base model and returns its name, which was not in use before.
+    """Adds an initializer to the base model under an unused name, and returns the name.
 
     Args:
         base: the base model.
@@ -263,7 +264,7 @@ def declare(base: onnx.ModelProto, tensor: onnx.TensorProto, *, constant: bool =
 
 
 def add_parameter(base: onnx.ModelProto, name: str, array: np.ndarray[Any, Any], dtype: ir.DataType) -> str:
-    """Adds a parameter with the values of an array to the base model, like :func:`declare`; returns its name."""
+    """Adds an array to the base model as a parameter, under an unused name, and returns the name."""
     tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
     return declare(base, ir.serde.serialize_tensor(tensor))
 

@@ -1,4 +1,4 @@
-"""Defines the normalization layers of `onnxtrain.nn` as blocks: the same formulas, parameters and initial values."""
+"""Defines the normalization layers of `onnxtrain.nn` as blocks, with the same formulas and initial parameters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class _Norm(Block):
-    """Base class for the layers: checks the input, and creates parameters of ones or zeros."""
+    """Base class for the normalization layers: checks their input and creates their parameters."""
 
     def _checked(self, name: str, sizes: Sequence[int], params: int = 0) -> ir.Value:
-        """Checks dtype and shape of the input of a layer, and returns the input.
+        """Checks the dtype and the shape of a layer's input, and returns the input.
 
         The sizes of its last axes must equal `sizes`, not counting the last `params` axes: `params` is 1 for [batch,
         length, input_dim, params], else 0.
@@ -130,8 +130,8 @@ class RMSNorm(_Norm):
         x = self._checked(input_name, [self._dim])
 
         def write(op: Emitter, x: ir.Value, g: ir.Value) -> ir.Value:
-            # `onnxtrain.fusion` recognizes this chain of ops, and that of RINorm; it would not recognize other ops for
-            # the same formula.
+            # `onnxtrain.fusion` recognizes this chain of ops, and RINorm's; it would not recognize other ops for the
+            # same formula.
             norm = _reduce(op, "ReduceL2", x, [_rank(x) - 1])
             floored = op.Clip(op.Mul(norm, self._dim**-0.5), op.const(self._eps, like=x))
             result: ir.Value = op.Mul(op.Div(x, floored), g)
@@ -211,7 +211,7 @@ class _Reusing(_Norm):
         return f"building RINorm.{type(self).__name__.removeprefix('_').lower()}"
 
     def _kept(self) -> list[str]:
-        """Returns the names of mean, stdev and the parameters of the layer."""
+        """Returns the names of the layer's mean, stdev and parameters."""
         # The layer may have been called on another base model.
         names = self._norm._names
         if not names or not all(_graft.has_value(self.base, name) for name in names):
@@ -259,7 +259,7 @@ class _Inverse(_Reusing):
 
 
 def _scaled(op: Emitter, centered: ir.Value, stdev: ir.Value, *parameters: ir.Value) -> ir.Value:
-    """Emits centered / stdev, multiplied by the weight and plus the bias if there are parameters."""
+    """Emits centered / stdev · weight + bias; `parameters` are the weight and the bias, or empty."""
     if not parameters:
         return op.Div(centered, stdev)
     # The quotient has one element per series, so the series themselves are only multiplied once.

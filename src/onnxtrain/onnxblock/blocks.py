@@ -1,7 +1,7 @@
-"""Defines blocks for single ONNX ops, from which others are composed, and layers.
+"""Defines blocks for single ONNX ops, from which other blocks are composed, and for layers.
 
-Numbers that are arguments of a block (exponents, bounds) are constants of the model, not parameters, with the dtype of
-the block's input. The weights of :class:`Linear` and of the normalizations are parameters.
+Numeric arguments of a block, such as exponents and bounds, become constants of the model, not parameters. They have the
+dtype of the block's input. The weights of :class:`Linear` and of the normalizations are parameters.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class _Reduction(Block):
     """Base class for reductions over all axes; the class is named after the op type.
 
     Args:
-        keepdims: True for an output with the input's rank and sizes 1, False for a scalar.
+        keepdims: True to keep all axes, with size 1; False to return a scalar.
     """
 
     keepdims: bool = True
@@ -130,7 +130,7 @@ class ReduceSum(_Reduction):
 
 @dataclass(eq=False, repr=False)
 class Pow(Block):
-    """x to the power of a number.
+    """x raised to a constant power.
 
     Args:
         exponent: the power, e.g. 2.0.
@@ -208,7 +208,7 @@ class ReduceAllL2(Block):
 
 
 class PassThrough(Block):
-    """Returns the names it receives and adds no nodes: a placeholder, as in onnxruntime-training."""
+    """A no-op block that returns its arguments, as in onnxruntime-training."""
 
     def build(self, *input_names: str) -> tuple[str, ...]:
         """Returns `input_names`."""
@@ -296,7 +296,7 @@ class LabelEncoder(Block):
 
     def build(self, label_encoder_input_name: str) -> str:
         """Applies the op to a value; returns the name of the output."""
-        # Emitters only support the standard domain and that of onnxtrain.
+        # Emitters only support the standard domain and onnxtrain's.
         return _graft.add_node(
             self._accessor,
             self._doing,
@@ -310,7 +310,7 @@ class LabelEncoder(Block):
 
 @dataclass(eq=False, repr=False)
 class Cast(Block):
-    """x converted to another dtype.
+    """x converted to the dtype `to`.
 
     Args:
         to: a data type of `onnx.TensorProto`, e.g. `onnx.TensorProto.FLOAT`.
@@ -326,14 +326,14 @@ class Cast(Block):
 class Linear(Block):
     """alpha · x·W + beta · b, with new parameters W [in_features, out_features] and b [out_features].
 
-    numpy's global generator draws them from the standard normal distribution, W first; `np.random.seed` makes them
-    reproducible.
+    Both are drawn from the standard normal distribution with numpy's global generator, W first; `np.random.seed` makes
+    them reproducible.
 
     Args:
         in_features: size of the last axis of x [n, in_features], e.g. 16.
         out_features: size of the last axis of the output, e.g. 3.
         bias: False to omit b.
-        alpha: factor of the product.
+        alpha: factor of x·W.
         beta: factor of b.
     """
 

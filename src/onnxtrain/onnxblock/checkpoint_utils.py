@@ -1,4 +1,4 @@
-"""Saves the parameters of a block, as protos, to a checkpoint, and loads a checkpoint into a model's initializers."""
+"""Saves a block's parameters to a checkpoint, and loads checkpoints into a model's initializers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATISTIC_KEY = "onnxtrain.statistic"
 
 
 def parameter_protos(graphs: TrainingGraphs) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
-    """Returns the trainable and the frozen parameters, as :meth:`TrainingBlock.parameters` does."""
+    """Implements :meth:`TrainingBlock.parameters`: returns the trainable and the frozen parameters of the graphs."""
     names = set(graphs.trainable)
     trainable = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n in names]
     frozen = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n not in names]
@@ -130,7 +130,7 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
 
 
 def _tensor_proto(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """Converts a tensor to a proto, which refers to external data if there is any."""
+    """Converts a tensor to a proto named `name`. For an external tensor, the proto refers to the data file."""
     # An absolute path, because the proto has no model directory.
     if isinstance(tensor, ir.ExternalTensor):
         proto = onnx.TensorProto(

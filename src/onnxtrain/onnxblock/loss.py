@@ -63,7 +63,7 @@ class LossBlock(Block):
         return result
 
     def _keep_marks(self, origin: ir.Graph) -> None:
-        """Copies metadata that a loss has added to inputs of the onnx_ir graph to the same inputs of the base model."""
+        """Copies input metadata from `origin`, where a loss has set it, to the base model."""
         # `to_ir` returns a copy, in which `attach_loss` has marked an existing input as target.
         marks = {value.name: value.metadata_props for value in origin.inputs}
         for info in self.base.graph.input:
@@ -75,7 +75,7 @@ class LossBlock(Block):
 
 @dataclass(eq=False, repr=False)
 class _NamedLoss(LossBlock):
-    """Base class for loss blocks that are dataclasses: their fields are the settings of the loss in `makes`.
+    """Base class for loss blocks that are dataclasses with the settings of the loss class `makes`.
 
     The fields are in the order of the arguments in onnxruntime-training.
     """
@@ -214,9 +214,9 @@ class CrossEntropyLoss(_LabelLoss):
 
 @dataclass(eq=False, repr=False)
 class CausalLMLoss(_LabelLoss):
-    """Cross-entropy of the logits [batch, sequence, vocabulary] at each token against the next token.
+    """Next-token cross-entropy of logits [batch, sequence, vocabulary].
 
-    The labels, [batch, sequence], are the tokens themselves; the loss shifts them.
+    The labels [batch, sequence] are the input tokens; the loss shifts them by one position.
 
     Args:
         reduction: "mean", "sum" or "none".

@@ -44,7 +44,7 @@ class ModelAccessor:
 
     @property
     def path(self) -> str:
-        """The file of the base model.
+        """The path of the base model's file.
 
         Raises:
             TrainingStateError: no path was given.
@@ -156,7 +156,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 @contextmanager
 def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
     """Sets the base model until the `with` block ends; raises TrainingStateError if there already is one."""
-    # With nested base models, blocks of the outer one would append to the wrong model.
+    # With nested base models, blocks of the outer base model would append to the wrong model.
     if _ACTIVE.get() is not None:
         raise TrainingStateError(
             "setting the base model: another base model is active, and blocks work on one at a time; "
@@ -173,8 +173,8 @@ def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
     """Context manager that sets the shared library with the custom ops of the base model.
 
-    The library is registered once, to check that ONNX Runtime accepts it. Code that creates sessions
-    within the `with` block gets its path from :func:`custom_op_library_path`.
+    The library is registered once, to check that ONNX Runtime can load it. Code that creates sessions within the `with`
+    block gets its path from :func:`custom_op_library_path`.
 
     Raises:
         GraphBuildError: there is no such file, or ONNX Runtime cannot register it.
@@ -205,5 +205,5 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
 
 
 def custom_op_library_path() -> str | None:
-    """Returns the path set by :func:`custom_op_library`, None outside its `with` block."""
+    """Returns the path set by :func:`custom_op_library`, or None outside its `with` block."""
     return _LIBRARY.get()

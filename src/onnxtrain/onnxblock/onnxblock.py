@@ -1,4 +1,4 @@
-"""Defines the outermost blocks: `ForwardBlock` builds a model, `TrainingBlock` the models of a training run."""
+"""Defines the outermost blocks: `ForwardBlock` builds one model, `TrainingBlock` a training model and an eval model."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class ForwardBlock(Block):
 class TrainingBlock(Block):
     """A block that ends in the loss, and builds the training model and the eval model.
 
-    `build` returns the name of the loss, a tensor with one element. To make the models return further values, `build`
-    returns a tuple: the loss, then their names.
+    `build` returns the name of the loss, a tensor with one element. To add outputs to both models, return a tuple: the
+    name of the loss, then the names of the other outputs.
 
     Example:
         >>> from onnxtrain import onnxblock
@@ -85,15 +85,15 @@ class TrainingBlock(Block):
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
         """Marks a parameter as trained or as frozen (in the checkpoint, but not trained).
 
-        If no parameter is marked as trained, all floating-point parameters are trained except frozen ones and BatchNorm
-        running statistics. If some are, unmarked parameters remain embedded in the models.
+        If no parameter is marked as trained, all floating-point parameters are trained, except frozen parameters and
+        BatchNorm running statistics. Otherwise, parameters without a mark become constants of the models.
 
-        If the name is an input of the base model, the training model returns the input's gradient as an additional
-        output, named `<input>_grad` unless that name is in use. The on-device API ignores this output.
+        If `argument_name` is an input of the base model, the training model returns the input's gradient as an
+        additional output, named `<input>_grad` unless that name is in use. The on-device API ignores this output.
 
         Args:
             argument_name: name of an initializer or input of the base model, e.g. "fc.weight".
-            value: True to train it, False to freeze it. For repeated calls with the same name, the last one wins.
+            value: True to train it, False to freeze it. The last call with the same name wins.
         """
         self._wanted[argument_name] = bool(value)
 
@@ -172,10 +172,11 @@ def build_forward(
         additional_outputs: names of further outputs.
 
     Returns:
-        The model with the block, and the names of its outputs: the block's outputs, then the additional outputs.
+        The model with the block appended, and the names of its outputs: the block's outputs, then the additional
+        outputs.
 
     Raises:
-        GraphBuildError: as when a block is called.
+        GraphBuildError: see :meth:`Block.__call__`.
     """
     # Built in the model's own opset, for which the block was written, and converted together with the model afterwards.
     with base(model, model_path) as accessor:
@@ -205,7 +206,7 @@ def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> N
     infos = []
     for name in names:
         value = _graft.describe(accessor, name, doing)
-        # ONNX requires a type for every output, but onnx cannot infer those of nonstandard ops.
+        # ONNX requires a type for every output, but onnx cannot infer the output types of nonstandard ops.
         if value.type is None:
             raise GraphBuildError(
                 f"{doing}: the dtype of {name!r} is unknown, so it cannot be an output of the model; "

@@ -1,4 +1,4 @@
-"""Wraps the optimizers of `onnxtrain.optimizers` as blocks, which build an optimizer model when called with parameters.
+"""Wraps the optimizers of `onnxtrain.optimizers` as blocks that build an optimizer model when called with parameters.
 
 ::
 
@@ -209,7 +209,7 @@ def _manifest(
 
 @dataclass(eq=False, repr=False)
 class _NamedOptimizer(OptimizerBlock):
-    """Base class for optimizer blocks that are dataclasses: their fields are the settings of the optimizer in `makes`.
+    """Base class for optimizer blocks that are dataclasses with the settings of the optimizer class `makes`.
 
     The fields are in the order of the arguments in onnxruntime-training.
     """

@@ -25,7 +25,7 @@ class Adafactor(Optimizer):
     columns' is computed in the same way. The second moment v' is estimated as rows'·columns'/max(mean(rows'), eps1).
     For vectors and scalars, it is not factored: v' = (1 - b)·v + b·g². With u = g/sqrt(max(v', eps1²)): w' = (1 -
     lr·weight_decay)·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u. Steps are relative to the magnitude of the parameter;
-    learning rates are around 1e-2.
+    typical learning rates are around 1e-2.
 
     Attributes:
         elementwise: False, because the moments and root mean squares depend on all elements of a parameter.

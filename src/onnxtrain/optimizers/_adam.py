@@ -77,7 +77,7 @@ class _AdamFamily(Optimizer):
         With c = 1 - beta**step: step_size·m/(sqrt(v) + eps·sqrt(c2)) equals lr·(m/c1)/(sqrt(v/c2) + eps).
 
         Returns:
-            The step size lr·sqrt(c2)/c1, and eps·sqrt(c2), or eps unless `scale_eps` is True.
+            The step size lr·sqrt(c2)/c1, and eps·sqrt(c2) if `scale_eps` is True, else eps.
         """
         root2 = op.Sqrt(bias_correction(op, self.betas[1], step, learning_rate))
         correction1 = bias_correction(op, self.betas[0], step, learning_rate)
@@ -179,8 +179,8 @@ class SparseAdam(_AdamFamily):
     w' = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps), with m' and v' the running means of g and g², c1 = 1 - beta1**step,
     c2 = 1 - beta2**step. `step` counts all steps; the moments of a row decay only in steps that use the row.
 
-    All its parameters must be listed in `sparse_gradients` of :func:`onnxtrain.artifacts.generate_artifacts`. Usually
-    they are a group of another optimizer::
+    All its parameters must be listed in `sparse_gradients` of :func:`onnxtrain.artifacts.generate_artifacts`. Usually,
+    SparseAdam is the optimizer of one parameter group::
 
         AdamW(groups=[ParameterGroup("embedding.weight", optimizer=SparseAdam())])
 

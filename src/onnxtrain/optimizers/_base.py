@@ -65,12 +65,12 @@ class StepInputs(NamedTuple):
 class ParameterGroup:
     """Parameters with their own settings.
 
-    If a parameter is in several groups, the last group with a setting wins.
+    If a parameter is in several groups, each setting comes from the last of these groups that defines it.
 
     Attributes:
         parameters: names, or patterns of names such as "*.bias"; each must match at least one parameter.
         learning_rate_scale: factor by which the learning rate is multiplied, e.g. 0.1; None for 1.
-        weight_decay: the group's weight decay, e.g. 0.0; None for the optimizer's.
+        weight_decay: the group's weight decay, e.g. 0.0; None for the optimizer's weight decay.
         optimizer: the group's optimizer, e.g. Muon(), which must not have clipping or groups of its own; None for the
             enclosing optimizer.
 
@@ -181,7 +181,7 @@ class Optimizer(ABC):
     def shared_scalars(
         self, op: Emitter, scalars: Sequence[Operand], inputs: Sequence[StepInputs]
     ) -> Sequence[Operand]:
-        """Returns the scalars for :meth:`update` that a set of parameters shares; by default, `scalars` unchanged.
+        """Returns the scalars for :meth:`update` that are shared by a set of parameters. The default is `scalars`.
 
         Called once per set of parameters with the same settings, learning rate and dtype. :class:`Prodigy` computes its
         step size here, from the state of all parameters in the set.
@@ -194,7 +194,7 @@ class Optimizer(ABC):
         return scalars
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        """Folds a scale factor for the gradients into the scalars; returns None if the optimizer cannot.
+        """Folds a scale factor for the gradients into the scalars; returns None if the optimizer does not support this.
 
         With the returned scalars, `update(g)` must equal the update for `factor`·`g`. Clipping by norm then needs no
         multiplication per gradient element.
@@ -228,7 +228,7 @@ def require_not_negative(owner: object, *fields: str) -> None:
 
 
 def require_betas(owner: object) -> None:
-    """Raises GraphBuildError unless `betas` are two decay rates."""
+    """Raises GraphBuildError unless `owner.betas` are two decay rates in [0, 1)."""
     require(
         owner,
         "betas",

@@ -34,11 +34,11 @@ def build_optimizer_model(
     `<p>_grad`, `<p>_momentum0`, ... Outputs: for each parameter `<p>_updated`, `<p>_momentum0_updated`, ... with the
     same shapes and dtypes. Every output may be bound to the buffer of its input.
 
-    A sparse gradient `<p>_grad` is `[reads, *rest]`, followed by the input `<p>_grad_indices`, int64 `[reads]`.
-    Gradients with the same index are summed. Rows without a gradient, and their moments, don't change.
+    A sparse gradient `<p>_grad` has the shape `[reads, *rest]`, and is followed by the input `<p>_grad_indices`, int64
+    `[reads]`. Gradients with the same index are summed. Rows without a gradient, and their moments, don't change.
 
     float16 and bfloat16 parameters are converted to float32, updated, and rounded; their moments are float32. Changes
-    smaller than half a unit in the last place of such a parameter are lost.
+    smaller than half a unit in the parameter's last place are lost.
 
     Args:
         optimizer: the optimizer and its hyperparameters.
@@ -113,7 +113,7 @@ def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) ->
 
 
 def _settings(owner: Any) -> dict[str, Any]:
-    """Returns the fields of an optimizer, a group or a clipping as JSON values, without empty ones."""
+    """Returns the non-empty fields of an optimizer, parameter group or gradient clipping as JSON values."""
     values = {field.name: _plain(getattr(owner, field.name)) for field in fields(owner)}
     return {name: value for name, value in values.items() if value is not None and value != []}
 

@@ -76,7 +76,7 @@ _TERMS = 16
 
 
 def _norm(op: Emitter, gradients: Sequence[ir.Value], wide: ir.DataType) -> ir.Value:
-    """Returns the total Euclidean norm of tensors in a dtype at least as wide as theirs, shape []."""
+    """Returns the total Euclidean norm of the gradients, a scalar in the dtype `wide`."""
     squares = [_scalar(cast(op, _scalar(op.ReduceSumSquare(g, keepdims=0)), wide)) for g in gradients]
     while len(squares) > 1:
         squares = [_scalar(op.Sum(*squares[i : i + _TERMS])) for i in range(0, len(squares), _TERMS)]
@@ -84,7 +84,7 @@ def _norm(op: Emitter, gradients: Sequence[ir.Value], wide: ir.DataType) -> ir.V
 
 
 def _scalar(value: ir.Value) -> ir.Value:
-    """Returns the value, annotated with shape [], because onnx's checker requires shapes in subgraphs."""
+    """Declares that a value has shape [], because onnx's checker requires shapes in subgraphs; returns the value."""
     value.shape = ir.Shape(())
     return value
 
@@ -118,7 +118,7 @@ def _require_positive(owner: GradientClipping, field: str) -> None:
 
 
 def cast(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    """Casts a value to a dtype; returns a value with that dtype unchanged."""
+    """Casts a value to `dtype`, or returns it unchanged if it already has this dtype."""
     if value.dtype == dtype:
         return value
     result = op.Cast(value, to=dtype)

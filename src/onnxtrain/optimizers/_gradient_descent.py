@@ -138,7 +138,7 @@ class RMSprop(Optimizer):
     Attributes:
         alpha: decay rate of the running means v and m, e.g. 0.99.
         eps: added to the denominator for numerical stability, e.g. 1e-8.
-        momentum: decay rate of the momentum b, e.g. 0.9; with 0 the optimizer keeps no b.
+        momentum: decay rate of the momentum b, e.g. 0.9; 0 disables momentum, and b is not stored.
         centered: True to divide by the standard deviation of the gradient instead of its root mean square.
         weight_decay: coefficient of the L2 penalty, e.g. 1e-4.
     """

@@ -1,4 +1,4 @@
-"""Plans the update of each parameter: its optimizer, its learning rate scale, the names of its moments."""
+"""Plans each parameter's update: its optimizer, its learning rate scale and the names of its moments."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Update:
 
     Attributes:
         parameter: name, dtype and shape.
-        optimizer: the optimizer with the settings of the parameter's groups, without groups and clipping.
+        optimizer: the parameter's optimizer, with the settings of its groups applied; without groups and clipping.
         learning_rate_scale: factor by which the learning rate is multiplied, e.g. 0.1.
         moments: the optimizer state. Moments with the same name, e.g. "momentum1", have the same initial value in the
             whole model.
@@ -99,7 +99,7 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
             )
         _check_gradient(own_optimizer, parameter)
         moments = own_optimizer.state_spec(parameter.shape)
-        # The manifest has one initial value per name, so moments with another initial value get higher numbers.
+        # The manifest has one initial value per name, so moments with a different initial value get higher numbers.
         start = next(n for n in range(len(names_of_values) + 1) if _agrees(moments, n, names_of_values))
         moments = tuple(
             dataclasses.replace(moment, name=f"momentum{start + index}")
@@ -126,7 +126,7 @@ def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
 
 
 def _agrees(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, float]) -> bool:
-    """True if the moments, numbered from `start`, match the initial values of names that are already in use."""
+    """True if no moment, when numbered from `start`, reuses a name with a different initial value."""
     return all(
         names_of_values.get(f"momentum{start + index}", moment.initial_value) == moment.initial_value
         for index, moment in enumerate(moments)
@@ -134,7 +134,7 @@ def _agrees(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str
 
 
 def _settings_of(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> tuple[Optimizer, float]:
-    """Returns the optimizer of a parameter, without groups and clipping, and the scale of its learning rate."""
+    """Returns a parameter's optimizer, without groups and clipping, and its learning rate scale."""
     own_optimizer, decay, scale = optimizer, None, 1.0
     # In order, so that the last group with a setting wins.
     for group, names in zip(optimizer.groups, members, strict=True):

@@ -23,7 +23,7 @@ class Prodigy(Optimizer):
     With x0 the initial parameter and c = sqrt(beta2): d = max(d, d_coef·r/||s||_1); r' = c·r + (1 - c)·lr·d²·<g,
     x0 - w>; s' = c·s + (1 - c)·lr·d²·g; m' = beta1·m + (1 - beta1)·d·g; v' = beta2·v + (1 - beta2)·d²·g²; w' =
     (1 - lr·d·weight_decay)·w - lr·d·m'/(sqrt(v') + d·eps). The product in r and the norm of s are sums over all
-    parameters that share d: those with the same settings, learning rate and dtype of the moments.
+    parameters that share d, i.e. have the same settings, learning rate and moment dtype.
 
     Pass `learning_rate=1.0` to the trainer; a schedule may lower it. A group with its own learning rate or weight decay
     has its own d.

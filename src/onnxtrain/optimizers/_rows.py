@@ -1,4 +1,4 @@
-"""Gathers and scatters the rows of a table that a sparse gradient contains, so that a step only updates these."""
+"""Gathers and scatters the table rows of a sparse gradient, so that a step updates only these rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Rows:
 
     Args:
         op: emitter of the optimizer model.
-        reads: int64 [reads], the row index of each read, in any order, with repetitions.
+        reads: row indices of the sparse gradient, int64 [reads], in any order, possibly with duplicates.
     """
 
     def __init__(self, op: Emitter, reads: ir.Value) -> None:

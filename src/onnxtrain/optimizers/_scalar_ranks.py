@@ -1,4 +1,4 @@
-"""Reshapes scalars in optimizer steps to the parameter's rank, where ONNX Runtime would be slow."""
+"""Reshapes scalars in optimizer steps to the parameter's rank, where ONNX Runtime broadcasts them slowly."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BROADCASTING = ELEMENTWISE - SAME_RANK
 
 
 class ScalarRanks:
-    """Reshapes scalars of shape [] to [1, ..., 1] where they meet a tensor whose last axis has size one.
+    """Reshapes scalars of shape [] to [1, ..., 1] where they are combined with a tensor whose last axis has size one.
 
     ONNX Runtime (1.20 to 1.32) combines such a tensor, e.g. the weight of a 1x1 convolution, with a scalar of shape []
     element by element, which takes 60 times as long as for a vector. It skips axes that have size one in both.
 
-    An optimizer writes its step without regard to this: the nodes that it has appended are rewritten.
+    Optimizers need not handle this: the nodes that they append are rewritten afterwards.
 
     Args:
         op: emitter of the optimizer model.
@@ -39,12 +39,12 @@ class ScalarRanks:
     def within(
         self, shape: ir.Shape | None, tensors: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> Iterator[None]:
-        """Rewrites the nodes that the block appends to the graph.
+        """Context manager that rewrites the nodes that are appended to the graph within it.
 
         Args:
             shape: shape of the parameter, e.g. [64, 32, 1, 1].
             tensors: the parameter, its gradient and its moments, which may have other shapes.
-            scalars: numbers and values of shape [] that the block reads.
+            scalars: numbers and values of shape [] that these nodes read.
         """
         last = self._op.graph[-1] if len(self._op.graph) else None
         yield
@@ -60,7 +60,10 @@ class ScalarRanks:
     def _rewrite(
         self, nodes: Iterable[ir.Node], full: set[ir.Value], small: set[ir.Value], rank: int
     ) -> None:
-        """Follows the shapes through elementwise ops: `full` values have the parameter's rank, `small` ones rank 0."""
+        """Reshapes scalars to `rank` axes in the elementwise nodes that combine them with a larger tensor.
+
+        `full` contains values of rank `rank`, `small` values of shape []; outputs of `nodes` are added to them.
+        """
         for node in nodes:
             inputs = [value for value in node.inputs if value is not None]
             is_call = node.domain == DOMAIN and node.op_type.rpartition("_")[0] in ELEMENTWISE_STEPS
@@ -76,7 +79,7 @@ class ScalarRanks:
                 small.update(node.outputs)
 
     def _ranked(self, scalar: ir.Value, rank: int, before: ir.Node) -> ir.Value:
-        """Returns a scalar with `rank` axes of size one; parameters of the same rank share it."""
+        """Returns a scalar reshaped to `rank` axes of size one; its Reshape is inserted before `before`, and reused."""
         ones = [1] * rank
         if scalar.const_value is not None:
             return self._op.const(scalar.const_value.numpy().reshape(ones), like=scalar)

@@ -64,7 +64,7 @@ try:
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import VariableBuilder
     from torch._dynamo.variables.misc import AutogradFunctionVariable, RandomVariable
-    from torch._dynamo.variables.tensor import SymNodeVariable
+    from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
     from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
     from torch._functorch.predispatch import _enter_dual_level as enter_dual_level
     from torch._functorch.predispatch import _exit_dual_level as exit_dual_level

@@ -1,4 +1,4 @@
-"""Graph passes, one transformation per file: load, canonicalize, infer shapes, simplify, suit ONNX Runtime, save.
+"""Graph passes, one transformation per file: load, canonicalize, infer shapes, simplify, adapt to runtimes, save.
 
 Each folder contains the passes of one stage; docs/architecture.md lists their order.
 """
@@ -24,7 +24,7 @@ from onnxtrain.passes.io.load import (
 from onnxtrain.passes.io.save import as_given, same_kind, save_model, to_proto, write_models
 from onnxtrain.passes.parameters.dropout_traces import dropout_traces
 
-# `selection` asks these which initializers are never trained.
+# `selection` uses these to find initializers that are never trained.
 from onnxtrain.passes.parameters.op_settings import has_quantized_ops, is_quantization_or_rotary, is_setting
 from onnxtrain.passes.parameters.promotion import embed_parameters, promote_initializers
 from onnxtrain.passes.parameters.stop_gradient import (

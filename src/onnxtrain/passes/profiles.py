@@ -14,11 +14,11 @@ from onnxtrain.passes.portable import Obstacle, find_obstacles, make_portable
 
 @dataclass(frozen=True)
 class HostProfile:
-    """A class of hosts that artifacts are built for, described by the features that they lack.
+    """A class of hosts that artifacts are built for, and how models are adapted to them.
 
     Attributes:
-        drawn: random ops of the training model that draw from one of its inputs instead, so that all hosts draw the
-            same numbers, e.g. {"Dropout"}.
+        drawn: random ops of the training model to be computed from a seed input, so that all hosts draw the same
+            numbers, e.g. {"Dropout"}.
         rewrite: rewrites a finished model for the hosts; may modify it.
         obstacles: returns the nodes of a rewritten model that a host cannot run.
     """

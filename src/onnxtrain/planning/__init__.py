@@ -1,7 +1,7 @@
 """Measures which training configurations of a model fit into a given amount of memory.
 
-`plan_training` runs a few steps of each choice of parameters (all, LoRA adapters, biases and norms, the last layers) in
-a separate process, and returns the memory and time of each.
+`plan_training` tries several choices of parameters to train: all, LoRA adapters, biases and norms, or the last layers.
+For each choice, it trains a few steps in a separate process and measures the memory and the time per step.
 """
 
 from __future__ import annotations

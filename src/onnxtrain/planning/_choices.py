@@ -1,4 +1,4 @@
-"""Lists a model's choices of parameters to train: all, adapters, biases and norms, the last layers."""
+"""Lists which parameters of a model could be trained: all, LoRA adapters, biases and norms, or the last layers."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ class Choice:
 
     Attributes:
         name: description, e.g. "LoRA of rank 8, attention".
-        requires_grad: argument of `generate_artifacts`: patterns of the parameters, or None for its default.
-        lora: argument of `generate_artifacts`: the adapters, or None.
+        requires_grad: the argument of `generate_artifacts`: patterns that select the parameters, or None for all that
+            train by default.
+        lora: the argument of `generate_artifacts`: configuration of the adapters, or None to train without adapters.
         trained: number of trained elements, e.g. 2048.
-        reached: number of the model's elements that training can change. Adapters can change the weights of their
-            layers, so this measures the reach of the choice, not its cost.
+        reached: number of elements that training can change, directly or through adapters. An adapter counts as all
+            weights of its layer, so this measures what can be learned, not what it costs.
     """
 
     name: str
@@ -57,11 +58,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """The choices of a model.
+    """All choices for a model.
 
     Attributes:
         choices: the choices, in display order.
-        elements: number of elements of all parameters of the model, including quantized linear layers.
+        elements: number of elements in all parameters of the model, including the weights of quantized linear layers.
     """
 
     choices: list[Choice]
@@ -75,12 +76,13 @@ def list_choices(
     frozen: Sequence[str] | None,
     ranks: Sequence[int],
 ) -> Choices:
-    """Lists what a model can train.
+    """Lists the choices of parameters to train in a model.
 
     Args:
-        source: the model as the user passed it, for finding the adapters' layers.
+        source: the model as the user passed it, in which the linear layers for adapters are found.
         model: the same model in canonical form.
-        requires_grad: names and patterns to choose from; None for all parameters that train by default.
+        requires_grad: names and patterns of the parameters to choose from; adapters are then not listed. None for all
+            parameters that train by default, and adapters.
         frozen: names and patterns of parameters that are never trained.
         ranks: LoRA ranks, e.g. (4, 8).
 
@@ -132,7 +134,16 @@ def _parameter_choices(
     everything: list[str] | None,
     title_of_all: str,
 ) -> Iterator[Choice]:
-    """Yields the choices of the model's own parameters; the first is all of them."""
+    """Yields the choices without adapters: all parameters first, then the last layers, then biases and norms.
+
+    Args:
+        model: model in canonical form.
+        trainable: names of the parameters to choose from.
+        universe: names of all parameters that the patterns of a choice may match.
+        sizes: number of elements of each parameter.
+        everything: patterns that match all of `trainable`; None for the default.
+        title_of_all: name of the choice of all parameters.
+    """
     order = _reading_order(model, trainable)
     matrices = [name for name in order if len(model.graph.initializers[name].shape or ()) > 1]
     groups = {
@@ -152,7 +163,7 @@ def _parameter_choices(
 
 
 def _from_matrix(order: Sequence[str], matrices: Sequence[str], number: int) -> list[str]:
-    """Returns matrix `number` and all parameters after it, e.g. the last layer's weight and bias."""
+    """Returns the names in `order` starting with `matrices[number]`, e.g. the last layer's weight and bias."""
     return list(order[order.index(matrices[number]) :]) if matrices else []
 
 
@@ -176,7 +187,7 @@ def _reading_order(model: ir.Model, names: Sequence[str]) -> list[str]:
 
 
 def _adapters(model: ModelSource, layers: Sequence[LinearLayer], ranks: Sequence[int]) -> Iterator[Choice]:
-    """Yields the choices of adapters: on all linear layers and on attention layers, for each rank."""
+    """Yields the LoRA choices: for each rank, adapters on all linear layers and adapters on attention layers only."""
     everywhere: set[str] | None = None
     for title, modules in (("all linear layers", None), ("attention", _attention_names(layers))):
         if modules == []:
@@ -200,8 +211,8 @@ def _adapters(model: ModelSource, layers: Sequence[LinearLayer], ranks: Sequence
 def _attention_names(layers: Sequence[LinearLayer]) -> list[str]:
     """Returns names for `target_modules` that select the attention layers, e.g. ["q_proj", "k_proj", "v_proj"].
 
-    A name is the shortest suffix of a path that no other layer has, e.g. BERT's "attention.output.dense", because of
-    "output.dense".
+    Each name is the shortest suffix of an attention layer's path that matches no other kind of layer. In BERT, it is
+    "attention.output.dense", because "output.dense" also matches feed-forward layers.
     """
     merged = {layer.part_of for layer in layers}
     modules = [layer.path for layer in layers if layer.path not in merged]
@@ -225,7 +236,7 @@ def _is_attention(module: str) -> bool:
 
 
 def shortest_patterns(names: Collection[str], universe: Collection[str]) -> list[str]:
-    """Returns patterns that match exactly the given names, to keep command lines short.
+    """Returns patterns that match all of `names` and nothing else in `universe`, to keep command lines short.
 
     >>> shortest_patterns(["0.norm.w", "1.norm.w", "fc.bias"], ["0.norm.w", "1.norm.w", "fc.bias", "fc.w"])
     ['*.norm.w', '*.bias']

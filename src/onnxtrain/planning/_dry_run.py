@@ -1,7 +1,7 @@
 """Trains a few steps as a device would, and prints the peak memory and the time per step.
 
-`_measure` runs this file in a separate process: `python _dry_run.py DIR STEPS LIMIT THREADS`. It imports only what a
-device would, so that it needs the same memory as training on the device.
+`_measure` runs this file in a separate process: `python _dry_run.py DIR STEPS LIMIT THREADS`. It only imports modules
+that training on a device also imports, because they count towards the memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def watch(limit: int) -> None:
 
 
 def main(directory: Path, steps: int, limit: int, threads: int) -> None:
-    """Trains, evaluates and saves once, then prints {"peak": bytes, "seconds": median step time} as JSON."""
+    """Trains `steps` steps, evaluates a batch and saves a checkpoint; prints the peak memory and step time as JSON.
+
+    The output is `{"peak": BYTES, "seconds": SECONDS}`, with the median time of a step.
+    """
     threading.Thread(target=watch, args=(limit,), daemon=True).start()
     import numpy as np
 

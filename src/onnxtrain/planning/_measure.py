@@ -1,4 +1,4 @@
-"""Runs `_dry_run` in a separate process, and creates its training arrays."""
+"""Creates random inputs for a model and runs `_dry_run` on them in a separate process."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Measured(NamedTuple):
     """Result of a dry run.
 
     Attributes:
-        peak: peak memory of the process in bytes; None if the process was stopped.
-        seconds: median step time; None if the process was stopped.
+        peak: peak memory of the process in bytes; None if the process exceeded its limit or ran out of memory.
+        seconds: median step time; None if `peak` is None.
     """
 
     peak: int | None
@@ -38,12 +38,12 @@ class Measured(NamedTuple):
 
 
 def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> Measured:
-    """Runs training steps in a separate process and measures them; reads artifacts and `inputs.npz` from a directory.
+    """Runs a few training steps in a separate process, and measures their memory and time.
 
     Args:
-        directory: directory of the artifacts.
+        directory: directory with the artifacts and `inputs.npz`.
         steps: number of training steps.
-        limit: memory in bytes at which to stop the process.
+        limit: memory limit in bytes; the process is stopped if it exceeds it.
         threads: number of threads per op; None for ONNX Runtime's default.
 
     Raises:
@@ -79,14 +79,14 @@ def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> M
 def write_inputs(
     path: Path, model: ir.Model, manifest: Manifest, batch_size: int, dims: Mapping[str, int]
 ) -> None:
-    """Writes random arrays for one step, in the order of the module's arguments.
+    """Writes random inputs and targets for a training step, in the order of the arguments of `onnxtrain.api.Module`.
 
     Args:
         path: the `.npz` file to write.
-        model: canonical model, whose nodes show what integer inputs index.
-        manifest: manifest of the artifacts, with the inputs and targets.
-        batch_size: size of symbolic first axes.
-        dims: sizes of the other symbolic axes, by name.
+        model: model in canonical form; its nodes show which integer inputs are indices, and into how many rows.
+        manifest: manifest of the artifacts, which describes the inputs and targets.
+        batch_size: size of a symbolic first axis whose name is not in `dims`.
+        dims: sizes of symbolic axes, by name.
     """
     rng = np.random.default_rng(0)
     bounds = {str(value.name): index_bound(value) for value in model.graph.inputs}
@@ -138,7 +138,7 @@ def check_sizes(manifest: Manifest, batch_size: int | None, dims: Mapping[str, i
 
 
 def _shape(spec: InputSpec, batch_size: int, dims: Mapping[str, int]) -> list[int]:
-    """Returns the shape of an input or target.
+    """Returns the shape of an input or target, with sizes filled in for symbolic axes.
 
     Raises:
         InputError: the rank or a size is unknown.

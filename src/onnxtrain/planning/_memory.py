@@ -17,7 +17,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
 def parse_memory(size: str | int) -> int:
-    """Returns a memory size in bytes.
+    """Converts a memory size to bytes.
 
     Args:
         size: number of bytes, or a string with a number and a unit: B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB

@@ -1,4 +1,4 @@
-"""Defines `plan_training`, which measures memory and time of a model's training configurations."""
+"""Defines `plan_training`, which measures the memory and the step time of a model's training configurations."""
 
 from __future__ import annotations
 
@@ -49,22 +49,23 @@ _SHARE_OF_FREE_MEMORY = 0.8
 class PlanChoice:
     """A training configuration of a model, with its measured memory and time.
 
+    To train with it, pass `recompute`, `requires_grad` and `lora` to `generate_artifacts` or `Trainer`.
+
     Attributes:
         name: description of the trained parameters, e.g. "LoRA of rank 8, all linear layers".
-        recompute: True if activations are recomputed in the backward pass; argument of `generate_artifacts` and
-            `Trainer`.
-        requires_grad: names and patterns of the trained parameters, e.g. ["*.bias"]; None for all that train by default
-            or, with `lora`, for the adapters alone. Argument of both functions.
-        lora: the adapters, e.g. LoraConfig(r=8), or None. Argument of both functions.
+        recompute: True if activations are recomputed in the backward pass.
+        requires_grad: names and patterns of the trained parameters, e.g. ["*.bias"]. None trains only the adapters if
+            `lora` is set, otherwise all parameters that train by default.
+        lora: configuration of the adapters, e.g. LoraConfig(r=8); None without adapters.
         trained: number of trained elements, e.g. 180224.
-        share: `trained` divided by the number of elements of all parameters of the model, e.g. 0.01.
-        peak: peak memory of the whole process in bytes, including interpreter and ONNX Runtime. If `complete` is False,
-            the memory at which the process was stopped: training needs more.
+        share: `trained` divided by the number of elements in all parameters of the model, e.g. 0.01.
+        peak: peak memory of the whole process in bytes, including the Python interpreter and ONNX Runtime. If
+            `complete` is False, the limit of the dry run, which training exceeds unless `problem` is set.
         seconds: median time of a training step including the optimizer step; None if `complete` is False.
         complete: False if the dry run was stopped or failed.
         fits: True if the dry run was completed within the given memory.
         problem: error message if the choice cannot be trained, otherwise empty.
-        recommended: True for the recommended choice. If none fits, it is False for all.
+        recommended: True for the recommended choice; False for all choices if none fits.
     """
 
     name: str
@@ -83,7 +84,7 @@ class PlanChoice:
 
 @contextmanager
 def _each_warning_once() -> Iterator[None]:
-    """Suppresses repeated messages of the package's logger."""
+    """Suppresses repeated messages from the package's logger."""
     # Otherwise, warnings about the exported model would be repeated for each set of artifacts.
     seen: set[str] = set()
 
@@ -128,8 +129,8 @@ def plan_training(
 ) -> list[PlanChoice]:
     """Measures which training configurations of a model fit into a given amount of memory.
 
-    The choices are all parameters; LoRA adapters of each rank, on all linear layers and on attention layers; the last
-    half of the layers; the last layer; biases and norms. Each is measured with and without recomputation, if the
+    The choices are all parameters; LoRA adapters of each rank, on all linear layers or only on attention layers; the
+    last layer; the last half of the layers; biases and norms. Each is measured with and without recomputation, if the
     training graphs differ. A measurement is a dry run: artifacts are written to a temporary directory, and a new
     process loads them with `onnxtrain.api`, trains a few steps on random inputs, evaluates a batch and saves a
     checkpoint. The measured memory is therefore the memory needed to train on a device. `Trainer` needs more, because
@@ -147,8 +148,8 @@ def plan_training(
         batch_size: batch size. Default: the model's fixed batch size, or 32.
         dims: sizes of the other symbolic dimensions, e.g. {"sequence_length": 128}; required for all of them.
         ranks: LoRA ranks of the adapters.
-        requires_grad: names and patterns of the parameters that choices without adapters may train. None: all that
-            train by default.
+        requires_grad: names and patterns of the parameters to choose from; no adapters are measured then. None: all
+            parameters that train by default, and adapters.
         frozen_params: names and patterns of parameters that no choice trains.
         batch_norm: see :class:`onnxtrain.Recipe`.
         dropout: see :class:`onnxtrain.Recipe`.
@@ -159,18 +160,19 @@ def plan_training(
         additional_output_names: see :class:`onnxtrain.Recipe`; returned values stay in memory during a step.
         steps: number of training steps of a dry run, at least 1. The first one is not timed.
         threads: number of threads per op. Default: one per core.
-        report: called with a line of text before each dry run, e.g. `print`.
-        recipe: training configuration, instead of the arguments with the names of its fields. The plan varies
-            `requires_grad`, `lora` and `recompute`.
+        report: function that is called with a line of text before each dry run, e.g. `print`.
+        recipe: training configuration, instead of the arguments of the same names. Its `lora` and `recompute` are
+            ignored, because the plan varies them.
 
     Returns:
         All choices, including those that need more than `memory`.
 
     Raises:
-        InputError: `memory` cannot be parsed; or the size of a dimension is missing, or its name unknown.
+        InputError: `memory` cannot be parsed, `optimizer` is None, the size of a symbolic dimension is missing, or
+            `dims` names an unknown dimension.
         NothingToTrain: the model has no parameters to train.
-        GraphBuildError: the loss or the optimizer does not suit the model, or no choice can be built; also
-            DifferentiationError.
+        GraphBuildError: the loss or the optimizer does not suit the model, or no choice can be built.
+        DifferentiationError: no choice can be differentiated.
         ModelError: the model cannot be loaded.
         OnnxTrainError: the platform is Windows.
     """
@@ -243,7 +245,7 @@ def plan_training(
                 except InputError:
                     raise
                 except OnnxTrainError as error:
-                    # One choice may lack a gradient rule that another does not need.
+                    # A gradient rule may be missing that other choices do not need.
                     errors.append(error)
                     plan.append(replace(row, problem=str(error)))
                     break
@@ -254,7 +256,7 @@ def plan_training(
 
 
 def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:
-    """Returns a choice with the result of its dry run."""
+    """Returns a copy of a choice with its measured memory and time; unchanged if the dry run was stopped."""
     if measured.peak is None:
         return choice
     fits = measured.peak <= limit
@@ -264,7 +266,12 @@ def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:
 def _with_recommendation(
     plan: Sequence[PlanChoice], reach: Mapping[str, tuple[int, int]]
 ) -> Iterator[PlanChoice]:
-    """Yields the choices, with the recommended one marked if any choice fits."""
+    """Yields the choices, with one marked as recommended if any fits: the one with the largest `reach`.
+
+    Args:
+        plan: all choices with their measurements.
+        reach: the number of elements that a choice can change, and the number that it trains, by the choice's name.
+    """
     fitting = [choice for choice in plan if choice.fits]
     # Not by measured time, which is unreliable on a busy machine: recomputation is always slower.
     best = max(fitting, key=lambda choice: (*reach[choice.name], not choice.recompute), default=None)
@@ -273,13 +280,16 @@ def _with_recommendation(
 
 
 def _graph(path: Path) -> bytes:
-    """Returns a model's nodes as bytes, without metadata, which describes how the model was built."""
+    """Serializes the nodes of a model file, to compare graphs.
+
+    The metadata is left out, because it depends on how the model was built.
+    """
     model = onnx.load(path, load_external_data=False)
     return b"".join(node.SerializeToString(deterministic=True) for node in model.graph.node)
 
 
 def _free_memory() -> float:
-    """Returns the memory available to new processes, in bytes; infinity if the system doesn't report it."""
+    """Returns the memory available to new processes, in bytes; on macOS, the total memory; infinity if unknown."""
     information = Path("/proc/meminfo")
     if information.exists():
         line = next(

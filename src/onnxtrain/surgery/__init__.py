@@ -1,4 +1,4 @@
-"""Modifies a model before training: new head, restored Dropout, dynamic batch, training ops as standard ops."""
+"""Modifies a model before training: new head, restored Dropout, dynamic batch size, lowered training ops."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:
     """Returns the nodes of the linear layers that match names or patterns.
 
     Raises:
-        ModelError: a name or pattern matches none.
+        ModelError: a name or pattern matches no linear layer.
     """
     if not names:
         return []

@@ -43,7 +43,7 @@ _OTHER = 6
 def make_batch_dynamic(
     model: ModelSource, *, name: str = "batch", inputs: Mapping[str, npt.ArrayLike] | None = None
 ) -> onnx.ModelProto | ir.Model:
-    """Returns a copy of a model that accepts any batch size instead of the fixed one for which it was exported.
+    """Returns a copy of a model that accepts any batch size, not only the batch size with which it was exported.
 
     `torch.onnx.export(model, (torch.randn(1, 3, 32, 32),), path)` fixes the batch at 1. Axis 0 of all inputs becomes
     symbolic, and constants that contain the batch size (targets of Reshape, initial states, class tokens) are
@@ -53,7 +53,7 @@ def make_batch_dynamic(
     Args:
         model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
         name: name of the symbolic dimension, e.g. "batch".
-        inputs: samples for the comparison, e.g. {"x": array}. Default: random numbers, and 0 or 1 for integers.
+        inputs: samples for the comparison, e.g. {"x": array}. Default: random samples; integers are 0 or 1.
 
     Returns:
         The model in canonical form (opset 21 or newer): an `onnx_ir.Model` if `model` is one, else a `ModelProto`,
@@ -97,7 +97,7 @@ def make_batch_dynamic(
 def _compare(
     fixed: ir.Model, dynamic: ir.Model, batch: int, inputs: Mapping[str, npt.ArrayLike] | None
 ) -> None:
-    """Raises ModelError if the results of the two models differ for any of the user's samples, or random ones."""
+    """Raises ModelError if the models' results differ for any sample of `inputs` (default: random samples)."""
     # Two batches and one more sample: several batches detect mixed samples, an odd number a hard-coded size.
     feeds = _samples(fixed, 2 * batch + 1, inputs)
     total = len(next(iter(feeds.values())))
@@ -130,7 +130,7 @@ def _compare(
 
 
 def _samples(model: ir.Model, count: int, user_samples: Mapping[str, npt.ArrayLike] | None) -> Arrays:
-    """Returns the user's samples by input name, or `count` random ones."""
+    """Returns samples by input name: the user's samples, or `count` random samples."""
     rng = np.random.default_rng(0)
     feeds: Arrays = {}
     sizes: dict[str, int] = {}
@@ -194,7 +194,7 @@ def _run(session: Any, feeds: Arrays, how: str) -> list[np.ndarray[Any, Any]]:
 
 
 def _filled(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
-    """Extends a batch to `size` samples by repeating the last one."""
+    """Extends a batch to `size` samples by repeating the last sample."""
     return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
 
 

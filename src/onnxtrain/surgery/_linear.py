@@ -79,7 +79,7 @@ class Linear:
 
     @property
     def names(self) -> list[str]:
-        """Names that select the layer: those of the node, its output, its weight, and its module."""
+        """Names that select the layer: the names of its node, outputs, weight and module."""
         # `fc.weight` is the weight of the module `fc`.
         weight = str(self.weight.name)
         names = (self.node.name, self.node.outputs[0].name, self.last.name, weight, weight.rpartition(".")[0])
@@ -87,7 +87,7 @@ class Linear:
 
 
 def op_name(node: ir.Node) -> str:
-    """Returns op and name of a node for error messages, e.g. "Gemm 'fc'"."""
+    """Returns the op type and the name of a node for error messages, e.g. "Gemm 'fc'"."""
     return f"{node.op_type} '{node.name or node.outputs[0].name}'"
 
 
@@ -96,8 +96,8 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
 
     Args:
         model: canonical model.
-        output: name of the output. Default: the only output, or that of the layer `head`.
-        head: name of the layer. Default: the last one.
+        output: name of the output. Default: the only output, or the output computed from the layer `head`.
+        head: name of the layer. Default: the last linear layer.
 
     Raises:
         ModelError: there is no such layer, or the choice among several outputs is ambiguous.
@@ -118,7 +118,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         traced = _trace(value, head)
         if isinstance(traced, Linear):
             return traced
-        # Weights of a quantized model are integers, for which another output or layer would be no remedy.
+        # Weights of a quantized model are integers, so naming a different output or layer would not help.
         quantized = next((node for node in _last_nodes(value) if _QUANTIZED.search(node.op_type)), None)
         if quantized is not None:
             traced = f"{op_name(quantized)} is quantized: {_QUANTIZED_ADVICE}"
@@ -158,11 +158,11 @@ def _trace(output: ir.Value, head: str | None) -> Linear | str:
 
 
 def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
-    """Reads the linear layer whose last node is given; returns it, or the reason why there is none.
+    """Returns the linear layer that ends with `node`, or the reason why there is none.
 
     Args:
         node: a Gemm, MatMul, Conv, or the Add of a bias.
-        any_kernel: True to also accept convolutions with kernels larger than 1.
+        any_kernel: True to also accept a convolution with a kernel size above 1.
     """
     # Exporters write a Linear of more than two axes as MatMul and Add. If another node reads the product, the Add is
     # not part of the layer.
@@ -252,7 +252,7 @@ def _is_bias(value: ir.Value | None, classes: int) -> bool:
 
 
 def _last_nodes(value: ir.Value) -> list[ir.Node]:
-    """Returns the last nodes before an output, the last one first."""
+    """Returns the last nodes before an output, in reverse order."""
     # Follows the first input that is not an initializer, by ONNX's convention the data.
     nodes: list[ir.Node] = []
     node = value.producer()
@@ -269,7 +269,7 @@ def _last_ops(value: ir.Value) -> str:
 
 
 def _layers(model: ir.Model) -> str:
-    """Returns the names of the last linear layers of a model for error messages, by their weights."""
+    """Returns the weight names of a model's last linear layers, for error messages."""
     layers = [read_linear(node, any_kernel=True) for node in model.graph]
     names = [str(layer.weight.name) for layer in layers if isinstance(layer, Linear)]
     return ", ".join(list(dict.fromkeys(names))[-5:]) or "none"

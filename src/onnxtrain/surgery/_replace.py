@@ -1,4 +1,4 @@
-"""Replaces the last linear layer of a model with one that has another number of outputs."""
+"""Replaces a model's head, its last linear layer, to change the number of outputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def replace_head(
     bias: bool | None = None,
     logits: bool = True,
 ) -> onnx.ModelProto | ir.Model:
-    """Returns a copy of the model with a new last linear layer with `classes` outputs.
+    """Returns a copy of the model in which a new layer with `classes` outputs replaces the last linear layer.
 
     The layer is a Gemm, a MatMul (with an Add) or a 1x1 Conv, with any layout of the weight. Softmax, Sigmoid,
     LogSoftmax, Relu, pooling, Reshape and similar ops may follow it. Weight and bias are initialized as in PyTorch's
@@ -61,8 +61,8 @@ def replace_head(
         seed: seed of the initial values.
         output: name of the output that the head computes, for a model with several outputs.
         head: name of the layer's node, weight or module, e.g. "fc". Default: the last linear layer.
-        bias: True for a layer with a bias, False for one without. Default: as in the old layer; a bias of zeros that an
-            exporter's optimizer dropped is included if the file has metadata about it.
+        bias: True for a layer with a bias, False for a layer without bias. Default: as in the old layer; a bias of
+            zeros that an exporter's optimizer dropped is included if the file has metadata about it.
         logits: True to remove a Softmax or Sigmoid after the layer, because losses expect logits.
 
     Returns:
@@ -103,7 +103,7 @@ def replace_head(
     shape = layer.shape if layer.rows else layer.shape[::-1]
     weight = rng.uniform(-bound, bound, (classes, *shape[1:]))
     old = layer.weight
-    # A tied weight, e.g. that of a language model's embedding, must keep its values for its other readers.
+    # A tied weight, e.g. a language model's embedding, must keep its values for its other readers.
     shared = any(len(value.uses()) > 1 for value in (old, *(node.outputs[0] for node in layer.through)))
     new_weight = _replacement(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
     _rewire(layer, old, new_weight)
@@ -128,7 +128,7 @@ def replace_head(
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
-    """Propagates a new number of classes from the layer to the model's output, in the shapes of all values between.
+    """Propagates a new number of classes from the layer to the output `name`: updates the shapes in between.
 
     Raises:
         ModelError: a node between them requires the old number of classes, or its effect on the axis is unknown.
@@ -153,7 +153,7 @@ def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
 
 
 def _set_size(value: ir.Value, axis: int, size: int) -> None:
-    """Sets the size of an axis in the shape of a value, if it has one."""
+    """Sets the size of an axis in a value's shape, if the shape is known."""
     if value.shape is not None:
         value.shape = ir.Shape([size if index == axis else dim for index, dim in enumerate(value.shape)])
 
@@ -161,7 +161,7 @@ def _set_size(value: ir.Value, axis: int, size: int) -> None:
 def _replacement(
     model: ir.Model, like: ir.Value, array: npt.NDArray[np.float64], made_up: str, *, shared: bool
 ) -> ir.Value:
-    """Creates an initializer that replaces another one.
+    """Creates an initializer that replaces the initializer `like`.
 
     Args:
         model: the model.
@@ -221,7 +221,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
         layer.node.replace_input_with(2, new)
         return
     product = layer.node.outputs[0]
-    # The sum takes over all readers, and the name if it is that of an output.
+    # The sum takes over the product's name and all of its readers.
     total = successor(product)
     layer.node.append(ir.node("Add", [product, new], outputs=[total]))
     if layer.output is product:
@@ -286,7 +286,7 @@ def drop_final_probabilities(model: ir.Model) -> None:
 
 
 def _replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Replaces all uses of a value with another one, which takes over its name if it is a graph output."""
+    """Replaces all uses of `old` with `new`. If `old` is a graph output, `new` takes over its name."""
     name, is_output = old.name, old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     if is_output:

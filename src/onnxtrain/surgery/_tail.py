@@ -1,4 +1,4 @@
-"""Follows the class axis through the ops between a head and an output, and updates its size in the shapes."""
+"""Follows the class axis through the ops between a head and an output, and updates the number of classes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Dims = Sequence[int | None]
 
 
 class Refusal(Exception):
-    """The reason why the class axis cannot be followed through a node."""
+    """Raised if the class axis cannot be followed through a node; the message is the reason."""
 
 
 def data_input(node: ir.Node) -> ir.Value | None:
-    """Returns the input through which an op of the tail reads the head; None if it is ambiguous."""
+    """Returns the input of a tail node that comes from the head; None if it is ambiguous."""
     # A scalar operand, as in a division by a temperature, has no class axis. Any other operand may have one.
     if node.op_type not in ARITHMETIC:
         return node.inputs[0]
@@ -35,7 +35,7 @@ def data_input(node: ir.Node) -> ir.Value | None:
 
 
 def follow(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """Returns the class axis of a node's output, and updates sizes in the node.
+    """Returns the class axis of a node's output, and updates the number of classes in the node's constants.
 
     Args:
         model: the model.
@@ -113,7 +113,7 @@ def _flatten(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
 
 
 def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """Finds the axis of the Reshape's target that contains only the classes, with equal sizes before and after it."""
+    """Follows the class axis through a Reshape that does not merge it with other axes."""
     # With allowzero, a 0 in the target is a size and not a copy of the input's size: then the tensor is empty.
     dims, target = _dims(node.inputs[0]), _constant(node.inputs[1])
     if target is None or (0 in target and node.attributes.get_int("allowzero", 0) == 1):
@@ -153,7 +153,7 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
 
 
 def _set_target_size(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
-    """Updates a size in the target of a Reshape."""
+    """Updates a size in the target shape of a Reshape."""
     target = _constant(node.inputs[1])
     assert target is not None
     target[position] = size

@@ -35,7 +35,7 @@ _DOMAIN = "ai.onnx.preview.training"
 @same_kind
 @without_collection()
 def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Returns a copy of the model with Gradient, Adam, Adagrad and Momentum replaced with standard ops.
+    """Returns a copy of the model in which Gradient, Adam, Adagrad and Momentum are replaced with standard ops.
 
     These ops are part of the ONNX standard, domain `ai.onnx.preview.training`, but no stock runtime supports them. A
     Gradient is replaced with the nodes that :func:`onnxtrain.differentiate` emits for the derivatives of `y` with
@@ -49,7 +49,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; not modified.
 
     Returns:
-        An `onnx_ir.Model` if `model` is one, else a `ModelProto`, of opset 21 or newer: inputs and outputs have the
+        An `onnx_ir.Model` if `model` is one, else a `ModelProto`, of opset 21 or newer. Inputs and outputs have the
         same names, shapes and dtypes as in `model`.
 
     Raises:
@@ -86,7 +86,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
 
 
 def _lower_optimizers(model: ir.Model) -> None:
-    """Replaces Adam, Adagrad and Momentum nodes with standard ops, including those in subgraphs."""
+    """Replaces Adam, Adagrad and Momentum nodes with standard ops, in the main graph and in subgraphs."""
     main = Emitter(model.graph, functions=model.functions)
     modified = False
     for graph in tuple(model.graphs()):
@@ -117,7 +117,7 @@ def _lower_optimizers(model: ir.Model) -> None:
 def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
     """Replaces the outputs of a node with values, which take the outputs' names, and removes the node.
 
-    None stands for an output that is not used.
+    A result is None if the output is not used.
     """
     # Renames copies, because two results may be the same value, and an input of the model keeps its own name.
     graph = node.graph
@@ -217,7 +217,7 @@ _OPTIMIZERS: dict[str, tuple[Callable[..., tuple[ir.Value, ...]], int]] = {
 
 
 def _lower_gradients(model: ir.Model) -> ir.Model:
-    """Replaces all Gradient nodes. If `y` of one depends on another's output, the other is replaced first."""
+    """Replaces all Gradient nodes; if the `y` of one depends on another Gradient, the other is replaced first."""
     # A subgraph may refer to tensors of the enclosing graph, whose path to y is not contained in a single graph.
     for graph in model.graphs():
         for node in graph:
@@ -302,7 +302,7 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
 
 
 def _names(node: ir.Node) -> list[str]:
-    """Returns the names of a node's outputs, "" for omitted ones."""
+    """Returns the names of a node's outputs, "" for omitted outputs."""
     return [output.name or "" for output in node.outputs]
 
 
@@ -310,7 +310,7 @@ def _copy_between(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
     """Copies the nodes that compute `y` of a Gradient; the copies read the Gradient's inputs instead of `xs` and `zs`.
 
     Returns:
-        The names of y and of the xs in the copy.
+        The names of the copies of `y` and `xs`.
     """
     op = Emitter(model.graph, functions=model.functions)
     op.scope = f"{node.name or node.op_type}/"

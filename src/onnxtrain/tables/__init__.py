@@ -1,7 +1,7 @@
 """Encodes tables as arrays for a model, and prepends the same encoding to the trained model.
 
 `TableEncoder` fills missing values, encodes categories, scales numbers, and numbers the classes of a target. It is
-fitted to the table that is trained on and encodes other tables in the same way:
+fitted to the training table and then encodes other tables in the same way:
 
 ```python
 encoder = TableEncoder(target="survived", impute="median", encode="one-hot", scale=True)
@@ -11,8 +11,8 @@ trainer.export("network.onnx")
 onnx.save(encoder.attach("network.onnx", logits="logits", activation="softmax"), "model.onnx")
 ```
 
-The commands `onnxtrain train`, `evaluate`, `predict` and `export` use it for .csv and .parquet files. Tables need
-`pip install 'onnxtrain[data]'`.
+The commands `onnxtrain train`, `evaluate`, `predict` and `export` use it for .csv and .parquet files. This package
+requires `pip install 'onnxtrain[data]'`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Encodes one column as numbers: a class for each kind of column.
+"""Encodes a column of a table as numbers, with one class for each kind of column.
 
-A column is fitted to the values of a table, encodes those of other tables, and writes the same encoding as ONNX nodes.
+A `Column` is fitted to one table, encodes the same column of other tables, and writes the encoding as ONNX nodes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Column(ABC):
 
     Attributes:
         name: name of the column.
-        fill: value that replaces a missing one, e.g. 29.5 or "male"; None if a missing value is an error.
+        fill: value that replaces missing values, e.g. 29.5 or "male"; None if a missing value is an error.
     """
 
     dtype: ClassVar[ir.DataType]
@@ -63,7 +63,7 @@ class Column(ABC):
 
     @abstractmethod
     def raw(self, values: Values) -> Array:
-        """Returns the column as the input, [rows], of a model that contains the nodes of :meth:`write`."""
+        """Returns the unencoded column [rows], as an input for a model that contains the nodes from :meth:`write`."""
 
     @abstractmethod
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
@@ -71,14 +71,14 @@ class Column(ABC):
 
         Args:
             writer: writer for the model's graph.
-            x: the column, [rows] of :attr:`dtype`.
+            x: the unencoded column, [rows] of type :attr:`dtype`.
 
         Returns:
             The encoded column, double [rows, width].
         """
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as JSON values, for :func:`column_from_dict`."""
+        """Converts the column to a dict of JSON values; :func:`column_from_dict` is the inverse."""
         return {"type": type(self).__name__, **asdict(self)}
 
     def _require_filled(self, values: Values) -> None:
@@ -91,7 +91,7 @@ class Column(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumn(Column):
-    """Numbers, encoded as (x - mean) / deviation.
+    """A column of numbers, encoded as (x - mean) / deviation.
 
     Attributes:
         mean: mean of the training rows; 0 without scaling.
@@ -179,12 +179,12 @@ class NumberColumn(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryColumn(Column):
-    """Categories, each encoded as a row of :attr:`codes`.
+    """A column of categories, each encoded as one row of :attr:`codes`.
 
     Attributes:
-        categories: categories in the order of their numbers, e.g. ["female", "male"].
+        categories: the categories, indexed by category number, e.g. ["female", "male"].
         how: "one-hot" or "ordinal".
-        unknown: treatment of unknown categories: "error", "ignore" (zeros) or "own" (a category of their own).
+        unknown: treatment of unknown categories: "error", "ignore" (zeros) or "own" (one extra category for all).
     """
 
     dtype = ir.DataType.STRING
@@ -200,7 +200,7 @@ class CategoryColumn(Column):
 
         Args:
             values: column of the whole table.
-            rows: bool [rows]; True for the rows in which frequencies are counted.
+            rows: bool [rows]; True for the rows from which the rule computes the most frequent category.
             rule: rule that fills missing values; None if missing values are an error.
             how: "one-hot" or "ordinal".
             unknown: treatment of unknown categories.
@@ -234,7 +234,10 @@ class CategoryColumn(Column):
 
     @property
     def codes(self) -> Array:
-        """Codes of the categories, float64 [n, width]. The last row is for unknown ones, unless these are an error."""
+        """Codes of the categories, float64 [n, width].
+
+        The last row is the code of unknown categories, unless :attr:`unknown` is "error".
+        """
         rows = len(self.categories) + (self.unknown != "error")
         return (
             np.arange(rows, dtype=np.float64)[:, None] if self.how == "ordinal" else np.eye(rows, self.width)
@@ -260,7 +263,7 @@ class CategoryColumn(Column):
         return np.asarray(self.codes[[numbers.get(str(text), len(self.categories)) for text in texts]])
 
     def raw(self, values: Values) -> Array:
-        """Returns the categories, an array of strings [rows]; empty for a missing value."""
+        """Returns the categories as an array of strings [rows], with "" for missing values."""
         return np.array([text or "" for text in values.texts()], object)
 
     def write(self, writer: ColumnWriter, x: ir.Value) -> ir.Value:
@@ -290,7 +293,7 @@ COLUMN_TYPES = {kind.__name__: kind for kind in (NumberColumn, CategoryColumn)}
 
 
 def column_from_dict(content: dict[str, Any]) -> Column:
-    """Restores a column from :meth:`Column.to_dict`. Raises KeyError or TypeError if the content is damaged."""
+    """Restores a column from the result of :meth:`Column.to_dict`. Raises KeyError or TypeError if it is damaged."""
     content = dict(content)
     return COLUMN_TYPES[content.pop("type")](**content)
 
@@ -317,7 +320,7 @@ def holds_numbers(values: Values, *, categorical: bool) -> bool:
 
 
 def no_encoding(values: Values, *, categorical: bool) -> InputError:
-    """Returns the error for a string column when `encode` is not set."""
+    """Returns the error to raise for a column of categories when `encode` is not set."""
     row = int((~values.missing & (~values.is_number | categorical)).argmax())
     value = str(values.raw[row]).strip()
     comma = re.fullmatch(r"[+-]?\d+,\d+", value) is not None

@@ -42,25 +42,25 @@ class TableEncoder:
     """Encodes the columns of a table as arrays for a model, and can prepend the same encoding to the model.
 
     Like a scikit-learn transformer, the encoder learns from one table (:meth:`fit`) and encodes others in the same way
-    (:meth:`transform`). Unlike scikit-learn's, it takes the whole table, including the target, and never guesses: a
-    missing value, an unknown category or infinity raises an error that names the row, unless an argument says how to
-    handle it.
+    (:meth:`transform`). Unlike scikit-learn's transformers, it takes the whole table, including the target, and never
+    guesses: a missing value, an unknown category or infinity raises an error that names the row, unless an argument
+    specifies how to handle it.
 
     Args:
         target: columns to predict, e.g. "survived"; empty for tables without a target. Strings become class numbers.
-        inputs: columns to feed to the model, in this order; by default all others.
+        inputs: columns to feed to the model, in this order; by default all columns that have no other role.
         id: columns that are neither inputs nor targets, such as keys.
-        sample_weight: column with the weight of each row, which is not an input.
+        sample_weight: column with the weight of each row; it is not fed to the model.
         missing: strings that stand for a missing value, besides the empty string, e.g. ["NA", "-999"].
         impute: rule that fills missing values, as in scikit-learn's `SimpleImputer`: "mean", "median", "most_frequent"
             or "value=VALUE"; or rules by column, with "*" for all other columns, e.g. {"age": "median",
-            "cabin": "value=none"}. Unless a rule is for a single column, "mean" and "median" stand for "most_frequent"
-            in columns of categories. None: a missing value is an error.
+            "cabin": "value=none"}. In a rule for all columns or "*", "mean" and "median" mean "most_frequent" for
+            columns of categories. None: a missing value is an error.
         categorical: columns to read as categories although they contain numbers, e.g. ["zip"].
         encode: encoding of categories: "one-hot" or "ordinal" (numbers 0, 1, 2, ... in alphabetical order).
             None: a string column is an error.
         unknown_category: treatment of categories that are not in the fitted table: "error"; "ignore" for zeros in a
-            one-hot column; "own" for a code of their own.
+            one-hot column; "own" for one extra category that covers them all.
         scale: True to scale numbers to mean 0 and standard deviation 1.
 
     Attributes:
@@ -172,7 +172,7 @@ class TableEncoder:
         return array[:, 0] if len(columns) == 1 else array
 
     def find_classes(self, table: TableLike) -> list[str] | None:
-        """Returns the names of the classes, sorted, if the target is one string column; None for numbers.
+        """Returns the sorted class names if the target is a single column of categories, otherwise None.
 
         Raises:
             InputError: the column is missing, or contains both numbers and strings.
@@ -192,9 +192,10 @@ class TableEncoder:
 
         Args:
             table: table with the columns of the fitted table.
-            inputs: inputs of the model, e.g. `trainer.manifest.inputs`. A single input takes all columns, concatenated;
-                each of several inputs takes the column with its name.
-            targets: targets of the model, e.g. `trainer.manifest.targets`; empty for prediction.
+            inputs: inputs of the model, e.g. `trainer.manifest.inputs`. If there is one, all encoded columns are
+                concatenated; otherwise, columns and inputs are matched by name.
+            targets: targets of the model, e.g. `trainer.manifest.targets`; empty for prediction. The first one gets all
+                target columns, and the others are ignored.
 
         Returns:
             The arrays, keyed by input or target name.
@@ -221,10 +222,10 @@ class TableEncoder:
         return arrays
 
     def sample_weights(self, table: TableLike) -> Array | None:
-        """Returns the sample weights, float64 [rows]; None without :attr:`sample_weight`.
+        """Returns the sample weights, float64 [rows]; None if :attr:`sample_weight` is not set.
 
         Raises:
-            InputError: the column is missing, or a value is not a number.
+            InputError: the column or a value is missing, or a value is not a finite number.
         """
         if self.sample_weight is None:
             return None
@@ -232,7 +233,7 @@ class TableEncoder:
         return NumberColumn(name=self.sample_weight).encode(values)[:, 0]
 
     def missing_counts(self, table: TableLike) -> dict[str, int]:
-        """Counts the missing values in each input column."""
+        """Returns the number of missing values in each input column, by column name."""
         table = as_table(table)
         return {c.name: int(self._values(table, c.name).missing.sum()) for c in self._fitted()}
 
@@ -248,10 +249,11 @@ class TableEncoder:
         Args:
             model: trained network, e.g. the path of a file that `Trainer.export` wrote; it is not changed. If it has
                 one input, all encoded columns are concatenated; otherwise, columns and inputs are matched by name.
-            logits: output with the logits of a classifier. Two outputs are appended: `probability`, and `class` with
-                the names in :attr:`classes_`; if a column has one of these names, "predicted_" is prepended.
+            logits: name of the output with a classifier's logits. Two outputs are appended: `probability`, and `class`
+                with the names in :attr:`classes_`; if a column has one of these names, "predicted_" is prepended. None
+                appends no outputs.
             activation: function that turns logits into probabilities: "softmax" after a cross-entropy, "sigmoid" after
-                a binary cross-entropy, "exp" after a negative log-likelihood. None: no `probability`.
+                a binary cross-entropy, "exp" after a negative log-likelihood. None: `probability` is not appended.
 
         Returns:
             The new model: an `onnx_ir.Model` if `model` is one, otherwise a `ModelProto`.
@@ -295,7 +297,10 @@ class TableEncoder:
         return columns
 
     def output_name(self, name: str) -> str:
-        """Returns the name that :meth:`attach` gives to an output: "predicted_<name>" if `name` is an input column."""
+        """Returns the name that :meth:`attach` uses for a new output: "predicted_<name>" if `name` is an input column.
+
+        Otherwise, the name is unchanged.
+        """
         return output_name(name, [column.name for column in self.columns_])
 
     def to_json(self) -> str:
@@ -338,7 +343,12 @@ class TableEncoder:
         return table.values(name, self.missing)
 
     def _input_names(self, table: Table) -> list[str]:
-        """Returns the names of the input columns. Raises InputError: a column is missing or has two roles."""
+        """Returns the names of the input columns.
+
+        Raises:
+            InputError: a column that was passed does not exist or is not an input, a column has two roles, or there
+                are no inputs.
+        """
         weights = [] if self.sample_weight is None else [self.sample_weight]
         for name in (*self.target, *self.id, *weights, *self.inputs, *self.categorical):
             table.column(name)
@@ -424,7 +434,14 @@ def _require_known_classes(values: Values, classes: Sequence[str]) -> None:
 
 
 def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) -> None:
-    """Raises InputError if `columns` encode to a different number of features than the model takes."""
+    """Raises InputError if the total width of `columns` differs from the width of the model's input.
+
+    Args:
+        columns: columns that are concatenated for the input.
+        name: name of the input.
+        shape: shape of the input. Only the width of a matrix is checked, and only if it is fixed.
+        what: beginning of the error message, e.g. "The fitted table".
+    """
     width = sum(column.width for column in columns)
     expected = shape[1] if shape is not None and len(shape) == 2 else None
     if isinstance(expected, int) and expected != width:
@@ -436,7 +453,7 @@ def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) 
 
 
 def _as_input(block: Array, spec: InputSpec) -> Array:
-    """Returns encoded columns with the rank of an input, as int64 if the input is integer and so are all values."""
+    """Converts encoded columns to the rank of a model input, and to int64 if the input and all values are integer."""
     if spec.shape is not None and len(spec.shape) == 1 and block.shape[1] == 1:
         block = block[:, 0]
     # Fractions stay floats: the trainer has a better message for them.

@@ -19,11 +19,11 @@ _MOST_NAMED = 10**6
 
 
 def attach_columns(graph: ir.Graph, columns: Sequence[Column], missing: Sequence[str]) -> None:
-    """Replaces the inputs of a network with the raw columns of a table, followed by the nodes that encode them.
+    """Replaces the inputs of a network with the raw columns of a table, and prepends the nodes that encode them.
 
     Args:
-        graph: graph of the network, changed in place. A single input gets all encoded columns, concatenated; several
-            inputs are matched to columns by name.
+        graph: graph of the network, changed in place. If it has one input, all encoded columns are concatenated;
+            otherwise, columns and inputs are matched by name.
         columns: encoding of each column.
         missing: strings that stand for a missing value, in addition to the empty string.
     """
@@ -56,7 +56,7 @@ def attach_columns(graph: ir.Graph, columns: Sequence[Column], missing: Sequence
 
 
 def _free_name(op: Emitter, name: str) -> str:
-    """Makes a column's name available in the graph by renaming inner values and initializers that have it.
+    """Makes a column's name available in the graph by renaming inner values and initializers that already use it.
 
     Returns:
         `name`, or "<name>_column" if an output of the network has the name: outputs are not renamed, because users
@@ -84,18 +84,20 @@ def attach_classes(
     classes: Sequence[str] | None,
     columns: Collection[str],
 ) -> None:
-    """Appends the outputs `probability` and `class`.
+    """Appends the outputs `probability` and `class` to a classifier.
 
     For logits [rows, classes], `probability` has the same shape, and `class` [rows] contains class names, or class
     numbers if there are no names. For one logit per row and "sigmoid", `probability` is the probability of class 1, and
     `class` is 0 or 1.
 
     Args:
-        graph: graph of the network, changed in place. Existing outputs with these names are kept.
+        graph: graph of the network, changed in place. If an input or output already has one of the new names, the
+            new output is left out.
         logits: name of the output with the logits.
-        activation: function that turns logits into probabilities.
-        classes: class names, indexed by class number; None for numbers.
-        columns: names of the columns; a new output with such a name gets the prefix "predicted_".
+        activation: function that turns logits into probabilities; None: `probability` is not appended.
+        classes: class names, indexed by class number; None for class numbers.
+        columns: names of the input columns; if one is "probability" or "class", "predicted_" is prepended to the name
+            of the output.
     """
     scores = next((value for value in graph.outputs if value.name == logits), None)
     if scores is None or scores.shape is None:
@@ -160,7 +162,7 @@ def class_names(classes: Sequence[str] | None, count: object) -> list[str] | Non
 
 
 def _strings(op: Emitter, texts: Sequence[str]) -> ir.Value:
-    """Adds an initializer of strings [n]."""
+    """Adds strings to the graph as an initializer [n], and returns it."""
     name = op.unique_name("class_names")
     shape = ir.Shape([len(texts)])
     tensor = ir.StringTensor([text.encode() for text in texts], shape=shape, name=name)

@@ -35,11 +35,11 @@ class FillRule(NamedTuple):
 
     @property
     def value(self) -> str | None:
-        """VALUE of "value=VALUE"; None for a statistic."""
+        """The VALUE of the rule "value=VALUE"; None for the other rules."""
         return self.text.removeprefix(_VALUE) if self.text.startswith(_VALUE) else None
 
     def number(self, name: str, numbers: np.ndarray[Any, Any]) -> float:
-        """Returns the number that replaces missing values, the same as in scikit-learn's `SimpleImputer`.
+        """Returns the number that replaces missing values, computed as in scikit-learn's `SimpleImputer`.
 
         Args:
             name: name of the column, for error messages.
@@ -66,14 +66,16 @@ class FillRule(NamedTuple):
         return number
 
     def category(self, name: str, texts: Sequence[str]) -> str:
-        """Returns the category that fills missing values.
+        """Returns the category that replaces missing values.
+
+        For a rule "mean" or "median" that is meant for all columns, this is the most frequent category.
 
         Args:
             name: name of the column, for error messages.
-            texts: categories of the training rows, one per row.
+            texts: non-missing categories of the training rows, one per row.
 
         Raises:
-            InputError: the rule names this column and asks for a mean or a median.
+            InputError: the rule is "mean" or "median", and was given for this column alone.
         """
         if self.value is not None:
             return self.value
@@ -93,12 +95,12 @@ class FillRule(NamedTuple):
 
 
 def is_fill_rule(text: str) -> bool:
-    """True for "mean", "median", "most_frequent" and "value=VALUE"."""
+    """True if `text` is "mean", "median" or "most_frequent", or begins with "value="."""
     return text in _STATISTICS or text.startswith(_VALUE)
 
 
 def fill_rule(impute: Impute, column: str) -> FillRule | None:
-    """Returns the rule of a column; None if missing values of the column are an error.
+    """Returns the rule for one column; None if missing values in this column are an error.
 
     >>> fill_rule({"age": "mean", "*": "median"}, "fare")
     FillRule(text='median', column=None)
@@ -110,7 +112,7 @@ def fill_rule(impute: Impute, column: str) -> FillRule | None:
 
 
 def check_impute(impute: Impute) -> None:
-    """Raises InputError for an invalid rule."""
+    """Raises InputError if a rule in `impute` is invalid."""
     for text in [impute] if isinstance(impute, str) else (impute or {}).values():
         if not is_fill_rule(text):
             raise InputError(

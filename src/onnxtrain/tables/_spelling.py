@@ -1,4 +1,4 @@
-"""Normalizes the spelling of numbers and Booleans, whatever program wrote the file: 2.0, "2.0" and "2" are "2"."""
+"""Normalizes how different programs spell numbers and Booleans: 2.0, "2.0" and "2" all become "2"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 def as_text(value: object) -> str:
-    """Returns a value as text; whole floats have no decimal point.
+    """Converts a value to a string; whole floats are written without a decimal point.
 
     >>> as_text(2.0), as_text("2.0")
     ('2', '2.0')
@@ -27,7 +27,7 @@ def as_text(value: object) -> str:
 
 
 def spells_number(text: str) -> bool:
-    """True for the spelling of a finite number.
+    """True if a string is a number, e.g. "-1.5" or "1e-7"; leading zeros, "nan" and "inf" are not accepted.
 
     >>> [spells_number(text) for text in ("-1.5", " 2 ", "01234", "nan", "1,5")]
     [True, True, False, False, False]
@@ -36,7 +36,7 @@ def spells_number(text: str) -> bool:
 
 
 def canonical_spelling(value: object) -> str:
-    """Returns the canonical spelling of a number or Boolean; returns other strings unchanged.
+    """Returns the canonical spelling of a number or Boolean; other strings are returned unchanged.
 
     >>> [canonical_spelling(v) for v in ("2.0", 2.0, 2, "+2", "2.50", "1e-7", "TRUE", True, "01234", " a")]
     ['2', '2', '2', '2', '2.5', '1e-07', 'True', 'True', '01234', ' a']
@@ -56,8 +56,8 @@ def canonical_spelling(value: object) -> str:
 def category_numbers(categories: Sequence[str]) -> dict[str, int]:
     """Maps each category, and its equivalent spellings, to the category's index.
 
-    Whole numbers may be written with ".0", and Booleans in any of the forms "true", "True" and "TRUE". If categories
-    share a spelling, it maps to the category that is written exactly that way.
+    Whole numbers may be written with ".0". If all categories are Booleans, they may be written "true", "True" or
+    "TRUE". If a spelling could mean several categories, it maps to the one that is written exactly that way.
 
     >>> category_numbers(["1", "2.5"])
     {'1.0': 0, '1': 0, '2.5': 1}

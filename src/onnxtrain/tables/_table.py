@@ -1,4 +1,4 @@
-"""Reads tables, and the values of their columns."""
+"""Reads tables and the values of their columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 # Imported lazily, because `import onnxtrain.tables` and training on arrays do not need pandas.
 def _pandas() -> Any:
-    """Imports pandas. Raises MissingPackageError: pandas is not installed."""
+    """Imports pandas and returns it. Raises MissingPackageError if it is not installed."""
     try:
         import pandas
     except ImportError as error:
@@ -40,8 +40,9 @@ class Values:
         missing: bool [rows]; True for a missing value.
         numbers: float64 [rows]; NaN where `is_number` is False.
         is_number: bool [rows]; True for numbers and Booleans (0 and 1), False for a missing value.
-        raw: object [rows]; the values of the frame, which are all strings for a .csv file.
-        text_type: True if the file declares a string column, as .parquet files do.
+        raw: object [rows]; the values as stored in the `DataFrame`. From a .csv file, all are strings.
+        text_type: True if the table distinguishes strings from numbers (see :attr:`Table.typed`), and this is a string
+            column.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Values:
     text_type: bool
 
     def at(self, row: int) -> str:
-        """Returns the prefix of error messages about a value: table, column and row. `row` is counted from 0."""
+        """Returns the table, column and row of a value as a prefix for error messages. `row` is counted from 0."""
         return f"The table '{self.source}', column '{self.name}', row {row + 1} (without the header)"
 
     def texts(self) -> list[str | None]:
@@ -73,7 +74,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: a pandas `DataFrame` and its name in error messages.
+    """A table: a pandas `DataFrame`, with a name for error messages.
 
     If a file needs settings that :func:`read_table` does not have, read it with pandas yourself, e.g.
     `Table(pandas.read_csv("eu.csv", sep=";", decimal=","))`.
@@ -117,7 +118,7 @@ class Table:
         return len(self.frame)
 
     def column(self, name: str) -> Any:
-        """Returns a column as a pandas `Series`. Raises InputError if the table does not have it."""
+        """Returns a column as a pandas `Series`. Raises InputError if there is no column of this name."""
         if name not in self.columns:
             raise InputError(
                 f"The table '{self.source}' has no column '{name}'; its columns are {some_names(self.columns)}."
@@ -168,7 +169,7 @@ TableLike: TypeAlias = Any
 
 
 def as_table(data: TableLike) -> Table:
-    """Returns a table from a :class:`Table`, a path, a pandas `DataFrame` or an object with `to_pandas`."""
+    """Converts a path, a pandas `DataFrame` or an object with `to_pandas` to a :class:`Table`; returns tables as is."""
     if isinstance(data, Table):
         return data
     if isinstance(data, str | os.PathLike):
@@ -203,7 +204,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
 
 
 def _read_csv(pandas: Any, path: Path) -> Any:
-    """Reads a .csv file into a frame of strings."""
+    """Reads a .csv file into a `DataFrame` of strings."""
     # Excel begins files with a byte order mark.
     encoding = "utf-8-sig"
     with path.open(encoding=encoding, newline="") as file:
@@ -235,7 +236,16 @@ def _read_csv(pandas: Any, path: Path) -> Any:
 
 
 def _other_separator(header: Sequence[str], first: str, second: str) -> str | None:
-    """Guesses the separator of a file whose header has no comma; None if it really has a single column."""
+    """Guesses the separator of a .csv file whose header contains no comma.
+
+    Args:
+        header: the header, split at commas.
+        first: the first line of the file.
+        second: the second line of the file.
+
+    Returns:
+        The separator; None if the header contains commas, or the file really has a single column.
+    """
     if len(header) != 1:
         return None
     # The name of a single column may contain a separator; the next line then has a different number of them.
@@ -247,7 +257,7 @@ def _read_parquet(pandas: Any, path: Path) -> Any:
 
 
 class Reader(NamedTuple):
-    """Reads one file format.
+    """Reader of one file format.
 
     Attributes:
         read: function `(pandas, path)` that returns a `DataFrame`; its exceptions are converted to InputError.
@@ -266,7 +276,7 @@ TABLE_SUFFIXES = tuple(READERS)
 
 
 def _spelled_as(texts: Collection[str], raw: Array, missing: Array) -> Array:
-    """Returns a mask of the values equal to one of the numbers in `texts`: "-999" matches -999 and "-999.0"."""
+    """Returns a mask of the values in `raw` that equal a number in `texts`: "-999" matches -999 and "-999.0"."""
     numbers = {canonical_spelling(text) for text in texts if spells_number(text)}
     found = np.zeros(len(raw), bool)
     if numbers:
@@ -298,7 +308,12 @@ def _parse_numbers(raw: Array, missing: Array) -> tuple[Array, Array]:
 
 
 def _require_numbers_or_texts(values: Values, *, dates: bool) -> None:
-    """Raises InputError for a column with dates, lists or other objects."""
+    """Raises InputError if a column contains dates, lists or other objects.
+
+    Args:
+        values: values of the column.
+        dates: True if the dtype of the column is a date.
+    """
     allowed = str | bool | int | float | np.number | np.bool_
     for row, value in enumerate(values.raw):
         if not values.missing[row] and (dates or not isinstance(value, allowed)):

@@ -1,4 +1,4 @@
-"""Writes the nodes that encode the columns of a table, with errors that name the column."""
+"""Writes ONNX nodes that encode the columns of a table. Their error messages name the column."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ML_VERSION = 3
 
 
 class ColumnWriter:
-    """Writes nodes that encode one column.
+    """Writes ONNX nodes that look up and check the values of columns.
 
     Attributes:
         op: emitter of the model's graph.
@@ -27,7 +27,7 @@ class ColumnWriter:
         self.missing = missing
 
     def look_up(self, x: ir.Value, numbers: Mapping[str, int], default: int) -> ir.Value:
-        """Writes the number of each string, int64 [rows]; `default` for strings that are not in `numbers`."""
+        """Maps each string in `x` to its number, int64 [rows]; strings that are not in `numbers` map to `default`."""
         self.op.graph.opset_imports.setdefault(_ML, _ML_VERSION)
         node = ir.node(
             "LabelEncoder",
@@ -47,7 +47,7 @@ class ColumnWriter:
         return index
 
     def pick_rows(self, rows: np.ndarray, index: ir.Value, message: str) -> ir.Value:
-        """Writes `rows[index]`, double; an index beyond the last row makes the run fail with `message`.
+        """Writes the lookup `rows[index]`, double. If an index is out of range, running the model fails with `message`.
 
         ONNX has no op that raises an error. Gather does so for an index out of range, and ONNX Runtime's error quotes
         the name of the node, which is the message.
@@ -59,8 +59,9 @@ class ColumnWriter:
         return picked
 
     def fail_if(self, condition: ir.Value, message: str) -> ir.Value:
-        """Makes the run fail with `message` if `condition` holds for a row; returns zeros to add to the column.
+        """Writes a check: running the model fails with `message` if `condition` is True for any row.
 
-        The zeros, double [rows], make the column depend on the check.
+        Returns:
+            Zeros, double [rows]. The caller adds them to the column, so that the column depends on the check.
         """
         return self.pick_rows(np.zeros(1), self.op.Cast(condition, to=ir.DataType.INT64), message)

@@ -12,7 +12,7 @@ from onnxtrain.errors import InputError
 
 
 def check_integer(name: str, value: Any, least: int = 1) -> int:
-    """Returns `value` as an int.
+    """Checks that a value is an integer of at least `least`, and returns it as an int.
 
     Args:
         name: name for error messages.
@@ -36,7 +36,7 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_types(value: Any, kind: Any, name: str) -> None:
-    """Raises ValueError unless a value parsed from JSON has a type; integers must not be negative.
+    """Raises ValueError unless a value parsed from JSON has the expected type. Integers must not be negative.
 
     Args:
         value: value to check.

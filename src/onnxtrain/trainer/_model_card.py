@@ -24,7 +24,7 @@ from onnxtrain.trainer._show.report import format_value
 
 # Characters that begin code, emphasis, HTML, a formula or a link; underscores inside words are text.
 _MARKDOWN = re.compile(r"[\\`*<>&~$]|(?<![^\W_])_|_(?![^\W_])|(?<=\])[(\[]")
-# Settings with a row of their own, or of no interest to readers.
+# Settings that have their own row, or do not interest readers.
 _TOLD = frozenset({"prediction", "random", "samples", "validation", "threads", "metrics"})
 
 
@@ -39,7 +39,7 @@ def write_model_card(
     results: Mapping[str, Mapping[str, float]] | None,
     model: str,
 ) -> None:
-    """Writes the file of :meth:`Trainer.model_card`."""
+    """Writes a model card to a file; see :meth:`Trainer.model_card` for the arguments."""
     lines = [
         *_front_matter(title, license, tags, results or {}),
         f"# {_text(title)}",
@@ -87,7 +87,7 @@ def _front_matter(
 
 
 def _text(text: object) -> str:
-    """Escapes Markdown in a text: names of inputs may contain any characters."""
+    """Escapes Markdown in a text, because e.g. names of inputs may contain any characters."""
     return _MARKDOWN.sub(r"\\\g<0>", printable(text))
 
 
@@ -137,7 +137,7 @@ def _shape(shape: Sequence[object] | None) -> str:
 
 
 def _of_training(state: TrainingState) -> list[str]:
-    """Returns the section about the data's size and the options."""
+    """Returns the section about training: size of the data, optimizer steps and options."""
     plan = state.position.plan
     rows: list[tuple[str, object]] = []
     if plan is not None:
@@ -148,7 +148,7 @@ def _of_training(state: TrainingState) -> list[str]:
             rows.append(("validation", f"{plan.validation:,} samples" if plan.validation else "a stream"))
     rows.append(("optimizer steps", f"{state.position.step:,}"))
     for name, value in state.run_settings.items():
-        # Options that are off say nothing.
+        # Options that are off are left out.
         if name == "seed" or (name not in _TOLD and value not in (None, False, "", {}, [])):
             text = settings_text(value) if isinstance(value, Mapping) else value
             rows.append((name.replace("_", " "), text))
@@ -157,7 +157,7 @@ def _of_training(state: TrainingState) -> list[str]:
 
 
 def _of_results(state: TrainingState, results: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Returns the section about evaluated datasets and the last epoch."""
+    """Returns the section about results on the evaluated datasets and in the last epoch."""
     lines = ["## Results", ""]
     for name, values in results.items():
         lines += [

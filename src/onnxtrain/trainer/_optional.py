@@ -1,4 +1,4 @@
-"""Imports optional packages; the error for a missing package says how to install it."""
+"""Imports optional packages. If a package is missing, the error explains how to install it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def optional(module: str, what: str, install: str) -> Any:
     except ModuleNotFoundError as error:
         package = module.split(".")[0]
         if (error.name or "").split(".")[0] != package:
-            # The package is installed but lacks a dependency of its own, which the message names.
+            # The package is installed, but one of its own dependencies is missing; the message names it.
             raise
         raise MissingPackageError(
             f"{what} needs {package}, which is not installed: pip install {install}"

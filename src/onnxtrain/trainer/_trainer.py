@@ -126,16 +126,16 @@ class Trainer(NotCopyable):
             such a file is an error.
         seed: seed for shuffling, the validation split and Dropout.
         device: execution device: "cpu", "cuda" or "cuda:<index>".
-        threads: number of threads per operation; None for ONNX Runtime's default, all cores. It is saved with the run,
-            because the last digits of results depend on it.
+        threads: number of threads per op; None for ONNX Runtime's default, all cores. It is saved with the run, because
+            the last digits of results depend on it.
         strategy: "ddp" or options, to train together with other processes started by `torchrun`, :func:`launch
             <onnxtrain.distributed.launch>` or Ray; see :class:`onnxtrain.distributed.DataParallel`.
         recipe: the training settings as one object, instead of the arguments that are its fields. Its `sample_weight`
-            is ignored: :meth:`fit` adds sample weights to the models if it gets any.
+            is ignored: :meth:`fit` adds an input for sample weights to the models when they are passed.
 
     Raises:
         TypeError: a field of `recipe` is also passed as an argument.
-        OnnxTrainError: the model cannot be trained as requested; the message says why.
+        OnnxTrainError: the model cannot be trained as requested; the message explains why.
 
     Example:
         >>> import numpy as np, onnx
@@ -267,17 +267,18 @@ class Trainer(NotCopyable):
     ) -> Trainer:
         """Restores a trainer from a run that was saved by :meth:`save` or by an interrupted fit.
 
-        To finish an interrupted fit, call :meth:`fit` again with the same arguments; the results are bit-equal to those
-        of an uninterrupted fit. Exception: ops other than Dropout that draw random numbers in evaluation or in
-        subgraphs restart their sequences; this logs a warning.
+        To finish an interrupted fit, call :meth:`fit` again with the same arguments; the results are bit-equal to the
+        results of an uninterrupted fit. Exception: ops other than Dropout that draw random numbers in evaluation or in
+        subgraphs restart their sequences; a warning is logged if the model has any.
 
         Args:
             path: directory of the run; the trainer continues to save to it. Alternatively, a directory with artifacts
                 written by `generate_artifacts`, with or without a prefix.
-            metrics: replaces the saved metrics; required if they include functions, which are not saved.
-            scheduler: replaces the saved schedule; required if it is a function.
+            metrics: metrics that replace the saved metrics; required if the run's metrics include functions, which are
+                not saved.
+            scheduler: schedule that replaces the saved schedule; required if the run's schedule is a function.
             device: execution device: "cpu", "cuda" or "cuda:<index>".
-            threads: number of threads per operation; None for the saved number.
+            threads: number of threads per op; None for the saved number.
             strategy: "ddp" or options, to continue with any number of processes; see :class:`Trainer`.
 
         Raises:
@@ -344,8 +345,8 @@ class Trainer(NotCopyable):
             verbose: show a progress bar, or one line per epoch if standard error is not a terminal.
             sample_weight: a weight w for each sample: the loss is sum(w·l) / sum(w), over all batches of a step.
                 Metrics count each sample once.
-            transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of a batch's arrays, called
-                only in training. A third required parameter, or one named `rng` or `generator`, is passed a numpy
+            transform: augmentation: a function `(inputs, targets) -> (inputs, targets)` that is applied to the arrays
+                of each training batch. A third required parameter, or one named `rng` or `generator`, is passed a numpy
                 Generator.
             validation_transform: like `transform`, for the batches of `validation`, e.g. to convert `uint8` images
                 without augmenting them.
@@ -356,8 +357,8 @@ class Trainer(NotCopyable):
                 n_c), where n is the number of samples, n_c the number of samples of class c, and k the number of
                 classes that occur. Multiplies `sample_weight`. Validation and metrics do not use class weights.
             stratify: split off the same fraction of each class if `validation` is a fraction.
-            evaluate_every: also evaluate on the validation data after every this many optimizer steps, e.g. 500, and
-                record the result in `history.evaluations`; see :meth:`Callback.on_evaluation`.
+            evaluate_every: number of optimizer steps, e.g. 500, between additional evaluations on the validation data.
+                Their results are recorded in `history.evaluations`; see :meth:`Callback.on_evaluation`.
 
         Raises:
             InputError: an argument is invalid, or the data does not match the model; nothing was trained.
@@ -445,7 +446,7 @@ class Trainer(NotCopyable):
         class_weight: ClassWeights = None,
         stratify: bool = False,
     ) -> None:
-        """Raises the InputError that :meth:`fit` would raise for this data; changes nothing.
+        """Checks data as :meth:`fit` would, without training: raises InputError if it does not match the model.
 
         Only the first batch of a stream is checked. An iterator is not checked, because it can be read only once.
         """
@@ -476,7 +477,7 @@ class Trainer(NotCopyable):
         batch_size: int | None = None,
         transform: TransformFunction | None = None,
     ) -> LearningRateRange:
-        """Runs a learning rate range test (Smith): measures the loss at increasing rates, and suggests a rate.
+        """Runs a learning rate range test (Smith 2017): measures the loss at increasing rates, and suggests a rate.
 
         Takes one step at each rate, from `start` to `stop` in geometric progression, and stops early when the loss
         exceeds four times its lowest value. Afterwards, the trainer's state is restored; to use the suggestion, assign
@@ -615,7 +616,7 @@ class Trainer(NotCopyable):
         batch_size: int | None = None,
         transform: TransformFunction | None = None,
     ) -> Array:
-        """Computes the confusion matrix: int64 [classes, classes]; rows are true classes, columns predicted ones.
+        """Computes the confusion matrix, int64 [classes, classes]: rows are true classes, columns predicted classes.
 
         For the arguments, see :meth:`evaluate`. To plot the matrix, call
         `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()`.
@@ -648,7 +649,7 @@ class Trainer(NotCopyable):
         self._state.save(path)
 
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Saves only parameters and statistics to a checkpoint file; with `ema_decay`, their averages.
+        """Saves only parameters and statistics to a checkpoint file; with `ema_decay`, saves their moving averages.
 
         Raises:
             InputError: `path` ends in `.onnx`, but the file is a checkpoint.
@@ -709,7 +710,7 @@ class Trainer(NotCopyable):
         results: Mapping[str, Mapping[str, float]] | None = None,
         model: str = "model.onnx",
     ) -> None:
-        """Writes a model card: a README.md with the model, dataset sizes, options, metrics and versions.
+        """Writes a model card: a README.md that lists the model's inputs, dataset sizes, options, metrics and versions.
 
         Its metadata is in the format of the Hugging Face Hub, which shows the results next to the model.
 
@@ -801,7 +802,7 @@ class Trainer(NotCopyable):
 
     @property
     def positive(self) -> int | None:
-        """Class measured by f1, precision, recall and auroc; None if `positive` was not passed to :class:`Trainer`."""
+        """Index of the class that f1, precision, recall and auroc measure; None if not passed to :class:`Trainer`."""
         return self._state.settings.positive
 
     @property
@@ -861,7 +862,7 @@ class Callback:
         """
 
     def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        """Called after each optimizer step; `loss` is the mean loss of its samples."""
+        """Called after each optimizer step; `loss` is the mean loss of the step's samples."""
 
     def on_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:
         """Called after each evaluation in the middle of an epoch (`evaluate_every` of :meth:`Trainer.fit`).
@@ -870,7 +871,7 @@ class Callback:
         """
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Called after each epoch. `history.last` is its entry; `trainer.stop_training()` ends the fit."""
+        """Called after each epoch. `history.last` is the epoch's entry; `trainer.stop_training()` ends the fit."""
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:
         """Called once at the end of a fit, even if the fit was stopped or interrupted."""
@@ -883,7 +884,7 @@ class Callback:
         return False
 
     def _sets_parameters_at_end(self) -> str | None:
-        """Returns the callback's name in error messages if it sets the parameters at the end of a fit; None if not."""
+        """Returns a name for error messages if the callback sets the parameters at the end of a fit, otherwise None."""
         return None
 
 

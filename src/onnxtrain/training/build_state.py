@@ -13,20 +13,21 @@ class Build:
     """State of one call of `build_training_graphs`; its stages fill the fields from top to bottom.
 
     Attributes:
-        forward: graph from the user's inputs and targets to its outputs, the loss and then the additional outputs.
+        forward: graph that computes the loss and the additional outputs, in this order, from the user's inputs and the
+            targets.
         trainable: names of the parameters to train, e.g. ["fc.weight", "fc.bias"].
-        sparse: names of the parameters with sparse gradients, which hold only the rows that a batch reads, e.g.
+        sparse: names of the parameters with sparse gradients, which contain only the rows used in a batch, e.g.
             ["table"].
         parameters: initial value of each parameter, trained or not, in graph order.
         statistics: initial value of each BatchNorm running statistic, in graph order.
         unreached: names of the parameters that were selected for training although the loss does not depend on them;
             they are removed from `trainable` and `sparse`.
         input_gradients: names of the inputs whose gradients are the training model's last outputs, e.g. ["x"].
-        updated: per running statistic, the output that holds it after the step, e.g.
-            {"bn.running_mean": "bn.running_mean_updated"}.
-        row_indices: per sparse parameter, the output that holds the row indices of its gradient, e.g.
-            {"table": "table_grad_indices"}.
-        random: the seed input from which Dropout masks are drawn, the last input; None if the model needs no seed.
+        updated: for each running statistic, the name of the output with its updated value, e.g. {"bn.running_mean":
+            "bn.running_mean_updated"}.
+        row_indices: for each sparse parameter, the name of the output with its gradient's row indices, e.g. {"table":
+            "table_grad_indices"}.
+        random: the seed input for Dropout masks, which is the last input; None if the model needs no seed.
     """
 
     forward: ir.Model

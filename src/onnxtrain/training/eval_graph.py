@@ -25,10 +25,11 @@ def build_eval_model(
     """Returns the eval model: a copy of the forward graph with Dropout and BatchNormalization in inference mode.
 
     Args:
-        build: the build.
+        build: state of the build, with the forward graph.
         model: the canonical model.
-        file_outputs: names of the file's outputs. Those that are copies or constants stay available by name.
-        as_deployed: True to keep the numerics of the file.
+        file_outputs: names of the model file's outputs. Outputs that are copies of other values, or constants, are kept
+            under these names.
+        as_deployed: True to leave out rewrites that change how the file's ops round.
     """
     # A copy, because building the training model changes the forward graph in place.
     evaluation = build.forward.clone()
@@ -50,7 +51,7 @@ def build_eval_model(
 
 
 def _name_copies(evaluation: ir.Model, model: ir.Model, names: Collection[str]) -> None:
-    """Adds the named values that are missing from the eval model, if they are copies of its values or constants.
+    """Restores named outputs of the model that the eval model lacks, if they are copies of its values, or constants.
 
     The eval model is changed in place. It has lost the file's Identity nodes, and the constants that the loss does not
     read; a device needs both to export the model.

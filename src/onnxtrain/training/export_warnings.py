@@ -102,8 +102,8 @@ def _warn_of_lost_parameters(model: ir.Model) -> None:
 
 def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
     """Warns of initializers that several layers share because their weights were equal at export."""
-    # Both of PyTorch's exporters merge equal initializers. `passes/parameters/torch_parameters.py` splits those for
-    # which the file still lists the separate parameters; this warning names the others.
+    # Both of PyTorch's exporters merge equal initializers. `passes/parameters/torch_parameters.py` splits them if the
+    # file still lists the separate parameters; this warning names the others.
     for name in trainable:
         nodes = [str(use.node.name) for use in model.graph.initializers[name].uses()]
         # TorchScript's exporter gives such names to folded constants, e.g. a transposed weight.

@@ -1,4 +1,4 @@
-"""Runs the forward half of a training graph with the file's own fused ops, so that its results are bit-equal.
+"""Runs the forward half of a training graph with the file's fused ops: results are bit-equal to the deployed model's.
 
 An op without a gradient rule, e.g. GroupQueryAttention, is differentiated through its function body of standard ops.
 The body sums in a different order than ONNX Runtime's kernel, so the results differ in the last bit. If the file rounds
@@ -98,7 +98,7 @@ def _restore(graph: ir.Graph, node: ir.Node, values: dict[str, ir.Value]) -> Non
     for old, new in zip(node.outputs, copy.outputs, strict=True):
         new.type, new.shape = old.type, old.shape
         of_body = values.get(str(old.name)) if old.name else None
-        # Results that only gradients read stay those of the body, e.g. the deviation of SkipLayerNormalization, which
+        # Results that only gradients read still come from the body, e.g. the deviation of SkipLayerNormalization, which
         # ONNX Runtime's kernel (1.32) leaves at zero. GroupQueryAttention has to compute its own: see DropCachePass.
         if of_body is None or not (old.uses() or old.is_graph_output()):
             new.name = f"{old.name}.of_file" if old.name else old.name

@@ -39,16 +39,16 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     # Folds only in a frozen backbone, whose parameters are constants of the graph.
     FoldFrozenBatchNormPass()(build.forward)
     # Fusion comes before differentiation, because fused ops have better gradients. With deployed activations it is
-    # left out: a kernel that sums in another order differs in the last bit, so that a value halfway between two
-    # integers is rounded to the other one. The loss of a small exported Llama was off by 2e-4.
+    # left out: a kernel that sums in a different order differs in the last bit, so that a value halfway between two
+    # integers may be rounded differently. The loss of a small exported Llama was off by 2e-4.
     if as_deployed:
         join_skip_norms(build.forward)
     else:
         fuse_exported(build.forward)
     loss, wrt = str(build.forward.graph.outputs[0].name), [*build.trainable, *build.input_gradients]
     file_values = computed_names(build.forward.graph)
-    # Function bodies replace ops without a rule before the forward names are recorded: afterwards nothing tells the
-    # forward nodes of a graph from its gradient nodes.
+    # Function bodies replace ops without a rule before the forward names are recorded: afterwards, a graph's forward
+    # nodes cannot be distinguished from its gradient nodes.
     forward = expand_path(build.forward, [loss], wrt, float_products=False)
     forward_values = computed_names(forward.graph)
     training, gradients = add_gradients(

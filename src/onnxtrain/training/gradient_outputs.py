@@ -1,6 +1,6 @@
-"""Makes gradients outputs of a training model: dense gradients, and sparse ones of embedding tables.
+"""Makes gradients outputs of a training model; the gradients of embedding tables may be sparse.
 
-A sparse gradient holds only the rows that a batch reads. The dense gradient of a table of a million rows has a million
+A sparse gradient contains only the rows used in a batch. The dense gradient of a table of a million rows has a million
 rows, of which a batch of 100 words fills at most 100.
 """
 
@@ -22,10 +22,10 @@ _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
 def append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.Value]) -> None:
-    """Appends gradients and updated statistics to the training model's outputs, in `describe_training`'s order."""
+    """Appends gradients, row indices and updated running statistics to the training model's outputs."""
     count = len(build.trainable)
     append_outputs(training, build.trainable, gradients[:count])
-    # Read from the outputs: parameters may share one gradient (as in x + y), of which `append_outputs` makes copies.
+    # Read from the outputs: parameters may share one gradient (as in x + y), which `append_outputs` copies.
     tables = dict(zip(build.trainable, list(training.graph.outputs)[-count:], strict=True))
     parameters = {str(value.name): value for value in build.forward.graph.inputs}
     build.row_indices = _keep_rows(training, {name: tables[name] for name in build.sparse}, parameters)
@@ -37,10 +37,10 @@ def append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.Va
 def _keep_rows(
     model: ir.Model, gradients: Mapping[str, ir.Value], parameters: Mapping[str, ir.Value]
 ) -> dict[str, str]:
-    """Replaces dense embedding gradients `[n, *rest]` with sparse ones: the gathered rows `[reads, *rest]`.
+    """Replaces dense embedding gradients `[n, *rest]` with sparse gradients: the gathered rows `[reads, *rest]`.
 
-    An output with the row indices is appended for each. The nodes of the dense gradients become dead; a later pass
-    removes them.
+    For each table, an output with the row indices is appended. The nodes of the dense gradients become dead; a later
+    pass removes them.
 
     Args:
         model: a training model.
@@ -48,7 +48,7 @@ def _keep_rows(
         parameters: the parameters in the forward graph, by name.
 
     Returns:
-        The output with the row indices per parameter, int64 `[reads]`, e.g. {"table": "table_grad_indices"}.
+        The name of each parameter's output with row indices, int64 `[reads]`, e.g. {"table": "table_grad_indices"}.
 
     Raises:
         GraphBuildError: a parameter is read by an op other than Gather on axis 0, or has an unsupported dtype.
@@ -104,7 +104,7 @@ def _rows_and_indices(op: Emitter, node: ir.Node, dims: tuple[int, ...]) -> tupl
 
 
 def _refusal(parameter: ir.Value, writers: Sequence[ir.Node | None]) -> str:
-    """Returns the error message that says why a parameter cannot have a sparse gradient."""
+    """Returns the error message for a parameter that cannot have a sparse gradient."""
     if all(map(_is_of_rows, writers)):
         problem = f"it is {parameter.dtype}; only float32, float64 and float16 are supported"
     else:

@@ -55,7 +55,7 @@ def inference_entry(model: ir.Model, held: Sequence[str]) -> dict[str, Any]:
 
     Args:
         model: the inference model.
-        held: names of the inputs that the parameter store provides: parameters and statistics.
+        held: names of the inputs that are parameters or running statistics, which a host reads from the checkpoint.
     """
     return {
         "inputs": [str(value.name) for value in model.graph.inputs if value.name not in set(held)],

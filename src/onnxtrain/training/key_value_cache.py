@@ -1,8 +1,8 @@
 """Finds the key-value cache of a language model that generates text, and removes it from the training graph.
 
-Such a graph, e.g. from onnxruntime-genai's model builder, takes the keys and values of all earlier tokens as inputs
-(`past_key_values.0.key`) and returns them with the new tokens' keys and values appended (`present.0.key`). Training
-reads whole sequences, so there are no earlier tokens.
+The graph of such a model, e.g. from onnxruntime-genai's model builder, reads the keys and values of all earlier tokens
+from inputs (`past_key_values.0.key`), and returns them with the new tokens' keys and values appended (`present.0.key`).
+Training reads whole sequences, so there are no earlier tokens.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from onnxtrain.passes import infer_shapes
 
 _MS = "com.microsoft"
 
-# Per attention op, index pairs: the input with the past keys or values, and the output with those of all tokens. As in
-# onnx 1.23 and onnxruntime 1.32.
+# Per attention op, index pairs: the input with the past keys or values, and the output with the keys or values of all
+# tokens. As in onnx 1.23 and onnxruntime 1.32.
 _CACHES: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
     ("", "Attention"): ((4, 1), (5, 2)),
     (_MS, "Attention"): ((4, 1),),
@@ -35,7 +35,7 @@ def find_cache(graph: ir.Graph) -> dict[str, str]:
     input has "past" in its name, and a Concat appends the new keys or values to it and returns them.
 
     Returns:
-        The name of the output for each cache input, e.g. {"past_key_values.0.key": "present.0.key"}.
+        The output name for each cache input, e.g. {"past_key_values.0.key": "present.0.key"}.
     """
     cache = {}
     for node in graph:
@@ -48,7 +48,7 @@ def find_cache(graph: ir.Graph) -> dict[str, str]:
 def trained_outputs(graph: ir.Graph) -> list[str]:
     """Returns the names of the outputs that a training model can return.
 
-    Key-value caches and values computed from strings are left out: only the inference model has these inputs.
+    Key-value caches and values computed from strings are left out: a training model has neither as inputs.
     """
     texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
     for node in graph if texts else ():
@@ -59,9 +59,9 @@ def trained_outputs(graph: ir.Graph) -> list[str]:
 
 
 def _cache_pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
-    """Finds the (past, present) pairs of a node.
+    """Returns the pairs (past, present) of cache inputs and outputs of a node.
 
-    `past` is an input that may contain past keys or values; `present` is the output with the new ones appended.
+    `past` is an input for past keys or values; `present` is the output with the new keys or values appended to them.
     """
     indices = _CACHES.get((node.domain, node.op_type), ())
     pairs = [
@@ -69,7 +69,7 @@ def _cache_pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
         for index, output in indices
         if index < len(node.inputs) and output < len(node.outputs)
     ]
-    # Only the name tells a Concat that extends a cache from one that joins two feature inputs.
+    # Only the name distinguishes a Concat that extends a cache from a Concat of two feature inputs.
     if (node.domain, node.op_type) == ("", "Concat") and "past" in str(
         node.inputs[0] and node.inputs[0].name
     ):
@@ -87,10 +87,10 @@ class DropCachePass(ir.passes.InPlacePass):
         """Sets the cache to remove.
 
         Args:
-            cache: the name of the output for each cache input, from :func:`find_cache`.
+            cache: the output name for each cache input, as returned by :func:`find_cache`.
             as_deployed: True to keep the attention ops' outputs with the keys and values of all tokens, although
                 nothing reads them. Without these outputs, onnxruntime's GroupQueryAttention (1.32) sums in a different
-                order, and its results differ from those of the deployed model in the last bit.
+                order, and its results differ from the deployed model's in the last bit.
         """
         super().__init__()
         self._cache = cache
@@ -131,7 +131,7 @@ class DropCachePass(ir.passes.InPlacePass):
 
 
 def _drop(node: ir.Node, past: ir.Value, present: ir.Value, *, keeps_output: bool) -> None:
-    """Removes the past keys or values from the inputs of a node."""
+    """Makes a node ignore past keys or values: bypasses a Concat, clears the input of an attention op."""
     if node.op_type == "Concat":
         if len(node.inputs) == 2 and node.inputs[1] is not None:
             present.replace_all_uses_with(node.inputs[1])
@@ -187,7 +187,7 @@ def _total_length_substitution(
 def _past_size_substitutions(
     node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]
 ) -> dict[str, ir.SymbolicDim | int]:
-    """Maps symbolic sizes of past keys or values to those of the new ones that a Concat appends."""
+    """Maps symbolic sizes of past keys or values to the static sizes of the new keys or values (Concat only)."""
     # The model builder of onnxruntime-genai (0.18) declares the head size as `kv_cache_dim`.
     if not dropped or node.op_type != "Concat" or len(node.inputs) != 2:
         return {}

@@ -37,18 +37,20 @@ def set_modes(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios
     """Sets modes and ratios, in place, and inserts Dropout where an exporter has removed it.
 
     Args:
-        model: canonical model that still has what an exporter leaves of Dropout modules (`dropout_traces`).
+        model: canonical model that still contains the traces of Dropout modules that an exporter removed
+            (`dropout_traces`).
         batch_norm: one mode for all BatchNormalization and Dropout nodes, or modes by pattern
             (:func:`onnxtrain.selection.layer_choices`).
-        dropout: one ratio for all places of Dropout, or ratios by pattern. A ratio above 0 switches Dropout to training
-            mode, 0 to inference mode, whatever `batch_norm` says. None changes nothing.
+        dropout: one ratio for all Dropout layers, including removed layers, or ratios by pattern. Regardless of
+            `batch_norm`, a ratio above 0 switches Dropout to training mode, and 0 to inference mode. None changes
+            nothing.
 
     Returns:
         The layers whose mode the user has not chosen.
 
     Raises:
-        GraphBuildError: a pattern matches no layer, the model has no place for a ratio above 0, or a layer cannot run
-            in training mode.
+        GraphBuildError: a pattern matches no layer, `dropout` is above 0 and the model has no Dropout, or a layer
+            cannot run in training mode.
         ValueError: a mode is not "as_exported", "training" or "inference".
     """
     chosen = _choose(model, batch_norm, dropout)
@@ -69,12 +71,12 @@ def set_modes(model: ir.Model, batch_norm: BatchNormMode, dropout: DropoutRatios
 
 
 class _Choices(NamedTuple):
-    """Choices of the user for the layers of a model, except adapters.
+    """The user's choices for a model's layers. The Dropout of LoRA adapters is not included.
 
     Attributes:
-        ratios: ratio per place of Dropout, i.e. a Dropout or what an exporter left of it.
-        modes: mode per BatchNormalization, and per Dropout without a chosen ratio.
-        unchosen: the layers without a mode.
+        ratios: Dropout ratios, by Dropout node or, if an exporter removed the Dropout, by the node that is its trace.
+        modes: chosen modes of BatchNormalization nodes, and of Dropout nodes without a chosen ratio.
+        unchosen: layers whose mode the user has not chosen.
     """
 
     ratios: dict[ir.Node, float]
@@ -121,7 +123,7 @@ def _check_training_mode(model: ir.Model, batch_norm: BatchNormMode, removed: Se
 
     Args:
         model: canonical model, with its layers in the modes in which they are trained.
-        batch_norm: what the user passed, e.g. "training" or {"head.*": "training"}.
+        batch_norm: the user's argument, e.g. "training" or {"head.*": "training"}.
         removed: names of the Dropout modules that the exporter has removed, e.g. ["drop"].
 
     Raises:

@@ -1,7 +1,7 @@
 """Recomputes activations in the backward pass instead of keeping them from the forward pass.
 
-As in Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), but chosen per value and not per layer: the
-results of elementwise ops, normalizations and views are recomputed, and some matrix products.
+As in Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), but values are chosen individually, not layer
+by layer: results of elementwise ops, normalizations, views and some matrix products are recomputed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHEAP = ELEMENTWISE | MOVES | {
     *("LayerNormalization", "LogSoftmax", "Pad", "RMSNormalization", "Softmax", "Silu_float", "Hardtanh_float"),
     *("FlooredRMSNormalization_float", "InverseRMSNormalization_float", "LayerNormalizationTraining_float"),
 }  # fmt: skip
-# Matrix products, of which a share is recomputed, and the functions that replace them.
+# Matrix products, a share of which is recomputed, and the functions that replace them.
 _PRODUCTS = PRODUCTS | {
     *("MatrixProduct_float", "GemmBfloat16_float", "MatMulBfloat16_float", "MatMulPermutedRightBfloat16_float"),
 }  # fmt: skip
@@ -41,7 +41,7 @@ class RecomputePass(ir.passes.InPlacePass):
 
     Args:
         forward: names of the values of the forward pass, e.g. {"h", "logits", "loss"}.
-        products: True to recompute a share of the matrix products, too; False to recompute only the results of cheap
+        products: True to also recompute a share of the matrix products; False to recompute only the results of cheap
             ops, which takes hardly any time.
     """
 
@@ -108,7 +108,7 @@ class _Plan:
         return value.producer() is not None and value.dtype is not None and value.dtype.is_floating_point()
 
     def signal(self, node: ir.Node) -> ir.Value | None:
-        """Returns the cotangent for which a gradient node waits: its first input computed by another gradient node.
+        """Returns the cotangent that a gradient node waits for: its first input computed by another gradient node.
 
         Returns None if no input is computed by a gradient node.
         """
@@ -135,7 +135,10 @@ class _Plan:
         return self._repeated[value]
 
     def _is_worth_it(self, value: ir.Value) -> bool:
-        """True if a value comes from a cheap node, is large enough, and its inputs are in memory or recomputable."""
+        """True if a value is large, comes from a cheap node or a chosen product, and that node's inputs are available.
+
+        An input is available if it is in memory or can be recomputed.
+        """
         node = value.producer()
         if node not in self.forward or (node.op_type not in _CHEAP and node not in self._products):
             return False
@@ -171,7 +174,7 @@ class _Writer:
                     node.replace_input_with(index, self._computed_again(value, signal))
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
-        """Returns the replacement of a value: a recomputed or delayed activation, or the value itself if small."""
+        """Returns `value` recomputed, delayed if it is kept, or unchanged if it is not an activation."""
         if value in self._again:
             return self._again[value]
         if self._plan.is_available(value) or not self._plan.is_activation(value):
@@ -198,7 +201,7 @@ class _Writer:
     def _delayed(self, value: ir.Value, signal: ir.Value) -> ir.Value:
         """Returns the value with an added dependency on `signal`, so that nothing is recomputed from it earlier."""
         # ONNX Runtime runs a node as soon as its inputs are computed. Without the dependency, recomputed values would
-        # be in memory as long as kept ones.
+        # be in memory as long as kept values.
         result = self._op.reshape_after(value, self._op.shape_of(value), signal)
         result.shape, result.type = value.shape, value.type
         return result

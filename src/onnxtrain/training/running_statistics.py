@@ -25,7 +25,7 @@ def chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
     run in turn.
 
     Returns:
-        The name of the output per statistic.
+        The output name for each statistic, e.g. {"bn.running_mean": "bn.running_mean_updated"}.
     """
     latest: dict[str, ir.Value] = {}
     writer = Emitter(model.graph)
@@ -48,19 +48,19 @@ def chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
 
 
 def _update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
-    """Rewrites a marked training BatchNormalization so that its running variance is updated as in PyTorch.
+    """Makes a training BatchNormalization with the metadata `UNBIASED_KEY` update its running variance as PyTorch does.
 
     PyTorch: running' = momentum * running + (1 - momentum) * variance * n / (n - 1), for n values per channel. ONNX
     (BatchNormalization-15) has no factor b = n / (n - 1). The node therefore reads running / b instead of running, and
-    its result is multiplied by b; the op and its native kernels need no change. With one value per channel, for which
-    PyTorch raises an error, the result is NaN.
+    its result is multiplied by b; the op and its native kernels need no change. With one value per channel, the result
+    is NaN; PyTorch raises an error.
 
     Args:
-        op: writes into the graph of the node.
+        op: emitter of the node's graph.
         node: a BatchNormalization in training mode with three outputs; its input_var may be any value.
 
     Returns:
-        The updated running variance: a new value if the node is marked, else the node's own output.
+        The updated running variance: a new value if the node has the metadata, else the node's own output.
     """
     running, updated_biased = node.inputs[_INPUT_VAR], node.outputs[_RUNNING_VAR]
     x = node.inputs[0]

@@ -25,7 +25,7 @@ def start_build(
 
     Args:
         forward: the forward graph.
-        selection: its initializers by role.
+        selection: the roles of its initializers, e.g. trained parameters and running statistics.
         adapters: names of parameters that the loss must depend on.
 
     Returns:
@@ -80,7 +80,7 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
 
 
 def _drop_unreached(build: Build, active: Collection[ir.Value]) -> None:
-    """Removes parameters on which the loss does not depend from the trained ones, and logs a warning.
+    """Stops training the parameters on which the loss does not depend, and logs a warning that names them.
 
     PyTorch's optimizers skip parameters without a gradient (grad is None). With zero gradients instead, weight decay
     and momentum would change the parameters.

@@ -30,14 +30,14 @@ class TrainingGraphs:
     """The models of a training run, with their manifest and initial values.
 
     Attributes:
-        training: computes loss, additional outputs, gradients and updated statistics from inputs, targets and
-            parameters.
-        eval: computes loss and additional outputs, with Dropout and BatchNormalization in inference mode.
+        training: model that computes loss, additional outputs, gradients and updated statistics from inputs, targets
+            and parameters.
+        eval: model that computes loss and additional outputs, with Dropout and BatchNormalization in inference mode.
         manifest: the manifest (`docs/contracts.md`), without `files` and `optimizer`.
         parameters: initial value of each parameter, trainable or frozen, in graph order, e.g. {"fc.weight": ...}.
         statistics: initial value of each BatchNorm running statistic, in graph order.
-        inference: computes the outputs of the original model from its inputs and the parameters; None if no outputs
-            were requested.
+        inference: model that computes the original model's outputs from its inputs and the parameters; None if no
+            outputs were requested.
         unreached: names of the parameters that were selected for training although the loss does not depend on them;
             they are not trained.
         adapters: description of the model's LoRA adapters as JSON text; None for a model without adapters.
@@ -76,13 +76,14 @@ def build_training_graphs(
         recipe: how to train. Its `loss`, `loss_input_names`, `sample_weight`, `optimizer` and `lora` are not read: the
             caller has already applied them to the model, or applies them later.
         adapters: names of trained parameters that were added for this training run; the loss must depend on them.
-        input_gradients: names of floating-point inputs whose gradients the training model returns, too.
+        input_gradients: names of floating-point inputs whose gradients the training model also returns.
         inference_outputs: names of the outputs of the inference model; empty for no inference model.
 
     Raises:
         DifferentiationError: one of `input_gradients` is not a floating-point value.
         GraphBuildError: a name is unknown, is both trainable and frozen, or would be returned twice; the loss is not a
-            scalar; one of `sparse_gradients` is not only read by rows; the loss does not depend on one of `adapters`.
+            scalar; a parameter in `sparse_gradients` is read by an op other than Gather on axis 0; the loss does not
+            depend on one of `adapters`.
         NothingToTrain: no parameter is left to train, or the loss depends on none of them.
         NoGradientRule: an op between loss and parameters has no gradient rule.
     """

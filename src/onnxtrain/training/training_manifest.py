@@ -68,7 +68,7 @@ def describe_training(build: Build, training: ir.Model) -> dict[str, Any]:
 
 
 def _user_entry(value: ir.Value, key: str, gradients: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the manifest entry of an input or target: tensor, class labels (metadata `key`), name of its gradient."""
+    """Returns the manifest entry of an input or target, with class labels (metadata `key`) and its gradient's name."""
     facts: dict[str, Any] = json.loads(value.metadata_props.get(key, "{}"))
     return _tensor_entry(value) | facts | _optional("gradient", gradients.get(str(value.name)))
 
@@ -79,10 +79,10 @@ def _optional(key: str, name: str | None) -> dict[str, str]:
 
 
 def _tensor_entry(value: ir.Value) -> dict[str, Any]:
-    """Returns the name, dtype and shape of a value for the manifest, with symbolic sizes as their names.
+    """Returns the name, dtype and shape of a value for the manifest; symbolic sizes are given by name.
 
     Raises:
-        GraphBuildError: the value holds strings.
+        GraphBuildError: the value is a string tensor.
     """
     dims = static_dims(value)
     shape = None

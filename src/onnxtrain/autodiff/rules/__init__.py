@@ -1,7 +1,7 @@
 """Defines the VJP rules, one module per family of ops. Importing this package registers all of them.
 
 Modules with a leading underscore are shared by several families. Rules for ops of com.microsoft are in `contrib/`,
-those of ai.onnx.ml in `ml.py`.
+rules for ops of ai.onnx.ml in `ml.py`.
 """
 
 from __future__ import annotations

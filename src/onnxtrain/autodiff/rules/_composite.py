@@ -23,9 +23,9 @@ def composite_vjp(
         composite: the op.
         names: names of the outputs, e.g. ("y", "log_sum").
         wrt: names of the inputs that can have a cotangent. Default: all inputs.
-        inputs: names of the inputs as the rule uses them, if a standard op shares the rule. Default: the composite's
-            names.
-        settings: `outputs` and `saves` of :func:`vjp`.
+        inputs: names by which the rule accesses the inputs, for rules shared with a standard op. Default: the
+            composite's own names.
+        settings: passed to :func:`vjp`, e.g. `outputs` and `saves`.
     """
     signature = Signature(tuple(inputs or composite.inputs), tuple(names))
 

@@ -1,4 +1,4 @@
-"""Divides by a number of elements without overflow or loss of precision in half precision."""
+"""Divides values by element counts, without overflow or loss of precision if the values are half precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def divide_by_count(op: Emitter, value: ir.Value, count: int | ir.Value) -> ir.V
     Args:
         op: emitter.
         value: the dividend, floating point.
-        count: the divisor: an integer (0 is treated as 1), or a value of dtype :func:`counting_dtype`.
+        count: the divisor: an integer (0 is treated as 1), or a value with the dtype `counting_dtype(value)`.
     """
     wide = counting_dtype(value)
     if isinstance(count, int):

@@ -65,7 +65,7 @@ class Place:
 
 
 def place_at(op: Emitter, where: ir.Value, size: ir.Value) -> Place:
-    """Returns the place of samples at positions `where` along an axis with `size` pixels, for linear interpolation."""
+    """Returns the `Place` for linear interpolation at positions `where` along an axis with `size` pixels."""
     low = op.Floor(where)
     return Place(low, op.Sub(where, low), size, op.Sub(op.Cast(size, to=where.dtype), 1.0))
 
@@ -73,7 +73,7 @@ def place_at(op: Emitter, where: ir.Value, size: ir.Value) -> Place:
 def cubic_place_at(
     op: Emitter, where: ir.Value, size: ir.Value, into_image: Callable[[ir.Value], ir.Value]
 ) -> Place:
-    """Returns the place of samples for cubic interpolation, between four pixels along the axis.
+    """Returns the `Place` for cubic interpolation at positions `where`, between four pixels along the axis.
 
     Args:
         op: emitter.

@@ -1,7 +1,7 @@
 """Finds rows that the iterations of a loop read from outer tensors, and scatters their cotangents after the loop.
 
-Adding up one cotangent of the shape of the whole tensor per iteration takes time quadratic in the iterations if each
-reads a different row. Cotangents of rows are scan outputs instead, and are scattered once.
+If every iteration reads a different row, accumulating a cotangent of the whole tensor in each iteration takes
+quadratic time. Instead, each iteration emits the cotangents of its rows as scan outputs, which are scattered once.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _WRAPPERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 @dataclass(frozen=True)
 class RowRead:
-    """A node of an iteration that reads a fixed number of rows of an outer tensor.
+    """A node of a loop body that reads a fixed number of rows of an outer tensor.
 
     Attributes:
         node: Gather, GatherND, or Slice along one axis.
         source: the outer tensor.
         axis: axis along which rows are read; 0 for GatherND.
-        count: number of rows, or of slices that GatherND reads. A Slice reads fewer at the ends of the tensor.
-        depth: number of leading axes of `source` that an index replaces: more than 1 for some GatherND.
+        count: number of rows (for GatherND: of slices) that are read. A Slice reads fewer at the ends of the tensor.
+        depth: number of leading axes of `source` that each index selects from; may exceed 1 only for GatherND.
     """
 
     node: ir.Node
@@ -42,11 +42,11 @@ class RowRead:
 
     @property
     def output(self) -> ir.Value:
-        """The rows."""
+        """The node's output, which contains the rows."""
         return self.node.outputs[0]
 
     def stack(self, op: Emitter, ct: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Emits the entries of one iteration: indices int64 [count, ...] and cotangents [count, ...]."""
+        """Returns the scan outputs of one iteration: row indices, int64 [count, ...], and cotangents [count, ...]."""
         if self.node.op_type == "Slice":
             return self._stack_of_slice(op, ct)
         indices = op.Cast(self.node.inputs[1], to=ir.DataType.INT64)
@@ -63,7 +63,7 @@ class RowRead:
         return indices, self._to_front(op, ct, len(read.shape))
 
     def scatter(self, op: Emitter, indices: ir.Value, rows: ir.Value, trips: ir.Value) -> ir.Value:
-        """Returns the cotangent of the source, given the stacks of all iterations.
+        """Returns the cotangent of the source, given the stacked scan outputs of all iterations.
 
         Args:
             op: emitter of the graph that contains the loop.
@@ -86,7 +86,7 @@ class RowRead:
         indices = _shaped(op.Reshape(indices, total, allowzero=1), [None])
         if self.node.op_type != "Slice":
             return add_rows(op, self.source, self.axis, indices, rows)
-        # Rows behind the end of the tensor were not read.
+        # Rows past the end of the tensor were not read.
         beyond = op.ScatterElements(np.zeros(self._rank, np.int64), [self.axis], [1], axis=0)
         longer = add_rows(op, self.source, self.axis, indices, rows, op.Add(sizes, beyond))
         return op.Slice(longer, [0], [-1], [self.axis])
@@ -111,7 +111,7 @@ class RowRead:
         return _rows(op, ct, self.count, op.shape_of(self.source), kept, dims)
 
     def _stack_of_slice(self, op: Emitter, ct: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Returns the stacks of a Slice; rows past the end of the axis get the end as their index."""
+        """Does the work of :meth:`stack` for a Slice. Rows past the end get the size of the axis as their index."""
         start, end = op.Reshape(self.node.inputs[1], [1]), op.dim(self.source, self.axis)
         start = op.Cast(start, to=ir.DataType.INT64)
         start = op.Where(op.Less(start, 0), op.Add(start, end), start)
@@ -130,14 +130,14 @@ class RowRead:
 
 
 def row_reads(op: Emitter, nodes: Iterable[ir.Node], sources: Collection[ir.Value]) -> list[RowRead]:
-    """Returns the nodes of an iteration that read rows of outer tensors at computed positions.
+    """Returns the nodes of a loop body that read rows of outer tensors at computed positions.
 
     Skips a tensor if an iteration reads more than a quarter of it: stacking its rows would need too much memory for the
     time that it saves.
 
     Args:
         op: emitter of the loop's body.
-        nodes: the nodes of an iteration.
+        nodes: the nodes of the body.
         sources: the outer tensors.
     """
     reads = (_read(op, node) for node in nodes if node.inputs and node.inputs[0] in sources)
@@ -149,7 +149,7 @@ def _read(op: Emitter, node: ir.Node) -> RowRead | None:
     if node.domain or source is None or source.shape is None or len(node.inputs) < 2:
         return None
     index, rank = node.inputs[1], len(source.shape)
-    # Places that no iteration computes are the same in all.
+    # Indices that are not computed in the loop body are the same in all iterations.
     if index is None or known_array(index) is not None or index.graph is not op.graph:
         return None
     if node.op_type == "Slice":
@@ -170,7 +170,10 @@ def _read(op: Emitter, node: ir.Node) -> RowRead | None:
 
 
 def _is_small(read: RowRead) -> bool:
-    """True if a read takes at most a quarter of the source, or a single row."""
+    """True if a node reads only a small part of the source.
+
+    This is a single row, at most a quarter of the rows, or a few rows if their number in the source is unknown.
+    """
     sizes = (static_dims(read.source) or ())[read.axis : read.axis + read.depth]
     if read.count == 1:
         return True
@@ -187,7 +190,7 @@ def _count(indices: ir.Value) -> int | None:
 
 
 def _slice(node: ir.Node, source: ir.Value) -> RowRead | None:
-    """Returns the read of a Slice `[start : start + count]` along one axis, with constant `count`."""
+    """Returns the RowRead of a Slice `[start : start + count]` along one axis; None unless `count` is constant."""
     start, end, axes, steps = ([*node.inputs[1:], None, None])[:4]
     if end is None or start is None or _count(start) != 1 or source.shape is None:
         return None
@@ -227,7 +230,7 @@ def _offset(value: ir.Value) -> tuple[ir.Value, int]:
 def _rows(
     op: Emitter, ct: ir.Value, count: int, sizes: ir.Value, axes: Iterable[int], dims: Sequence[object]
 ) -> ir.Value:
-    """Returns a cotangent reshaped to `count` rows with the sizes of these axes of the source."""
+    """Reshapes a cotangent to `[count, *sizes of these axes]`, where `sizes` is the shape of the source."""
     behind = [op.Gather(sizes, list(axes))] if dims else []
     return _shaped(op.Reshape(ct, op.Concat([count], *behind, axis=0), allowzero=1), [count, *dims])
 

@@ -21,7 +21,7 @@ def positions(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def scatter_to(op: Emitter, ct: ir.Value, where: ir.Value, like: ir.Value) -> ir.Value:
-    """Returns zeros with the shape of `like`, with each element of `ct` added at its flat index `where`."""
+    """Scatter-adds the elements of `ct` into zeros with the shape of `like`, at the flat indices `where`."""
     # ScatterND into a vector: the indices have one column.
     index = op.Reshape(where, [-1, 1])
     flat = scatter_nd(op, op.Reshape(op.Size(like), [1]), index, op.Reshape(ct, [-1]))
@@ -29,7 +29,7 @@ def scatter_to(op: Emitter, ct: ir.Value, where: ir.Value, like: ir.Value) -> ir
 
 
 def scatter_nd(op: Emitter, shape: ir.Value, indices: ir.Value, updates: ir.Value) -> ir.Value:
-    """Adds `updates` to zeros of shape `shape` with ScatterND."""
+    """Scatter-adds `updates` into zeros of shape `shape`, using ScatterND."""
     return _summed(
         op, shape, updates, lambda zeros, wide: op.ScatterND(zeros, indices, wide, reduction="add")
     )
@@ -38,7 +38,7 @@ def scatter_nd(op: Emitter, shape: ir.Value, indices: ir.Value, updates: ir.Valu
 def scatter_elements(
     op: Emitter, shape: ir.Value, indices: ir.Value, updates: ir.Value, axis: int
 ) -> ir.Value:
-    """Adds `updates` to zeros of shape `shape` with ScatterElements."""
+    """Scatter-adds `updates` into zeros of shape `shape`, using ScatterElements."""
 
     def scatter(zeros: ir.Value, wide: ir.Value) -> ir.Value:
         return op.ScatterElements(zeros, indices, wide, axis=axis, reduction="add")
@@ -54,15 +54,15 @@ def add_rows(
     rows: ir.Value,
     shape: ir.Value | None = None,
 ) -> ir.Value:
-    """Returns zeros with `rows` added at positions `indices` along an axis: the cotangent of a Gather.
+    """Scatter-adds `rows` into zeros, at positions `indices` along an axis: the cotangent of a Gather.
 
     Args:
         op: emitter.
         like: the tensor from which the rows were read, of known rank.
-        axis: the axis.
+        axis: the axis that `indices` refer to, non-negative.
         indices: int64, at least one axis.
         rows: `[*shape of indices, *sizes of the other axes]`.
-        shape: shape of the result. Default: that of `like`.
+        shape: shape of the result. Default: the shape of `like`.
     """
     shape = op.shape_of(like) if shape is None else shape
     # Rows of a table: a composite op, because it is the gradient of an embedding. Half precision is accumulated in
@@ -83,7 +83,7 @@ def add_rows(
 def _summed(
     op: Emitter, shape: ir.Value, updates: ir.Value, scatter: Callable[[ir.Value, ir.Value], ir.Value]
 ) -> ir.Value:
-    """Scatters into zeros of shape `shape`; half precision is accumulated in float32."""
+    """Returns `scatter(zeros, updates)` for zeros of shape `shape`; accumulates half precision in float32."""
     # Sums in float16 lose precision, and ONNX Runtime's CPU provider has no half-precision kernels for reduction="add".
     dtype = updates.dtype
     narrow = dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -94,7 +94,10 @@ def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], 
 
 
 def _same_pads(op: Emitter, w: Windows, over: ir.Value, result: ir.Value) -> tuple[Sizes, Sizes]:
-    """Returns the smaller and the larger half of auto_pad SAME's padding, which gives ceil(size / stride) windows."""
+    """Returns the padding for auto_pad SAME, split into its smaller and its larger half along each axis.
+
+    With the total padding, ceil(size / stride) windows fit along an axis.
+    """
     # With stride 1, the padding does not depend on the sizes, which may be symbolic.
     if all(s == 1 for s in w.strides):
         totals = [extent - 1 for extent in w.extents]
@@ -132,7 +135,7 @@ def _run_time_sizes(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def pad(op: Emitter, value: ir.Value, w: Windows) -> ir.Value:
-    """Returns `value` with the zero padding of the windows."""
+    """Pads `value` with zeros, as specified by the windows."""
     if not w.padded:
         return value
     # A single constant if the padding is known.

@@ -36,7 +36,7 @@ def _positive(op: Emitter, x: ir.Value | None) -> ir.Value:
 
 
 def _by_side(op: Emitter, x: ir.Value, left: ir.Value, right: Any) -> ir.Value:
-    """Returns `left` where x <= 0, else `right`: also for NaN, as PyTorch's Elu, Selu and Celu."""
+    """Returns `left` where x <= 0, else `right`. NaN selects `right`, as in PyTorch's Elu, Selu and Celu."""
     return op.Where(op.LessOrEqual(x, 0.0), left, right)
 
 
@@ -120,7 +120,7 @@ def shrink(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Gelu", wrt=("X",))
 def gelu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Gelu: a composite op per approximation, which has a native kernel."""
+    """VJP of Gelu: calls the composite op for the node's `approximate` mode, which has a native kernel."""
     gradient = gelu_tanh_gradient if n.attr("approximate") == "tanh" else gelu_gradient
     return op.call(gradient, n.X, ct)
 
@@ -143,13 +143,13 @@ def _hardtanh(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @composite_vjp(with_slope, ("result",), broadcasts=True)
 def _with_slope(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of an elementwise function with a given derivative."""
+    """VJP of `with_slope`, whose derivative is an input: ct_x = ct * slope."""
     return {"x": op.Mul(ct, n.slope)}
 
 
 @composite_vjp(with_slopes, ("result",), broadcasts=True)
 def _with_slopes(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of an elementwise function of two arguments with given derivatives."""
+    """VJP of `with_slopes`, whose derivatives are inputs: ct_a = ct * slope_a, ct_b = ct * slope_b."""
     return {
         "a": op.Mul(ct, n.slope_a) if n.needs("a") else None,
         "b": op.Mul(ct, n.slope_b) if n.needs("b") else None,
@@ -158,7 +158,7 @@ def _with_slopes(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @composite_vjp(safe_softmax, ("y",), wrt=("x",))
 def _safe_softmax(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of the safe Softmax: the Softmax formula, which gives zeros for a row of zeros."""
+    """VJP of the safe Softmax: the same formula as for Softmax, which is zero for an output row of zeros."""
     return op.call(softmax_gradient, n.out.y, ct, axis=n.attr("axis"))
 
 
@@ -175,8 +175,7 @@ def swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def softmax(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """VJP of Softmax: ct_x = y * (ct - sum(ct * y)).
 
-    If all scores of a row are minus infinity, the row of y is NaN. If the model replaces these NaN, they are treated as
-    zeros here.
+    If a row of x is all -inf, the row of y is NaN. If the model replaces the NaNs, y counts as zero there.
     """
     y = n.out.output
     # The model's Where gives the replaced elements a cotangent of 0, but 0 * NaN is NaN: one fully masked row would

@@ -41,7 +41,7 @@ def _attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value) ->
 
 
 def _ct_mask(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of the mask: that of the scores, summed over the axes along which it was broadcast."""
+    """Returns the cotangent of the mask: the scores' cotangent, summed over axes along which the mask was broadcast."""
     keys, values = (op.Transpose(x, perm=[0, 1, 3, 2]) for x in (n.k, n.v))
     # Recompute the probabilities: exp(score - log_sum) is the softmax, without another sum.
     scores = op.Add(op.MatMul(op.Mul(n.q, n.attr("scale")), keys), n.mask)

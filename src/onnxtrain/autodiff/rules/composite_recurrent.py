@@ -1,4 +1,4 @@
-"""Registers the VJPs of composite recurrent layers (LSTM, GRU), which are composite ops as well.
+"""Registers the VJPs of the composite recurrent layers (LSTM, GRU). The VJPs are composite ops as well.
 
 The forward op saves the gates of all time steps, so that the backward pass does not rerun the recurrence.
 """
@@ -64,7 +64,7 @@ def _operands(
 
 
 def _register() -> None:
-    """Registers a rule for each layer and dtype."""
+    """Registers a rule for each kind of layer (LSTM, GRU) and each dtype."""
     rules = {
         "LSTM": (_lstm_layer, ("y", "y_h", "y_c"), ("gates", "cells")),
         "GRU": (_gru_layer, ("y", "y_h"), ("gates", "inner")),

@@ -1,9 +1,8 @@
 """Differentiates control flow: If, Loop and Scan.
 
 The gradient of an If is an If with the same condition. The gradient of a Loop or Scan is a Loop over the same
-iterations in reverse. Each recomputes its branch or iteration instead of keeping intermediate results. A loop only
-records its state before each iteration, as additional scan outputs, which is why the shape of the state must not
-change.
+iterations in reverse. Both recompute the branch or iteration instead of keeping intermediate results. The forward loop
+only records its state before each iteration, as additional scan outputs, so the shape of the state must not change.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def loop(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
 
 @vjp("Scan", wrt=("initial_state_and_scan_inputs",))
 def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
-    """VJP of Scan, like that of Loop; the cotangent of a scan input is stacked from the cotangents of its slices."""
+    """VJP of Scan, like the VJP of Loop. The cotangent of a scan input is stacked from the cotangents of its slices."""
     body: ir.Graph = n.attr("body")
     read = int(n.attr("num_scan_inputs"))
     count = len(n.inputs) - read
@@ -141,7 +140,7 @@ class _Slices:
 
 
 def _describe_slices(n: NodeView, values: Cts, kind: str, slices: Sequence[ir.Value]) -> dict[int, _Slices]:
-    """Describes the scan inputs, or the cotangents of the scan outputs, by index; absent ones are left out.
+    """Describes the scan inputs, or the cotangents of the scan outputs, by index. Omits missing cotangents.
 
     Args:
         n: the node.
@@ -172,7 +171,7 @@ def _reverse_loop(
     emitted: dict[int, _Slices],
     wanted: dict[int, _Slices],
 ) -> tuple[dict[int, ir.Value], dict[int, ir.Value], dict[ir.Value, ir.Value | None]]:
-    """Emits the Loop that visits the iterations in reverse.
+    """Emits the backward Loop, which differentiates the iterations in reverse order.
 
     Args:
         op: emitter of the graph that contains the node.
@@ -186,7 +185,7 @@ def _reverse_loop(
 
     Returns:
         Three dictionaries of cotangents: of the initial states and of the scan inputs, both by index among the body's
-        inputs, and of the outer values that the body reads, by value; None is zero.
+        inputs, and of the outer values that the body reads, by value. None means zero.
     """
     captured = _captured(n)
     carried = [*(ct for _, ct in state.values()), *map(op.zeros_like, captured)]
@@ -252,7 +251,7 @@ def _reverse_loop(
 
 
 def _with_branch_shape(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of an If's output, with the shape that the output has in this branch."""
+    """Reshapes the cotangent of an If's output to the shape of that output in this branch."""
     # Shape inference may later derive the cotangent's sizes from the other branch, and onnx would then reject the nodes
     # of this branch. A Reshape, or an Identity if no shape is known, decouples the two.
     if value.shape is None and ct.shape is None:
@@ -263,7 +262,7 @@ def _with_branch_shape(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
 
 
 def _may_have_equal_shapes(value: ir.Value, other: ir.Value) -> bool:
-    """True if two values may have the same shape, as far as their shapes are known."""
+    """True unless the shapes of two values are known to differ."""
     one, two = static_dims(value), static_dims(other)
     if one is None or two is None:
         return True
@@ -321,7 +320,7 @@ def _gradients(
     Raises:
         NoGradientRule: the subgraph draws random numbers.
     """
-    # The recomputed branch would draw other random numbers than the forward pass did, and differentiate those.
+    # The recomputed branch would draw different random numbers from the forward pass.
     for node in op.graph.all_nodes():
         if _is_random(node):
             raise NoGradientRule(

@@ -62,7 +62,7 @@ def _cotangents(
         ct: cotangent of the output.
         w: the windows.
         function: prefix of the functions' names, e.g. "Convolution" for "ConvolutionWeightGradient".
-        bodies: emit the cotangents of X and W.
+        bodies: functions that emit the cotangents of X and W, by input name.
     """
     if w.pads is not None and _has_kernel(op, n, w, ct) and (n.needs("X") or n.needs("W")):
         return _function_cotangents(op, n, ct, w, function, bodies)
@@ -163,7 +163,7 @@ def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
         ]
     small = tuple(max(t, 0) // 2 for t in totals)
     large = tuple(max(t, 0) - s for t, s in zip(totals, small, strict=True))
-    # The schema splits the total so: the smaller half at the beginning for SAME_UPPER, otherwise at the end.
+    # As in the schema, the smaller half is at the beginning for SAME_UPPER, otherwise at the end.
     begins, ends = (small, large) if n.attr("auto_pad") == "SAME_UPPER" else (large, small)
     return Windows(w.kernel, strides, dilations, begins, ends)
 
@@ -279,14 +279,14 @@ def _depthwise_by_rows(
     """Returns dW of a depthwise convolution, `[channels, taps]`, with a matrix product per row of taps.
 
     For the taps t of all axes but the last, G[c, o, i] is the sum of windowed[c, ..., o] * value_t[c, ..., i] over the
-    batch and the other axes. For window o, tap j of the last axis read i = o * stride + j * dilation, so its gradient
-    is the sum of a diagonal of G. The diagonal becomes a column when the rows of G are made `stride` longer and wrapped
-    around. The last axis is padded in G, which is far smaller than the value.
+    batch and the other axes. For window o, tap j of the last axis reads i = o * stride + j * dilation, so its gradient
+    is the sum of a diagonal of G. The diagonals become columns when the flattened G is wrapped into rows that are
+    `stride` longer. Padding along the last axis is added to G, which is far smaller than the value.
 
-    Only one of `size / taps` entries of G is used, but for short rows this still takes half the time.
+    Only a small part of G is used, but for short rows this is still twice as fast as `_depthwise_by_taps`.
 
     Returns:
-        dW, or None if rows are long or of symbolic length.
+        dW, or None if rows are long or of symbolic length, or the padding is only known at run time.
     """
     count, size = (sizes[-1] if (sizes := spatial_sizes(v)) else None for v in (windowed, value))
     if count is None or size is None or count > _FEW_COLUMNS:

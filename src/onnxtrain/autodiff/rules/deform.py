@@ -21,7 +21,7 @@ _Sizes = Sequence[ir.Value | list[int] | None]
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples read by the taps of all windows, of shape `[batch, offset groups, taps, *counts]`.
+    """Samples read by the taps of all windows; values have the shape `[batch, offset groups, taps, *counts]`.
 
     Attributes:
         places: positions, one entry per spatial axis.
@@ -154,5 +154,5 @@ def _offset_cotangent(
 
 
 def _reshaped(op: Emitter, value: ir.Value, sizes: _Sizes) -> ir.Value:
-    """Reshapes a value to sizes that are constant or computed, each an int64 [1]."""
+    """Reshapes a value; each size is an int64 [1], constant or computed at run time."""
     return op.Reshape(value, op.Concat(*sizes, axis=0), allowzero=1)

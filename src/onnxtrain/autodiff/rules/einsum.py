@@ -21,9 +21,9 @@ Dim = int | ir.SymbolicDim
 def einsum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Einsum: for "ij,jk->ik", ct_A = Einsum("ik,jk->ij", ct, B), and likewise for any number of operands.
 
-    If a label occurs only in this operand, the Einsum summed over it, so the cotangent is broadcast along it. If a
-    label occurs twice in the operand ("ii"), it selects a diagonal, so the cotangent is zero off the diagonal. Axes of
-    size one that were broadcast are summed over.
+    If a label occurs in only one operand and not in the output, Einsum sums over it, so the operand's cotangent is
+    broadcast along it. If a label occurs twice in an operand ("ii"), it selects a diagonal, so the cotangent is zero
+    off the diagonal. Axes of size one that were broadcast are summed over.
     """
     terms, output = _terms(n)
     _check_broadcasting(n, terms)
@@ -56,9 +56,9 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
 
 
 def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
-    """Checks the ranks of the operands, and that no label has size one in its first operand and another size later.
+    """Checks the ranks of the operands, and that no label has size one in its first operand and a different size later.
 
-    For such a label, onnx infers size one.
+    For such a label, onnx would infer size one.
 
     Raises:
         DifferentiationError: the inferred shape of the output is wrong, and other rules would rely on it; or the rank
@@ -136,7 +136,7 @@ def _operand_cotangent(
 def _without_broadcast_axes(
     op: Emitter, n: NodeView, factors: Sequence[tuple[str, ir.Value]]
 ) -> list[tuple[str, ir.Value]]:
-    """Removes axes of size one whose label has another size in another factor; this doesn't change Einsum's result.
+    """Removes axes of size one whose label has a different size in another factor, without changing Einsum's result.
 
     onnx (1.23) and ONNX Runtime (1.32) infer the size of a label from the first operand that has it: "ij,j->ij" of (1,
     2) and (3, 2) would be inferred as (1, 2), and onnx's checker would reject the model.
@@ -167,21 +167,21 @@ def _dims(n: NodeView, value: ir.Value | None) -> Sequence[Dim]:
 
 
 def _same(a: Dim, b: Dim) -> bool:
-    """True if two sizes are known to be equal; unnamed symbolic sizes never are."""
+    """True if two sizes are known to be equal, which unnamed symbolic sizes never are."""
     if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
         return a.value is not None and a.value == b.value
     return a == b
 
 
 def _may_be_broadcast(size: Dim, other_sizes: Sequence[Dim]) -> bool:
-    """True if an axis may have size one while its label has another size in another operand."""
+    """True if an axis may have size one while its label has a different size in another operand."""
     if isinstance(size, int) and size != 1:
         return False
     return any(other_size != 1 and not _same(size, other_size) for other_size in other_sizes)
 
 
 def _may_be_expanded(size: Dim, other_sizes: Sequence[Dim]) -> bool:
-    """True if a label may have size one in all other operands that have it, but another size in this operand."""
+    """True if a label may have size one in all other operands that contain it, but a different size in this operand."""
     return size != 1 and bool(other_sizes) and not any(_same(size, other_size) for other_size in other_sizes)
 
 

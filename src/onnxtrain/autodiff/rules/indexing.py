@@ -31,7 +31,7 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _single_entry_cotangent(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
-    """Returns the cotangent of reading one entry along `axis`: ct padded with zeros before and after."""
+    """Returns the cotangent of data from which one entry along `axis` is read: ct, padded with zeros."""
     # A Pad instead of a scatter, because the driver concatenates Pads that tile the whole value (`_accumulate`).
     size, index = op.dim(n.data, axis), op.Reshape(op.Cast(n.indices, to=ir.DataType.INT64), [1])
     position, dims = n.constant(n.indices), n.constant(size)

@@ -17,7 +17,7 @@ from onnxtrain.functions import cholesky, inverse
 def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Y = A B:  ct_A = ct B^T,  ct_B = A^T ct, each summed over the operand's broadcast batch axes.
 
-    A vector is treated as a row on the left and as a column on the right; ct gets back the axis that Y lost.
+    A vector A is treated as a row, a vector B as a column; the axis that Y lacks is restored in ct.
     """
     if n.A.shape is None and n.B.shape is not None and n.B.shape.rank() == 2:
         # A has unknown rank, B is a matrix: with leading axes flattened, A is a matrix whatever its rank; a vector is
@@ -46,7 +46,7 @@ def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _as_matrix(op: Emitter, value: ir.Value, axis: int) -> ir.Value:
-    """Reshapes a vector to a matrix of size one along `axis`; returns other values unchanged."""
+    """Reshapes a vector to a matrix with size one along `axis`; returns other values unchanged."""
     assert value.shape is not None
     if value.shape.rank() > 1:
         return value
@@ -150,8 +150,8 @@ def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Det: ct_X = ct * cofactors of X.  X is float [..., n, n] with static n.
 
-    The cofactors are det(X) X^-T where that is numerically stable, otherwise determinants of X without row i and column
-    j.
+    The cofactors are computed as det(X) X^-T where this is numerically stable, otherwise as minors: the signed
+    determinants of X without row i and column j.
     """
     (size,) = n.static(n.X, [-1])
     scale = op.Unsqueeze(ct, [-2, -1])
@@ -183,7 +183,7 @@ _LARGEST_WITH_BOTH = 8
 
 
 def _cofactors_of_large(op: Emitter, n: NodeView, regular: ir.Value, size: int) -> ir.Value:
-    """Returns the cofactors of X: computes minors, row by row, only if one of the matrices is not regular."""
+    """Returns the cofactors of X; computes minors only if a matrix is not regular, and then row by row."""
     branches = {}
     for name in ("then_branch", "else_branch"):
         inner = op.subgraph({})
@@ -205,17 +205,17 @@ def _cofactors_of_large(op: Emitter, n: NodeView, regular: ir.Value, size: int) 
 
 
 def _by_inverse(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    """Returns det(X) x^-T, the cofactors where x is X."""
+    """Returns det(X) x^-T: the cofactors of those matrices for which `x` equals X."""
     y, _ = op.call(inverse, x, _outputs=2)
     y.shape = n.X.shape
     return op.Mul(op.Unsqueeze(n.outputs[0], [-2, -1]), _transposed(op, n, y))
 
 
 def _is_regular(op: Emitter, n: NodeView, size: int) -> ir.Value:
-    """Returns a mask, bool [..., 1, 1], of the matrices X for which det(X) X^-T keeps some correct digits.
+    """Returns a mask, bool [..., 1, 1]: True for matrices X for which det(X) X^-T has some correct digits.
 
-    The determinants of large matrices often overflow or underflow, and so do nearly all of their cofactors, which are
-    then as in eager PyTorch.
+    For large matrices, overflow and underflow of the determinant is accepted: it is common, and nearly all cofactors
+    overflow or underflow as well, as in eager PyTorch.
     """
     least_pivot, least_determinant = (
         (2.0**-48, 2.0**-900) if n.X.dtype == ir.DataType.DOUBLE else (2.0**-20, 2.0**-100)
@@ -240,7 +240,7 @@ def _is_regular(op: Emitter, n: NodeView, size: int) -> ir.Value:
 
 
 def _minors(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
-    """Returns the cofactors of X: the signed determinants of X without row i and column j."""
+    """Returns the cofactors of `x`: its minors (determinants without row i and column j), with signs."""
     others = _all_but_one(size)
     batch = n.rank(n.X) - 2
     minors = op.Gather(op.Gather(x, others, axis=batch), others, axis=batch + 2)
@@ -250,7 +250,7 @@ def _minors(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
 
 
 def _minors_by_row(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
-    """Returns what `_minors` does, in a Loop with one step per row, which needs memory for size^3 numbers at a time."""
+    """Like :func:`_minors`, but computes one row per Loop iteration: size³ elements in memory instead of size⁴."""
     others = op.const(_all_but_one(size))
     batch = n.rank(n.X) - 2
     inner = op.subgraph({"row": ir.DataType.INT64, "going": ir.DataType.BOOL})
@@ -270,10 +270,10 @@ def _minors_by_row(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value
 
 
 def _all_but_one(size: int) -> np.ndarray:
-    """Returns, in row i, the numbers from 0 to `size` - 1 without i."""
+    """Returns an array [size, size - 1] whose row i lists the integers from 0 to `size` - 1, except i."""
     return np.array([[k for k in range(size) if k != i] for i in range(size)], dtype=np.int64)
 
 
 def _signs(size: int) -> list[list[float]]:
-    """Returns the signs of the cofactors."""
+    """Returns the signs of the cofactors, 1.0 and -1.0 in a checkerboard pattern."""
     return [[(-1.0) ** (i + j) for j in range(size)] for i in range(size)]

@@ -47,7 +47,10 @@ defvjp("Neg", X=lambda op, n, ct: op.Neg(ct))
 
 
 def sign(op: Emitter, x: ir.Value, like: ir.Value) -> ir.Value:
-    """Returns -1, 0 or 1 in the dtype of `like`, 0 for NaN, as PyTorch's sign. ONNX Runtime's Sign is NaN there."""
+    """Returns the sign of x, -1, 0 or 1, in the dtype of `like`.
+
+    NaN has sign 0, as in PyTorch; ONNX Runtime's Sign would return NaN.
+    """
     positive, negative = op.Greater(x, 0.0), op.Less(x, 0.0)
     return op.Sub(op.Cast(positive, to=like.dtype), op.Cast(negative, to=like.dtype))
 
@@ -160,7 +163,7 @@ def _is_bound(n: NodeView, bound: ir.Value | None) -> bool:
 
 @vjp("Clip", wrt=("input", "min", "max"))
 def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of min(max, max(min, x)); x gets the cotangent at the bounds too, as in torch.clamp.
+    """VJP of min(max, max(min, x)); at the bounds, x gets the cotangent as well, as in torch.clamp.
 
     Each bound, a scalar, gets the sum of the cotangents of the elements that it replaced.
     """
@@ -224,7 +227,7 @@ def _extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _extremum_of_two(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """As `_extremum`, but both arguments get the cotangent where one of them is NaN, as in torch.maximum."""
+    """Like `_extremum`, but both arguments get the cotangent where one of them is NaN, as in torch.maximum."""
     a, b = n.inputs
     share = op.Where(op.Equal(a, b), op.Mul(ct, 0.5), ct)
     beyond = op.Less if n.node.op_type == "Max" else op.Greater

@@ -1,6 +1,6 @@
-"""Differentiates the ops of ai.onnx.ml that scikit-learn's converters emit, with respect to their inputs.
+"""Differentiates the ai.onnx.ml ops that scikit-learn converters emit, with respect to their inputs.
 
-Their parameters are attributes, which are never trained. All outputs are float32.
+The ops' parameters are attributes, which are never trained. All outputs are float32.
 """
 
 from __future__ import annotations

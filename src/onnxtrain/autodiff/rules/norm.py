@@ -76,7 +76,7 @@ def batch_normalization(
 def _updated_statistics(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
 ) -> dict[str, ir.Value | None]:
-    """Returns the cotangents of X and of the input statistics, given those of the running statistics.
+    """Returns the cotangents of X and of the input statistics, given the cotangents of the running statistics.
 
     The running mean is momentum * input_mean + (1 - momentum) * mean(X); the running variance is computed likewise.
     """
@@ -366,7 +366,10 @@ def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value
 
 
 def _channel_window_mean(op: Emitter, value: ir.Value, size: int, before: int, after: int) -> ir.Value:
-    """Returns the mean over a zero-padded window of channels, from `before` before each channel to `after` after it."""
+    """Returns, for each channel, the mean over a zero-padded window of `size` channels.
+
+    The window contains `before` channels before the channel and `after` channels after it.
+    """
     planes = op.Unsqueeze(op.merge_from(value, 2), [1])
     # ONNX Runtime doesn't pool empty planes: add one row and one column, and slice them off afterwards.
     sizes = static_dims(value)

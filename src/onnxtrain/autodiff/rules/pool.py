@@ -123,7 +123,7 @@ def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _unpooled(op: Emitter, n: NodeView, numbers: ir.Value) -> ir.Value:
-    """Applies the node's MaxUnpool to integers below 2²⁴."""
+    """Applies the node's MaxUnpool to `numbers`, integers below 2²⁴, which float32 represents exactly."""
     # In float32, the only dtype for which ONNX Runtime's CPU provider has MaxUnpool.
     attributes = {name: n.attr(name) for name in ("kernel_shape", "pads", "strides")}
     moved = op.MaxUnpool(op.Cast(numbers, to=ir.DataType.FLOAT), n.I, n.output_shape, **attributes)
@@ -131,7 +131,7 @@ def _unpooled(op: Emitter, n: NodeView, numbers: ir.Value) -> ir.Value:
 
 
 def _indexes_result(n: NodeView) -> bool:
-    """True if the indices are positions in the output: they come from a MaxPool, and the windows have size one."""
+    """True if the indices are positions in the output: they come from a MaxPool, and all sizes and strides are 1."""
     source, strides = n.I.producer(), n.attr("strides") or [1]
     return source is not None and source.op_type == "MaxPool" and {*n.attr("kernel_shape"), *strides} == {1}
 
@@ -178,7 +178,7 @@ def _spread_by_convolution(op: Emitter, x: ir.Value, ct: ir.Value, w: Windows) -
 def _divide_by_window_size(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
     """Divides each window's cotangent by the number of positions that the window averaged.
 
-    With count_include_pad these are the positions within the padded input, otherwise those within the input.
+    Positions in the padding count only with count_include_pad.
     """
     include = bool(n.attr("count_include_pad"))
     # If padding counts or there is none, all windows have the same size, except with ceil_mode, where the last window
@@ -207,7 +207,7 @@ def _divide_by_window_size(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -
 
 
 def _entry(op: Emitter, sizes: Sizes, axis: int) -> ir.Value:
-    """Returns the entry for one spatial axis, int64 [1]."""
+    """Returns the entry of `sizes` for one spatial axis, as int64 [1]."""
     return op.const([sizes[axis]]) if isinstance(sizes, tuple) else op.Gather(sizes, [axis])
 
 

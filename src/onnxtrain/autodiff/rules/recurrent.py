@@ -2,8 +2,8 @@
 
 The forward output Y contains all hidden states, so the gates of all time steps are recomputed at once, outside any
 loop. Only the recurrences run in a Scan: the LSTM's cell states forwards, and the cotangents of the states backwards.
-The backward Scan returns the cotangents of the gates' pre-activations, from which one MatMul over all time steps
-computes those of the weights.
+The backward Scan returns the cotangents of the gates' pre-activations. From these, one MatMul over all time steps
+computes the cotangents of the weights.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def gru(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangent
 def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
     """VJP of LSTM: C = f C_prev + i g, H = o Tanh(C), with Sigmoid gates i, o, f and g = Tanh.
 
-    With peepholes, the pre-activations of i and f also contain P_i C_prev and P_f C_prev, and that of o contains P_o C.
+    With peepholes, the pre-activations of i and f also contain P_i C_prev and P_f C_prev, and the pre-activation of o
+    contains P_o C.
     """
     _activations(n, ["Sigmoid", "Tanh", "Tanh"])
     if n.attr("input_forget"):
@@ -198,7 +199,7 @@ def _layer(
     cts: tuple[ir.Value | None, ...],
     gradients: Callable[[_Direction, ir.Value], _Gradients],
 ) -> Cotangents:
-    """Splits a layer into directions, and joins the directions' cotangents by input name.
+    """Differentiates each direction of a layer, and joins the directions' cotangents by input name.
 
     Args:
         op: emitter.
@@ -344,7 +345,7 @@ def _scan_back(
         step: emits one backward step.
 
     Returns:
-        The cotangents of the pre-activations [time, batch, gates * hidden], and those of the initial states.
+        The cotangents of the pre-activations [time, batch, gates * hidden], and of the initial states.
     """
     dtype = layer.x.dtype
     assert dtype is not None
@@ -387,7 +388,7 @@ def _sequence_mask(op: Emitter, n: NodeView) -> ir.Value:
 
 
 def _flip(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Reverses the time axis; with sequence_lens, within the length of each sequence."""
+    """Reverses the time axis; with sequence_lens, reverses each sequence only within its length."""
     if n.sequence_lens is None:
         return op.Slice(value, [-1], [_INT64_MIN], [0], [-1])
     lengths = op.Cast(n.sequence_lens, to=ir.DataType.INT64)

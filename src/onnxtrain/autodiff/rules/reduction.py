@@ -28,7 +28,7 @@ def expand_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 
 def _reduced_again(op: Emitter, n: NodeView, op_type: str, value: ir.Value) -> ir.Value:
-    """Reduces a value with the shape of the node's input by `op_type`, over the same axes, with keepdims=1."""
+    """Reduces a value with the shape of the node's input, using `op_type`, over the same axes, with keepdims=1."""
     noop = n.attr("noop_with_empty_axes")
     return op.emit(op_type, value, n.axes, keepdims=1, noop_with_empty_axes=noop)
 
@@ -74,7 +74,7 @@ vjp("ReduceMin", wrt=("data",))(_reduce_extremum)
 
 @vjp("ReduceProd", wrt=("data",))
 def reduce_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of ReduceProd: every element gets ct times the product of all other elements, correct also for zeros.
+    """VJP of ReduceProd: every element gets ct times the product of all other elements, even if some are zero.
 
     Computed as the product of all nonzero elements, divided by the element if it is nonzero, times the product of the
     other zeros.

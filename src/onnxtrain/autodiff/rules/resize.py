@@ -62,10 +62,10 @@ def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """VJP of Resize, Y = X times a matrix along each resized axis: multiplies ct by the transposed matrices.
 
-    The matrix of an axis is computed by resizing an identity matrix with the node's attributes, so it is right for
+    The matrix of an axis is computed by resizing an identity matrix with the node's attributes, so it is correct for
     every mode and for symbolic sizes. It is dense: an axis of length n costs n², and up to n³ with
-    keep_aspect_ratio_policy. Without antialiasing, each position reads 1 (nearest), 2 (linear) or 4 (cubic) neighbors.
-    Along a long axis, ct is scattered to these instead, see :func:`_scatter_along`.
+    keep_aspect_ratio_policy. Without antialiasing, each position reads 1 (nearest), 2 (linear) or 4 (cubic) neighbors,
+    so for a long axis, ct is scattered to these neighbors instead; see :func:`_scatter_along`.
     """
     if n.scales is None and n.sizes is None:
         raise unsupported(n, "inputs without scales or sizes")
@@ -94,7 +94,10 @@ _NEIGHBORS = {"nearest": 1, "linear": 2, "cubic": 4}
 
 
 def _is_long(n: NodeView, axis: int) -> bool:
-    """True if the matrix of an axis is too large. Axes of unknown size are taken to be long in sequences only."""
+    """True if the matrix of an axis would be too large, and :func:`_scatter_along` supports the node.
+
+    An axis of unknown size counts as long only if X has rank 3, i.e. consists of sequences.
+    """
     if n.attr("antialias") or _keeps_aspect_ratio(n) or n.out.Y.shape is None:
         return False
     sizes = (static_dims(n.X) or ())[axis], (static_dims(n.out.Y) or ())[axis]
@@ -106,9 +109,9 @@ def _is_long(n: NodeView, axis: int) -> bool:
 def _scatter_along(op: Emitter, n: NodeView, axes: Sequence[int], position: int, ct: ir.Value) -> ir.Value:
     """Multiplies `ct` by the transposed matrix of one axis without computing the matrix.
 
-    Resizing the positions themselves gives the approximate position that each result reads. Resizing masks of every
-    m-th position gives the weights of these positions: m is twice the number of neighbors, so that each result reads
-    at most one position of a mask, the one nearest to its approximate position.
+    The approximate position that each result reads is computed by resizing the positions themselves. The weights are
+    computed by resizing m masks, each of which marks every m-th position. m is twice the number of neighbors, so each
+    result reads at most one position per mask: the marked position nearest to its approximate position.
     """
     axis, rank, dtype = axes[position], n.rank(n.X), counting_dtype(ct)
     count = _NEIGHBORS[n.attr("mode")]
@@ -215,7 +218,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
     size = op.dim(n.X, axes[position])
     square = op.Concat(size, size, axis=0)
     identity = op.EyeLike(op.Expand(op.const(0, dtype), square))
-    # The op's schema doesn't tell it, and a later axis may be scattered, which needs it.
+    # Set here, because scattering along a later axis needs the dtype, which the op's schema does not determine.
     identity.type = ir.TensorType(dtype)
     matrix = _resized_rows(op, n, axes, position, identity)
     if like.dtype is None:
@@ -224,7 +227,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
 
 
 def _resized_rows(op: Emitter, n: NodeView, axes: Sequence[int], position: int, rows: ir.Value) -> ir.Value:
-    """Resizes each of some rows `[count, size of X]` as the node resizes one axis; `[count, size of Y]`."""
+    """Resizes rows `[count, size of X]` to `[count, size of Y]`, in the way that the node resizes one axis."""
     size = op.dim(n.X, axes[position])
     unit = op.const(np.ones(3, np.float32))
     here = op.const([position])

@@ -64,7 +64,7 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _samples_on_axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Value]:
-    """Computes the positions of the samples along spatial axis `axis`; values are `[batch, 1, samples]`.
+    """Computes the positions of the samples along spatial axis `axis`, `[batch, 1, samples]`.
 
     Returns:
         The places of the samples, and the derivatives of their positions with respect to the grid.
@@ -139,7 +139,7 @@ def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of MaxRoiPool: each bin of a region passes its cotangent to its maximum, the first one in case of ties.
 
-    The bins are those of Girshick, "Fast R-CNN", 2015. Regions are rounded to pixels, so their derivative is zero. The
+    Bins are defined as in Girshick, "Fast R-CNN", 2015. Regions are rounded to pixels, so their derivative is zero. The
     backward pass needs memory for every pixel of the image in every bin.
     """
     batch = op.Cast(op.Gather(n.rois, 0, axis=1), to=ir.DataType.INT64)
@@ -186,7 +186,7 @@ def _bins(op: Emitter, n: NodeView, *, begin: int, pooled: int, axis: int) -> ir
 
 @dataclass(frozen=True)
 class _Side:
-    """Samples of regions along one axis; values are `[regions, bins, samples]`.
+    """Samples of regions along one axis; values have the shape `[regions, bins, samples]`.
 
     Attributes:
         place: position of each sample, clamped to the image.
@@ -296,7 +296,7 @@ def _scatter_to_largest(
         image: pixels, `[pixels, channels]`.
         indices: for each corner, the pixel of each sample, `[regions, rows, samples, columns, samples]`.
         factors: for each corner, the weight of that pixel, `[regions, rows, samples, columns, samples, 1]`.
-        counts: 1 for samples that exist, with the shape of a factor.
+        counts: 1 for samples that belong to a region, else 0; has the shape of a factor.
     """
 
     def together(values: Sequence[ir.Value]) -> ir.Value:

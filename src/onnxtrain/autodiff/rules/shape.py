@@ -124,7 +124,7 @@ def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _axes_and_steps(n: NodeView) -> tuple[list[int] | None, list[int] | None]:
-    """Returns the sliced axes, non-negative, and their steps; None for either that is only known at run time."""
+    """Returns the sliced axes, non-negative, and their steps. Either is None if it is only known at run time."""
     axes: list[int] | None = None
     if n.axes is not None:
         constant = n.constant(n.axes)
@@ -153,7 +153,7 @@ def _insert_zeros(op: Emitter, ct: ir.Value, output: ir.Value, strides: dict[int
 
 
 def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> ir.Value:
-    """Returns the numbers of elements before and after those that were read, int64 [2 * len(axes)].
+    """Returns the numbers of unread elements before and after the slice along each axis, int64 [2 * len(axes)].
 
     The first element read is at `start`, which counts from the end if negative, and is clamped to [0, size], or to [0,
     size - 1] for a negative step. `count` elements span (count - 1) * |step| + 1 positions, or none if `count` is zero.
@@ -181,9 +181,9 @@ def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> 
 
 @vjp("Pad", wrt=("data", "constant_value"))
 def pad(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Pad: slices off the padding; elements that negative pads cropped get zeros.
+    """VJP of Pad: slices off the padding; elements that were cropped by negative pads get zeros.
 
-    In the modes reflect, edge and wrap, the cotangents of copies are added to that of the original element.
+    In the modes reflect, edge and wrap, the cotangents of copies are added to the original element's cotangent.
     """
     data = n.data
     mode = n.attr("mode")

@@ -20,11 +20,11 @@ nondifferentiable(
 
 @vjp("DFT", wrt=("input",))
 def dft(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """VJP of DFT: applies the adjoint. For y_k = sum_n w^kn x_n, w = exp(-2πi/L), that is the transform with w^-kn.
+    """VJP of DFT: applies the adjoint. For y_k = sum_n w^kn x_n, w = exp(-2πi/L), it is the transform with w^-kn.
 
     The adjoint of the inverse transform is the transform divided by L. If the inverse computes a real signal from a
     one-sided spectrum, all entries but the first and the middle one count twice. Elements that were padded or cropped
-    to `dft_length` have no cotangent, and neither has the imaginary part of a real input.
+    to `dft_length` have no cotangent, nor does the imaginary part of a real input.
     """
     if not n.attr("inverse"):
         length = _size(op, n, n.input) if n.dft_length is None else _length(op, n.dft_length)

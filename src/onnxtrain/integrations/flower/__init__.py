@@ -1,4 +1,4 @@
-"""Federated learning with Flower: clients train with artifacts, and the server averages what they trained.
+"""Federated learning with Flower: clients train with artifacts, and the server averages their parameters.
 
 ::
 
@@ -13,8 +13,8 @@
 
     app = server_app("artifacts", FedAvg(), rounds=10, output="federated")
 
-Clients and server have the same artifacts. A message contains only what is trained: the trainable parameters (with
-LoRA, the adapters) and the running statistics of BatchNormalization.
+Clients and server use the same artifacts. Messages contain only the values that training changes: the trainable
+parameters (with LoRA, the adapters) and the running statistics of BatchNormalization.
 """
 
 # Raised here rather than at first use: an ImportError from deep inside a client would be unhelpful.

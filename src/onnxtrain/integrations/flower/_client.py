@@ -49,8 +49,8 @@ def client_app(
             `Context`; in a simulation, `context.node_config["partition-id"]` is the client's number.
         epochs: number of epochs per round.
         batch_size: number of samples per step.
-        learning_rate: learning rate. Default: that of the artifacts' checkpoint, else 1e-3.
-        seed: seed of the order of the samples, together with the client's number and the round.
+        learning_rate: learning rate. Default: the learning rate in the artifacts' checkpoint, if any, else 1e-3.
+        seed: seed of the sample order, combined with the client's number and the round.
         metrics: additional evaluation metrics by name, e.g. `{"accuracy": lambda outputs, targets:
             (outputs[0].argmax(1) == targets[0]).mean()}`. A metric receives the outputs after the loss and the targets
             of all samples. `additional_output_names` adds such outputs to the artifacts.
@@ -58,7 +58,7 @@ def client_app(
             all rounds of this client so far. The loss is not sent, because it is computed without noise. A round that
             would exceed `privacy.max_epsilon` is refused before it begins.
         limits: maximum values that the server may set. Default: `Limits()`. If a value exceeds its limit, the client
-            replies with an error, and the round continues without it.
+            replies with an error, and the round continues without this client.
         mods: Flower mods for this app, e.g. `[fixedclipping_mod]`.
 
     Raises:
@@ -138,13 +138,13 @@ def _read_message(artifacts: str | os.PathLike[str], message: Message) -> tuple[
 
 
 def _spend_privacy(context: Context, steps: int, rate: float, privacy: SamplePrivacy) -> float:
-    """Adds the steps of a round to those of earlier rounds in the client's state.
+    """Adds a round's steps to the number of steps in the client's state.
 
     Returns:
         The epsilon spent so far, including this round.
 
     Raises:
-        InputError: it would exceed `privacy.max_epsilon`; the state does not change.
+        InputError: the epsilon would exceed `privacy.max_epsilon`. The state does not change.
     """
     record = context.state.config_records.get(_STEPS)
     # If the sampling rates of rounds differ, the largest gives an upper bound for all.
@@ -164,7 +164,7 @@ def _spend_privacy(context: Context, steps: int, rate: float, privacy: SamplePri
 
 
 def _reply(message: Message, work: Work, metrics: MetricRecord, arrays: ArrayRecord | None = None) -> Message:
-    """Returns the reply to a message."""
+    """Returns the reply to a message, with the model's fingerprint, the metrics and optionally arrays."""
     records: dict[str, Any] = {
         "metrics": metrics,
         "config": ConfigRecord({FINGERPRINT: work.module.manifest.fingerprint}),

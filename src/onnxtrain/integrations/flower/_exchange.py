@@ -19,7 +19,7 @@ from onnxtrain.runtime.store import Buffer
 
 
 class Expected(NamedTuple):
-    """Dtype and shape that an array of a message must have.
+    """The dtype and shape that an array in a message must have.
 
     Attributes:
         dtype: dtype in the message, e.g. float32. float16 and bfloat16 are sent as float32: averages need the
@@ -85,7 +85,7 @@ def read_arrays(record: ArrayRecord, expected: Mapping[str, Expected]) -> dict[s
         ValueError: a name, shape, dtype or value is wrong, or the bytes are not an array; e.g. "'fc.weight' has shape
             [3, 4], expected [4, 3]".
     """
-    # Names first: with other names it is another model, and shapes mean nothing.
+    # Names first: if they differ, it is a different model, and comparing shapes is pointless.
     missing = [name for name in expected if name not in record]
     extra = [name for name in record if name not in expected]
     if missing or extra:

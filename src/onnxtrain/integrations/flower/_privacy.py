@@ -24,9 +24,9 @@ class SamplePrivacy:
         noise_multiplier: standard deviation of the noise as a multiple of `clip_norm`, e.g. 1.1; more noise gives more
             privacy.
         clip_norm: maximum norm of a single sample's gradient, over all parameters, e.g. 1.0.
-        delta: probability that the guarantee fails, e.g. 1e-5; choose less than 1 / number of samples.
-        max_epsilon: maximum epsilon that a client spends over all rounds of a Flower run, e.g. 10.0; it refuses to
-            train if a round would exceed it. `math.inf` for no limit.
+        delta: probability that the guarantee fails, e.g. 1e-5; choose a value below 1 / number of samples.
+        max_epsilon: maximum epsilon that a client spends over all rounds of a Flower run, e.g. 10.0. The client does
+            not train in a round that would exceed it. `math.inf` for no limit.
     """
 
     noise_multiplier: float
@@ -98,7 +98,7 @@ def private_step(
     sums = {name: np.zeros(state.parameters[name].data.shape, np.float64) for name in names}
     losses = []
     for row in rows:
-        # With a batch of one, the gradient is that of the sample.
+        # With a batch of one, the gradient is the sample's.
         losses.append(_run_sample(module, data, int(row)))
         gradients = {name: _gradient(state, name).astype(np.float64) for name in names}
         norm = math.sqrt(sum(float(np.vdot(g, g)) for g in gradients.values()))
@@ -122,7 +122,7 @@ def private_step(
 
 
 def loss_of(results: object) -> float:
-    """Returns the loss, given a module's results: the first output, or the only one."""
+    """Extracts the loss, the first output, from the result of a module call."""
     return float(results[0] if isinstance(results, tuple) else results)  # type: ignore[arg-type]
 
 

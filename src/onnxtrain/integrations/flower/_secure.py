@@ -37,8 +37,8 @@ def secure_client(
         data: see `client_app`.
         epochs: number of epochs per round.
         batch_size: number of samples per step.
-        learning_rate: learning rate. Default: that of the artifacts' checkpoint, else 1e-3.
-        seed: seed of the order of the samples, together with the client's number.
+        learning_rate: learning rate. Default: the learning rate in the artifacts' checkpoint, if any, else 1e-3.
+        seed: seed of the sample order, combined with the client's number.
         metrics: additional evaluation metrics by name; see `client_app`.
 
     Raises:
@@ -57,7 +57,7 @@ def secure_client(
 
 
 class _SecureClient(NumPyClient):
-    """Trains and evaluates; parameters are lists of arrays in the order of `trained_arrays`."""
+    """A Flower client that trains and evaluates with artifacts. Arrays are in the order of `trained_arrays`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _SecureClient(NumPyClient):
         """Writes the server's arrays into the state.
 
         Raises:
-            InputError: the arrays are not those of this model.
+            InputError: the arrays do not match the model.
         """
         present = trained_arrays(self._work.state)
         if len(parameters) != len(present):

@@ -65,11 +65,11 @@ def run_federation(
             checkpoint.
         strategy: one of Flower's strategies, e.g. `FedAvg(fraction_train=0.1)`.
         rounds: number of rounds.
-        output: directory for `checkpoint`, the averaged model, and `checkpoint.delta`, which holds only what was
-            trained. Both are written after each round.
+        output: directory for `checkpoint`, the averaged model, and `checkpoint.delta`, which contains only the trained
+            values. Both are written after each round.
         evaluation: arrays of the server's own samples, inputs then targets; empty for no evaluation on the server.
         metrics: additional metrics of the server's evaluation by name; see `client_app`.
-        train_config: settings that override the clients' own: "epochs", "batch-size", "learning-rate".
+        train_config: settings that override the clients' own settings: "epochs", "batch-size", "learning-rate".
         max_examples: maximum number of samples that a client may claim to have; see `CheckedStrategy`.
         max_ratio: maximum weight of a client as a multiple of the round's median; see `CheckedStrategy`.
         timeout: seconds to wait for the clients in each round.
@@ -79,7 +79,7 @@ def run_federation(
 
     Raises:
         CheckpointError: `artifacts` is not a directory of artifacts.
-        InputError: the strategy is not one of Flower's, `rounds` is not a positive integer, or a setting is out of
+        InputError: `strategy` is not a Flower strategy, `rounds` is not a positive integer, or a setting is out of
             range.
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:

@@ -21,7 +21,7 @@ from onnxtrain.runtime.manifest import Manifest
 
 _log = get_logger("onnxtrain.flower")
 
-# Maximum length of a reason, which quotes what a stranger has sent.
+# Maximum length of a reason, which quotes untrusted input.
 _REASON_LENGTH = 500
 
 
@@ -45,18 +45,18 @@ class RefusedUpdate:
 class CheckedStrategy(Strategy):
     """Wraps a Flower strategy to reject updates with wrong names, shapes or dtypes, NaN, or impossible counts.
 
-    `strategy` may be any of Flower's, e.g. `FedAvg()`, `FedAdam()`, or a wrapper for differential privacy. This check
-    does not protect against malicious updates that look valid: for that, use one of Flower's robust strategies, e.g.
-    `Krum()`.
+    `strategy` may be any Flower strategy, e.g. `FedAvg()`, `FedAdam()`, or a wrapper for differential privacy. This
+    check does not protect against malicious updates that look valid: for that, use one of Flower's robust strategies,
+    e.g. `Krum()`.
 
     Flower weights each update by the number of samples that the client reports. Two limits apply: a weight above
     `max_examples` is rejected; a weight above `max_ratio` times the round's median, or above the total weight of all
     other clients, is lowered to that limit, with a warning.
 
     Args:
-        strategy: the strategy that averages.
+        strategy: the strategy to wrap, which averages the valid updates.
         manifest: manifest of the model, `Module.manifest`.
-        weighted_by: name of the metric that holds a client's weight, a whole number.
+        weighted_by: name of the metric that contains a client's weight, an integer.
         max_examples: maximum weight that a client may claim, e.g. 10000. Default: no limit.
         max_ratio: maximum weight of an update as a multiple of the median weight of the round, e.g. 10.0; `math.inf`
             disables both relative limits.
@@ -65,7 +65,7 @@ class CheckedStrategy(Strategy):
         refused: the updates that were rejected so far.
 
     Raises:
-        InputError: the strategy is not one of Flower's, or a limit is out of range.
+        InputError: `strategy` is not a Flower strategy, or a limit is out of range.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class CheckedStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configures training as the strategy does, and sends the model's fingerprint to the clients."""
+        """Configures training with the wrapped strategy, and sends the model's fingerprint to the clients."""
         # The strategy passes this config on unchanged.
         config[FINGERPRINT] = self._fingerprint
         return self.strategy.configure_train(server_round, arrays, config, grid)
@@ -109,7 +109,7 @@ class CheckedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configures evaluation as the strategy does, and sends the model's fingerprint to the clients."""
+        """Configures evaluation with the wrapped strategy, and sends the model's fingerprint to the clients."""
         config[FINGERPRINT] = self._fingerprint
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
@@ -119,7 +119,8 @@ class CheckedStrategy(Strategy):
         """Averages the valid updates.
 
         Returns:
-            The average and the metrics; (None, None) without valid updates, and None for an average that is not finite.
+            The average and the metrics. Both are None if there are no valid updates; the average is None if it is not
+            finite.
         """
         kept = self._kept(server_round, replies, "train", self._check_update)
         # Not every strategy supports a round without any replies.
@@ -162,7 +163,7 @@ class CheckedStrategy(Strategy):
     def _kept(
         self, server_round: int, replies: Iterable[Message], stage: str, check: Callable[[Message], None]
     ) -> list[Message]:
-        """Returns the replies that pass `check`, with limited weights, and those that report an error."""
+        """Returns the replies that pass `check`, with their weights limited, and the replies that report an error."""
         answers = []
         good: list[Message] = []
         for message in replies:
@@ -182,7 +183,7 @@ class CheckedStrategy(Strategy):
             # A client without evaluation samples sends the weight 0, and no metrics.
             if self._metrics(message)[self._weighted_by]:
                 good.append(message)
-        # Flower aggregates nothing, or raises, if one reply has other metrics than the rest.
+        # Flower aggregates nothing, or raises, if one reply has different metrics than the rest.
         common = Counter(map(self._layout, good)).most_common(1)
         for message in good:
             if self._layout(message) != common[0][0]:
@@ -195,7 +196,7 @@ class CheckedStrategy(Strategy):
         return [message for message in answers if message.has_error() or id(message) in left]
 
     def _refuse(self, server_round: int, message: Message, stage: str, reason: str) -> None:
-        """Records and logs that a reply is rejected."""
+        """Records and logs a rejected reply."""
         # Recorded as well as logged, because programs don't read logs.
         refused = RefusedUpdate(server_round, message.metadata.src_node_id, stage, reason[:_REASON_LENGTH])
         self.refused.append(refused)
@@ -259,7 +260,7 @@ class CheckedStrategy(Strategy):
             raise ValueError(
                 f"it holds {len(message.content.metric_records)} records of metrics, expected one"
             )
-        # The weight determines the influence of an update: an infinite or negative one would take over the average.
+        # The weight determines the influence of an update: an infinite or negative weight would take over the average.
         metrics = self._metrics(message)
         weight = metrics.get(self._weighted_by)
         least = 0 if not message.content.array_records else 1

@@ -43,7 +43,7 @@ class Settings:
     Attributes:
         epochs: number of epochs per round, e.g. 1.
         batch_size: number of samples per step, e.g. 32.
-        learning_rate: learning rate, e.g. 0.1; None for that of the checkpoint.
+        learning_rate: learning rate, e.g. 0.1; None for the learning rate in the checkpoint.
     """
 
     epochs: int = 1
@@ -56,7 +56,7 @@ class Settings:
             _require_number("Training a client", "learning_rate", self.learning_rate)
 
     def steps(self, count: int) -> int:
-        """Returns the number of optimizer steps of a private round on `count` samples."""
+        """Returns the number of optimizer steps in a round with differential privacy on `count` samples."""
         return self.epochs * private_batches(count, self.batch_size)
 
 
@@ -104,11 +104,11 @@ def _require_number(doing: str, name: str, value: object) -> None:
 
 
 def asked_settings(own: Settings, config: Mapping[str, Any], limits: Limits | None = None) -> Settings:
-    """Returns the settings for a round: the client's own, overridden by those that the server sent.
+    """Returns the settings for a round: the client's own settings, overridden by the server's.
 
     Args:
         own: the client's own settings.
-        config: what the server sent, e.g. `{"epochs": 2, "learning-rate": 0.1}`; other keys are ignored.
+        config: the server's settings, e.g. `{"epochs": 2, "learning-rate": 0.1}`; unknown keys are ignored.
         limits: maximum values that the server may set; None for no limits.
 
     Raises:
@@ -166,7 +166,7 @@ class Work:
 
     def __init__(self, artifacts: str | os.PathLike[str], *, trains: bool = True) -> None:
         files = manifest_files(artifacts)
-        # Loaded for each round: frozen parameters come from the checkpoint, trained ones from the message.
+        # Loaded for each round: frozen parameters come from the checkpoint, trained parameters from the message.
         self.state = CheckpointState.load_checkpoint(files["checkpoint"])
         self.module = Module(
             str(files["training_model"]),
@@ -191,7 +191,7 @@ class Work:
         Args:
             data: arrays of the samples.
             settings: epochs, batch size, learning rate.
-            seed: seed of the order of the samples; not used with `privacy`.
+            seed: seed of the sample order; not used with `privacy`.
             privacy: clips the gradient of each sample, and adds noise.
 
         Returns:
@@ -277,7 +277,7 @@ class Work:
         return 1.0 if manifest.loss_mean is None else manifest.loss_mean.count(manifest.arguments, batch)
 
     def _over_all(self, total: float, weight: float) -> float:
-        """Combines the losses of all batches, as a mean or a sum like a batch's loss; NaN if all labels are ignored."""
+        """Returns the loss over all batches, a mean or a sum like a batch's loss; NaN if all labels are ignored."""
         if self.module.manifest.loss_mean is None:
             return total
         return total / weight if weight else float("nan")

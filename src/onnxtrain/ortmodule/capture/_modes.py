@@ -1,8 +1,10 @@
-"""Restores the thread's modes after an error in a captured graph that PyTorch runs."""
+"""Restores the thread's modes after an error in a captured graph, and sets the modes that a graph leaves changed."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import re
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -28,6 +30,10 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (_torch.saved_tensors_hooks_error, _torch.set_saved_tensors_hooks_error),
     *_torch.sdpa_settings,
 )
+
+
+_MODE_SETTERS = "_?(set|enable)_|autocast_(increment|decrement)_nesting$"
+"""Regular expression for the start of the names of PyTorch's functions that set modes."""
 
 
 def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
@@ -61,29 +67,45 @@ def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
     return call
 
 
-def leaving_grad_mode(graph_module: fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `run` to leave gradients enabled or disabled after a call, as the captured graph does.
+def leaving_modes(graph_module: fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `run` to set the modes that the captured graph leaves changed, after each call.
 
-    A graph that calls `torch.set_grad_enabled` and doesn't restore the mode changes the caller's mode, but `run` may
-    run it in ONNX Runtime, which has no modes. This function must be called in the mode in which the graph begins.
+    A graph that calls e.g. `torch.set_grad_enabled` or `torch.set_default_dtype` without undoing it changes the mode of
+    the caller, but ONNX Runtime skips these calls. Must be called in the gradient mode in which the graph begins.
     """
+    nodes = graph_module.graph.nodes
+    calls = [functools.partial(node.target, *node.args, **node.kwargs) for node in nodes if _sets_mode(node)]
     mode, inference = None, 0
-    for node in graph_module.graph.nodes:
+    for node in nodes:
         # The end of an inference mode restores the mode before it.
         inference += (node.target is _torch.enter_inference_mode) - (
             node.target is _torch.exit_inference_mode
         )
         if node.target is _torch.set_grad_enabled and not inference:
             mode = node.args[0]
-    if mode is None or mode == torch.is_grad_enabled():
+    if mode is not None and mode != torch.is_grad_enabled():
+        calls.append(functools.partial(_torch.set_grad_enabled, mode))
+    if not calls:
         return run
 
     def call(*args: Any) -> Any:
         results = run(*args)
-        _torch.set_grad_enabled(mode)
+        for set_mode in calls:
+            set_mode()
         return results
 
     return call
+
+
+def _sets_mode(node: fx.Node) -> bool:
+    """True if a node calls a function that changes a mode other than the gradient mode."""
+    name = getattr(node.target, "__name__", "")
+    return (
+        node.op == "call_function"
+        and re.match(_MODE_SETTERS, name) is not None
+        and node.target is not _torch.set_grad_enabled
+        and not node.all_input_nodes
+    )
 
 
 @contextlib.contextmanager
@@ -113,7 +135,7 @@ def _entered(
     found = []
     while traceback is not None and leave:
         frame = traceback.tb_frame
-        # FX names its generated functions so. They set each variable to None after its last use.
+        # FX uses this file name for generated functions. They set each variable to None after its last use.
         if frame.f_code.co_filename.startswith("<eval_with_key>"):
             variables = frame.f_locals
             found += [(n, variables[n]) for n in leave if variables.get(n) is not None]

@@ -22,7 +22,7 @@ def log1p(op: Emitter, x: ir.Value) -> ir.Value:
 def log1p_terms(op: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Returns two terms whose sum is log(1 + x): log u and (x - (u - 1)) / u with u = 1 + x.
 
-    The second term corrects the rounding of u. The derivative of the first term is that of the sum.
+    The second term corrects the rounding of u. Only the first term contributes to the derivative.
     """
     u = op.Add(x, 1.0)
     correction = op.Div(op.Sub(x, op.Sub(u, 1.0)), u)
@@ -31,7 +31,10 @@ def log1p_terms(op: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def expm1(op: Emitter, x: ir.Value, exponential: ir.Value | None = None) -> ir.Value:
-    """Computes exp(x) - 1 as tanh(x / 2) (exp(x) + 1), without cancellation at 0. `exponential` is exp(x)."""
+    """Computes exp(x) - 1 as tanh(x / 2) (exp(x) + 1), without cancellation at 0.
+
+    Pass exp(x) as `exponential` if it has already been computed.
+    """
     exponential = op.Exp(x) if exponential is None else exponential
     return op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(exponential, 1.0))
 
@@ -64,7 +67,7 @@ def tan(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def asinh(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes asinh x, with a = |x|, as sign(x) log1p(a + a² / (1 + sqrt(1 + a²)))."""
+    """Computes asinh x as sign(x) log1p(a + a² / (1 + sqrt(1 + a²))) with a = |x|."""
     # For a >= 1e8, uses log(a) + log(2), which is as exact: a² could overflow.
     magnitude = op.Abs(x)
     capped = op.Min(magnitude, 1e8)
@@ -75,7 +78,7 @@ def asinh(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def acosh(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes acosh x, with t = x - 1, as log1p(t + sqrt(t (t + 2))), and for x >= 1e8 as log(x) + log(2)."""
+    """Computes acosh x as log1p(t + sqrt(t (t + 2))) with t = x - 1, and as log(x) + log(2) for x >= 1e8."""
     t = op.Sub(op.Min(x, 1e8), 1.0)
     # For x < -1, t (t + 2) is positive.
     outside = op.Less(x, 1.0)
@@ -85,7 +88,7 @@ def acosh(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def atanh(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes atanh x, with a = |x|, as sign(x) log1p(2 a / (1 - a)) / 2."""
+    """Computes atanh x as sign(x) log1p(2 a / (1 - a)) / 2 with a = |x|."""
     magnitude = op.Abs(x)
     half = op.Mul(log1p(op, op.Div(op.Mul(magnitude, 2.0), op.Sub(1.0, magnitude))), 0.5)
     return op.Mul(op.Sign(x), half)
@@ -126,7 +129,7 @@ _STEP, _NODES = 0.5, 13
 
 
 def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes exp(x²) erfc(x) for x >= 1/2, with the trapezoidal rule for an integral over the real line.
+    """Computes exp(x²) erfc(x) for x >= 1/2, by applying the trapezoidal rule to an integral over the real line.
 
     With step h, erfc(x) = h x / pi exp(-x²) sum over all k of exp(-k² h²) / (x² + k² h²) - 2 / (exp(2 pi x / h) - 1).
     The last term is the residue of the pole at i x (Matta and Reichel, Math. Comp. 25 (1971), 339-344).

@@ -120,11 +120,11 @@ def _euclidean_dist(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _with_negative_indices(decomposition: Callable[..., Any], allowed: bool) -> Callable[..., Any]:
-    """Wraps a decomposition into `index_put` to handle negative indices as the op does.
+    """Wraps a decomposition into `index_put` so that negative indices behave as in the decomposed op.
 
     Args:
-        decomposition: of an op with the arguments (x, dim, index, ...).
-        allowed: True if negative indices count from the end, False if the op raises for them.
+        decomposition: decomposition of an op with the arguments (x, dim, index, ...).
+        allowed: True if the op counts negative indices from the end, False if it raises an error for them.
     """
 
     def decomposed(x: torch.Tensor, dim: int, index: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -142,9 +142,9 @@ def functional_graph(
 
     Args:
         graph_module: the Dynamo graph. Its writes to inputs become `aten.copy_` nodes at the end of the result.
-        flow: tells where autograd stops, e.g. because of `detach` or `no_grad`.
-        values: example values of the inputs, to trace with instead of those in the graph's metadata, e.g. with fixed
-            sizes instead of symbolic ones.
+        flow: describes where autograd stops, e.g. because of `detach` or `no_grad`.
+        values: example inputs to trace with, e.g. with fixed sizes instead of symbolic ones. Default: the example
+            values in the graph's metadata.
     """
     values = values or example_values(graph_module)
     fake_mode = fake_mode_of(graph_module) or contextlib.nullcontext()
@@ -181,11 +181,14 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING, **EMBEDDINGS, **ATTENTION,
     **NUMBERS,
 }  # fmt: skip
-"""Functions in a Dynamo graph that are traced as another function, e.g. `torch.lstm` as one op per layer."""
+"""Functions in a Dynamo graph, with replacements to trace instead, e.g. for `torch.lstm` one op per layer."""
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a Dynamo graph under tracing, and adds nodes that give it eager PyTorch's gradients, as `flow` describes."""
+    """Runs a Dynamo graph for tracing, and adds the ops that stop or redirect gradients according to `flow`.
+
+    The traced graph then has the same gradients as in eager PyTorch.
+    """
 
     def __init__(self, graph_module: fx.GraphModule, flow: GradientFlow) -> None:
         # `run_node` reads the base tensors of written memory after their last use in the graph.
@@ -197,7 +200,7 @@ class _Interpreter(fx.Interpreter):
         refuse_call(n)
         before = {base: self.env[base].clone() for base in flow.hidden.get(n, ())}
         result = super().run_node(n)
-        # Autograd does not see this write, so the gradient of the new value passes straight through to the old value.
+        # Autograd does not see this write, so the gradient of the new value is passed straight-through to the old one.
         for base, value in before.items():
             self.env[base].copy_(straight_through(value, self.env[base]))
         for base in flow.ended.get(n, ()):
@@ -221,12 +224,12 @@ class _Interpreter(fx.Interpreter):
 
 
 class _FunctionalMode(FunctionalTensorMode):
-    """Functionalization that keeps operators without a result, which only raise errors, e.g. for a singular matrix."""
+    """Functionalizes operators, except those that return nothing and only raise errors, e.g. for singular matrices."""
 
-    # AOTAutograd (PyTorch 2.13) keeps them by effect tokens, which would be additional inputs and outputs.
+    # AOTAutograd (PyTorch 2.13) keeps them with effect tokens, which would be additional inputs and outputs.
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.bernoulli_.float and not (kwargs or {}).get("generator"):
-            # The functional `bernoulli` draws in another memory order than `bernoulli_` if `x` is not contiguous.
+            # The functional `bernoulli` draws in a different memory order than `bernoulli_` if `x` is not contiguous.
             with self:
                 return fill_with_bernoulli(*args)
         check = CHECKS.get(func)
@@ -235,7 +238,7 @@ class _FunctionalMode(FunctionalTensorMode):
 
 
 def _functionalized(run: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Returns `run(*args)`, computed without in-place operators. Writes to arguments become `copy_` at the end."""
+    """Returns `run(*args)`, computed without in-place operators. Writes to `args` become `copy_` at the end."""
     # As in AOTAutograd. Unlike `torch.func.functionalize`, this supports symbolic sizes, and functionalizes the
     # in-place operators within composite operators.
     with _FunctionalMode():

@@ -68,11 +68,11 @@ class GraphLowering:
 
     Attributes:
         graph_module: the ATen graph.
-        result: the result so far.
-        low: first argument of the lowering functions.
+        result: the result, which `run` completes.
+        low: the `Lowering`, which lowering functions get as first argument.
         env: lowered values of the ATen nodes so far: an ONNX value, a `Complex`, a Python number, or a tuple of these.
         placeholders: the inputs of the ATen graph, in order.
-        original: values of the placeholders in `env` before the graph writes to them.
+        original: initial values of the placeholders in `env`, before the graph writes to them.
     """
 
     def __init__(self, graph_module: fx.GraphModule, name: str) -> None:
@@ -154,10 +154,10 @@ class GraphLowering:
         return Complex(*parts)
 
     def _symbolic_number(self, index: int, node: fx.Node) -> Any:
-        """Returns the value of a number among the placeholders.
+        """Returns the value of a placeholder that is a number.
 
         An int is returned unchanged. A symbol is read from the shape of an input tensor that has an axis of this size.
-        If there is none, an ONNX input is added.
+        If there is no such tensor, an ONNX input is added for the symbol.
         """
         symbol = node.meta["val"]
         if isinstance(symbol, int):
@@ -237,7 +237,7 @@ class GraphLowering:
         return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
 
     def _specialized(self, node: fx.Node) -> Any:
-        """Returns the value of a symbolic number as a Python number, and guards it; all other values as they are.
+        """Replaces a symbolic number with its value, and guards on it; returns other lowered values unchanged.
 
         Raises:
             UnsupportedATenOp: the number depends on the data.
@@ -252,7 +252,7 @@ class GraphLowering:
         return self.low.specialized(symbol)
 
     def _empty_result(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
-        """Returns the result of a node if it has no elements."""
+        """Returns an empty result for a node, without running its lowering."""
         op, dtype = self.low.op, DTYPES[fake.dtype]
         # Adding a Floor of each floating-point argument, which has no elements either, makes the arguments' gradients
         # zero instead of None.
@@ -270,7 +270,7 @@ class GraphLowering:
         """Returns a result, or a tuple of results, with the dtype and shape that PyTorch traced.
 
         Args:
-            result: what the lowering returned.
+            result: result of the lowering function.
             fake: the fake tensor, or the tuple of fake tensors, of the ATen node.
         """
         if isinstance(result, tuple | list):
@@ -286,7 +286,7 @@ class GraphLowering:
         return result
 
     def _add_outputs(self) -> None:
-        """Adds the ONNX outputs: returned values, new values of placeholders, assertions. Adds random inputs, too."""
+        """Adds the ONNX outputs (returned values, new values of placeholders, assertions) and the random inputs."""
         returned = self.graph_module.graph.find_nodes(op="output")[0].args[0]
         for item in returned if isinstance(returned, tuple | list) else (returned,):
             if not isinstance(item, fx.Node):
@@ -332,11 +332,11 @@ def _find_lowering(node: fx.Node, name: str) -> LoweringFunction:
     """Returns the lowering function of a node.
 
     Args:
-        node: calls a function.
-        name: the function's name without `_copy`, e.g. "aten.view.default".
+        node: a `call_function` node.
+        name: name of the called function without `_copy`, e.g. "aten.view.default".
 
     Raises:
-        UnsupportedATenOp: there is none.
+        UnsupportedATenOp: no lowering is registered for it.
     """
     python = getattr(node.target, "__name__", "")
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
@@ -351,7 +351,7 @@ def _find_lowering(node: fx.Node, name: str) -> LoweringFunction:
 
 
 def _has_no_elements(fake: Any) -> bool:
-    """True if a result, or each tensor of a tuple of results, has only fixed sizes, one of which is 0."""
+    """True if a result, or each tensor of a tuple of results, has a fixed shape with a size of 0."""
     if isinstance(fake, tuple | list):
         return any(part is not None for part in fake) and all(
             part is None or _has_no_elements(part) for part in fake

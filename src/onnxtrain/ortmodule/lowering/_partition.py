@@ -23,7 +23,7 @@ _MIN_OPERATORS = 3
 """Minimum number of operators in a part that ONNX Runtime runs, if none of them is in `_EXPENSIVE`."""
 
 _EXPENSIVE = ("mm", "addmm", "bmm", "baddbmm", "convolution", "recurrent_layer", "linear", "attention")
-"""Words in the names of operators that are worth a session alone."""
+"""An operator whose name contains one of these words is worth a session by itself."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Part:
     Attributes:
         graph_module: the part as a graph. Its placeholders are copies of `inputs`, its outputs copies of `outputs`.
         inputs: nodes of the whole graph that the part reads from outside.
-        outputs: nodes of the whole graph in the part that other parts, or the output node, read.
+        outputs: nodes of the whole graph that the part computes for other parts or for the output node.
         in_pytorch: True if PyTorch runs the part, False if ONNX Runtime does.
     """
 
@@ -86,7 +86,7 @@ def mutations(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def is_number(node: fx.Node) -> bool:
-    """True if the node's result is a Python number or a symbolic one."""
+    """True if the node's result is a Python number or a symbolic number."""
     return isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
@@ -100,7 +100,7 @@ def _is_placeholder(argument: Any) -> bool:
 
 
 def _is_worth_it(nodes: list[fx.Node]) -> bool:
-    """True if the nodes compute enough to be run by an ONNX Runtime session."""
+    """True if the nodes compute enough to be worth an ONNX Runtime session."""
     # Views take no time in either engine.
     computing = [node for node in calls(nodes) if not getattr(node.target, "is_view", False)]
     names = [str(node.target).split(".")[-2] for node in computing if "." in str(node.target)]
@@ -110,8 +110,8 @@ def _is_worth_it(nodes: list[fx.Node]) -> bool:
 class _Levels:
     """Assigns a level to each node. Nodes on the same level form a part, and parts run in the order of their levels.
 
-    Even levels run in ONNX Runtime, odd ones in PyTorch. A node reads only nodes on its own or lower levels. There
-    are no more levels than the longest alternation of the engines along a path. Each node is on its highest possible
+    Even levels run in ONNX Runtime, odd ones in PyTorch. A node reads only nodes on its own or lower levels. There are
+    only as many levels as the path with the most changes of engine requires. Each node is on its highest possible
     level, so that values computed from parameters alone, e.g. a transposed weight, are in the part that reads them.
     """
 
@@ -164,7 +164,7 @@ class _Levels:
 def _shared_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Returns the nodes that belong to no level: placeholders, attributes, the output, and numbers computed from these.
 
-    Each part copies the ones that it reads.
+    Each part gets copies of those that it reads.
     """
     shared_nodes: set[fx.Node] = set()
     for node in graph.nodes:

@@ -75,8 +75,8 @@ def lower(*names: str) -> Callable[[F], F]:
 
     The function takes the arguments of the op. Tensors and symbolic numbers are passed as `ir.Value`, everything else
     as Python values. A parameter annotated as `int`, `float`, `bool` or `list[int]` gets Python numbers: symbolic
-    numbers are specialized, so another value captures another graph. The function returns a value, or a tuple for an op
-    with several results. The caller casts results to PyTorch's dtypes.
+    numbers are specialized, so a different value leads to a new capture. The function returns a value, or a tuple for
+    an op with several results. The caller casts results to PyTorch's dtypes.
 
     Args:
         names: overloads, e.g. "aten.add.Tensor", or ops, e.g. "aten.relu" for all overloads.
@@ -85,7 +85,7 @@ def lower(*names: str) -> Callable[[F], F]:
 
 
 def lower_complex(*names: str) -> Callable[[F], F]:
-    """Registers a lowering, as `lower` does, for calls with a complex argument or result."""
+    """Like `lower`, but registers the lowering for calls with a complex argument or result."""
     return _register_in(COMPLEX_LOWERINGS, names)
 
 
@@ -104,7 +104,7 @@ def _register_in(table: dict[str, LoweringFunction], names: Sequence[str]) -> Ca
 
 
 def _check_overload(name: str) -> None:
-    """Raises AssertionError if an ATen op has no such overload, e.g. for "aten.add.tensor"."""
+    """Raises AssertionError if an existing ATen op lacks the overload `name`, e.g. for "aten.add.tensor"."""
     # A lowering with a misspelled name would never be found. Unknown ops are accepted, because other versions of
     # PyTorch may have them. A test checks the names against the installed version.
     domain, _, rest = name.partition(".")
@@ -130,7 +130,7 @@ class RandomInput:
 
 @dataclass
 class Lowered:
-    """An ONNX graph, and the mapping between its inputs and outputs and those of the ATen graph.
+    """An ONNX graph, and how its inputs and outputs map to the ATen graph's.
 
     Attributes:
         model: the ONNX model. Its inputs are the placeholders in `inputs`, then `random`.
@@ -154,7 +154,7 @@ class Lowered:
 
 
 class Lowering:
-    """The first argument of a lowering function: gives access to the ATen node and writes ONNX nodes.
+    """The first argument of a lowering function: provides the ATen node and emits ONNX nodes.
 
     Attributes:
         op: emits nodes into the ONNX graph.
@@ -187,7 +187,7 @@ class Lowering:
 
     @property
     def is_double(self) -> bool:
-        """True if the (first) result is float64. Constants must then be inputs, because ONNX attributes are float32."""
+        """True if the (first) result is float64. Constants must then not be attributes, which are float32 in ONNX."""
         return self.dtype == ir.DataType.DOUBLE
 
     def fake(self, index: int) -> Any:
@@ -197,7 +197,7 @@ class Lowering:
 
     @property
     def wide_dtype(self) -> ir.DataType:
-        """The dtype in which PyTorch computes elementwise functions of results of this dtype: float32 for float16."""
+        """Dtype in which PyTorch computes elementwise functions internally: float32 for half-precision results."""
         narrow = self.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
         return ir.DataType.FLOAT if narrow else self.dtype
 
@@ -212,7 +212,7 @@ class Lowering:
         return any(user.target is operator.getitem and user.args[1] == index for user in self.node.users)
 
     def specialized(self, number: Any) -> Any:
-        """Returns the value of a symbolic number, and guards it. Other numbers are returned unchanged."""
+        """Replaces a symbolic number with its value, and guards on it. Other numbers are returned unchanged."""
         if isinstance(number, torch.SymInt):
             return int(number)
         if isinstance(number, torch.SymFloat):
@@ -228,11 +228,11 @@ class Lowering:
         return UnsupportedATenOp(f"{self.node.target} has no lowering to ONNX for {case}")
 
     def check(self, holds: ir.Value, message: str) -> None:
-        """Adds a check to the graph: if an element is false at run time, PyTorch runs the call and raises its error.
+        """Adds a run-time check to the graph. If it fails, PyTorch runs the call and raises its own error.
 
         Args:
-            holds: bool, of any shape.
-            message: for the error if PyTorch raises none.
+            holds: the condition, bool, of any shape. The check fails if any element is false.
+            message: message of the error to raise if PyTorch raises none.
         """
         failures = self.op.ReduceSum(self.op.Cast(self.op.Not(holds), to=ir.DataType.FLOAT), keepdims=0)
         self.assertions.append((self.op.Equal(failures, 0.0), message))
@@ -247,7 +247,7 @@ class Lowering:
         """Returns a value or a Python number as a value of `dtype`.
 
         Raises:
-            UnsupportedATenOp: the number is too large for `dtype`. PyTorch either raises an error or rounds it.
+            UnsupportedATenOp: the number is out of range of `dtype`; PyTorch either raises an error or rounds it.
         """
         # A Cast to the same dtype would keep fusions from seeing the chain.
         if isinstance(value, ir.Value):
@@ -269,13 +269,13 @@ class Lowering:
         return tuple(self.tensor(value, self.wide_dtype) for value in values)
 
     def with_slope(self, y: ir.Value, x: ir.Value, slope: ir.Value) -> ir.Value:
-        """Returns `y`, an elementwise function of `x`, with a gradient of the cotangent times `slope`."""
+        """Returns `y`, an elementwise function of `x`, with its gradient replaced by the cotangent times `slope`."""
         return self._shaped_like(y, self.op.call(functions.with_slope, y, x, slope))
 
     def with_slopes(
         self, y: ir.Value, a: ir.Value, slope_a: ir.Value, b: ir.Value, slope_b: ir.Value
     ) -> ir.Value:
-        """Returns `y`, an elementwise function of `a` and `b`, with the cotangent times each slope as gradient."""
+        """Like `with_slope`, for an elementwise function `y` of two values `a` and `b`."""
         return self._shaped_like(y, self.op.call(functions.with_slopes, y, a, slope_a, b, slope_b))
 
     @staticmethod
@@ -300,11 +300,11 @@ class Lowering:
         return ir.Shape([_dimension(size) for size in fake.shape])
 
     def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor], like: torch.Tensor) -> ir.Value:
-        """Adds and returns a graph input, which `draw` computes at each call.
+        """Adds a graph input whose value `draw` computes at each call, and returns it.
 
         Args:
             draw: returns a random tensor of the given shape.
-            like: has the dtype and shape of the input.
+            like: a fake tensor with the dtype and shape of the input.
 
         Raises:
             UnsupportedATenOp: the shape depends on the data.
@@ -355,7 +355,7 @@ def memory_order(fake: torch.Tensor) -> list[int]:
 
 
 def _dimension(size: int | torch.SymInt) -> int | str:
-    """Returns a size as an int, or a symbolic one as a string, e.g. "s0" or "2*s0"."""
+    """Returns a size as an int, or as a string if it is symbolic, e.g. "s0" or "2*s0"."""
     # A guard may have specialized the size.
     number = size if isinstance(size, int) else size.node.maybe_as_int()
     return str(size) if number is None else int(number)
@@ -364,7 +364,7 @@ def _dimension(size: int | torch.SymInt) -> int | str:
 def run_time_sizes(
     shape: Sequence[Any], placeholders: Sequence[fx.Node]
 ) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
-    """Returns a function from the arguments of the graph to the value of a symbolic shape.
+    """Returns a function that computes a symbolic shape from the arguments of the graph.
 
     Returns None if the shape depends on the data, e.g. on the number of true elements of a mask.
     """

@@ -55,7 +55,7 @@ class _TrialLowering(GraphLowering):
         return unsupported
 
     def _unknown(self, fake: Any) -> Any:
-        """Returns a new ONNX input of the type of `fake`, or a tuple of inputs. Python numbers are kept."""
+        """Returns a new ONNX input with the dtype and shape of `fake`, or a tuple of inputs; keeps Python numbers."""
         if isinstance(fake, tuple | list):
             return tuple(self._unknown(part) for part in fake)
         if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):

@@ -28,7 +28,7 @@ from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel,
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule.capture._break_even import BreakEven
 from onnxtrain.ortmodule.capture._errors import RefusedByPyTorch, SymbolicBatchRefused
-from onnxtrain.ortmodule.capture._modes import leaving_grad_mode, restoring_modes
+from onnxtrain.ortmodule.capture._modes import leaving_modes, restoring_modes
 from onnxtrain.ortmodule.capture._nodes import example_values, tensors_in
 from onnxtrain.ortmodule.capture._signature import GraphSignature, describe
 from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
@@ -219,8 +219,8 @@ class _GraphCompiler:
             if ends or has_custom_function(graph_module):
                 compile_part = functools.partial(self._compile, symbols=symbols)
                 split = restoring_modes(split_graph(graph_module, compile_part, ends))
-                return leaving_grad_mode(plain, split)
-            run = leaving_grad_mode(plain, self._compile(graph_module, plain, symbols))
+                return leaving_modes(plain, split)
+            run = leaving_modes(plain, self._compile(graph_module, plain, symbols))
         call_directly(run)
         return run
 

@@ -1,4 +1,4 @@
-"""Checks the required inputs of ONNX Runtime's quantized ops, which onnx's checker does not know."""
+"""Checks that ONNX Runtime's quantized ops have their required inputs; onnx's checker does not know these ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MS = "com.microsoft"
 
 
 def check_inputs(model: ir.Model) -> None:
-    """Raises an error if a QLinear op or QGemm of com.microsoft lacks a required input, e.g. a zero point.
+    """Raises an error if a `com.microsoft` QLinear op or QGemm lacks a required input, e.g. a zero point.
 
     Ops that the installed ONNX Runtime does not know are not checked.
 

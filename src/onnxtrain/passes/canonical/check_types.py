@@ -49,7 +49,7 @@ def _variables(op_type: str, opset: int, count: int) -> tuple[str, ...]:
     except onnx.defs.SchemaError:
         return ()
     formals = list(schema.inputs)
-    # Each element of a heterogeneous variadic input, such as the state of Loop, may have a dtype of its own.
+    # Each element of a heterogeneous variadic input, such as the state of Loop, may have its own dtype.
     names = [formal.type_str if formal.is_homogeneous else "" for formal in formals]
     if formals and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
         names += names[-1:] * (count - len(names))

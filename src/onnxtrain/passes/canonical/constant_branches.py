@@ -1,4 +1,4 @@
-"""Replaces If nodes that have a constant condition with the taken branch."""
+"""Inlines the taken branch of If nodes whose condition is constant."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
 
 
 def _rename_shared(model: ir.Model, branch: ir.Graph) -> None:
-    """Renames values of a branch whose names are used elsewhere: branches may share a name, but a graph may not."""
+    """Renames the branch's values whose names are also used elsewhere in the model, e.g. by the other branch."""
     # If both branches have a value of this name, the branch that is moved first is renamed.
     counts = Counter(value.name for graph in model.graphs() for value in values_of(graph))
     taken = set(counts)

@@ -42,7 +42,7 @@ def drop_saved_statistics(model: ir.Model, opset: int) -> None:
 
 
 def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
-    """Repairs, in place, ops of a converted model whose results differ from those at the old `opset`.
+    """Repairs ops whose results the version converter has changed, in place.
 
     Args:
         model: a model that the version converter has converted from `opset` to the canonical opset.
@@ -72,8 +72,8 @@ _FLOAT_SETTINGS = {"Clip": (1, 2), "Pad": (2,)}
 def _restore_setting(node: ir.Node) -> None:
     """Casts the bounds of Clip and the fill value of Pad to the dtype of the data.
 
-    As attributes (Clip-6, Pad-2) they were float32 for data of any dtype; as inputs they must have the dtype of the
-    data.
+    In Clip-6 and Pad-2, these settings were float32 attributes for data of any dtype. As inputs, they must have the
+    dtype of the data.
     """
     source = node.inputs[0]
     if source is None or source.dtype == ir.DataType.FLOAT:
@@ -85,7 +85,7 @@ def _restore_setting(node: ir.Node) -> None:
 
 
 def _restore_resize(node: ir.Node) -> None:
-    """Restores the sampling positions `i / scale` of an Upsample or Resize-10; Resize-11 samples at pixel centers.
+    """Restores the sampling positions `i / scale` of an Upsample or Resize-10; Resize-11 defaults to pixel centers.
 
     In nearest mode, ONNX Runtime rounds the position up when shrinking and down when enlarging.
     """
@@ -96,7 +96,7 @@ def _restore_resize(node: ir.Node) -> None:
 
 
 def _restore_hardmax(node: ir.Node) -> None:
-    """Applies Hardmax to the matrix [dims before axis, other dims], as Hardmax-11 does, instead of to a single axis."""
+    """Flattens the input of Hardmax to a matrix at `axis`, as Hardmax-11 does; Hardmax-13 reduces a single axis."""
     axis = node.attributes.get_int("axis", 1)
     source = node.inputs[0]
     result = node.outputs[0]

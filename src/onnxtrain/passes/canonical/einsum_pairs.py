@@ -21,16 +21,16 @@ Write = Callable[..., ir.Value]
 
 
 class EinsumPairsPass(ir.passes.InPlacePass):
-    """Rewrites Einsums of three or more operands as products of two, and Einsums that sum over nothing as Mul.
+    """Splits Einsums of three or more operands into pairwise Einsums, and turns Einsums that sum no axis into Mul.
 
-    ONNX Runtime (1.32) contracts operands from left to right, so that an intermediate result may have all labels of the
-    equation. It computes an Einsum of two operands that sums over nothing as a batch of 1x1 matrix products, about 50
-    times slower than Mul. The default bundle of onnxruntime-web (JSEP, 1.30) silently computes Einsum of three operands
+    ONNX Runtime (1.32) contracts operands from left to right, so an intermediate result may have all labels of the
+    equation. It computes an Einsum of two operands that sums no axis as a batch of 1x1 matrix products, about 50 times
+    slower than Mul. The default bundle of onnxruntime-web (JSEP, 1.30) silently computes Einsum of three operands
     incorrectly on WebGPU.
 
-    Without ranks, an ellipsis remains an ellipsis. Nodes that the differentiation rule of Einsum refuses are left
-    alone: ellipses of different lengths, and an axis of size one before a longer one, for which onnx infers a wrong
-    shape. Reads inferred shapes, also those of function bodies, where they are present.
+    An ellipsis is kept if the operands' ranks are unknown. Nodes that Einsum's gradient rule doesn't support are not
+    modified: ellipses of different lengths, and an axis of size one before a longer one with the same label, where onnx
+    infers a wrong shape. Uses inferred shapes if there are any.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -108,7 +108,7 @@ def _with_ellipsis(write: WriterBefore, letter: str) -> Write:
 
 
 def _fits(terms: Sequence[str], operands: Sequence[ir.Value]) -> bool:
-    """True if operands have the ranks of their terms, and no axis of size one comes before a longer one."""
+    """True if known ranks match the terms, and no axis of size one precedes a longer one with the same label."""
     first: dict[str, object] = {}
     for term, value in zip(terms, operands, strict=True):
         if value.shape is None:
@@ -126,10 +126,10 @@ def _fits(terms: Sequence[str], operands: Sequence[ir.Value]) -> bool:
 def _without_ones(
     write: Write, terms: Sequence[str], operands: Sequence[ir.Value]
 ) -> tuple[list[tuple[str, ir.Value]], dict[str, int]]:
-    """Squeezes axes of size one that broadcast against longer axes, which is wrong in some orders of contraction.
+    """Squeezes axes of size one that broadcast against longer axes: some contraction orders would use them wrongly.
 
     Returns:
-        The labels and value of each operand, and the sizes of labels where known.
+        The labels and value of each operand, and the known sizes of labels.
     """
     dims = [
         list(zip(term, value.shape or [None] * len(term), strict=True))
@@ -155,7 +155,7 @@ def contract(
     *,
     products: bool = True,
 ) -> ir.Value:
-    """Writes nodes that compute an Einsum, two operands at a time; returns the result.
+    """Emits nodes that compute an Einsum, two operands at a time, and returns the result.
 
     Args:
         write: writes a node and returns its output, e.g. `write("Einsum", a, equation="ij->i")`.
@@ -163,7 +163,7 @@ def contract(
         terms: labels of each operand, letters only, e.g. ["ij", "jk"].
         output: labels of the output, e.g. "ik".
         sizes: known sizes of labels, e.g. {"i": 8}.
-        products: False writes Einsums only, for labels that stand for several axes.
+        products: False to emit only Einsums, no ReduceSum or Mul. Needed if a label stands for several axes.
     """
     if len(terms) == 1:
         return write("Einsum", operands[0], equation=f"{terms[0]}->{output}")
@@ -188,7 +188,7 @@ def contract(
 
 
 def _result_order(a: str, b: str, later: set[str]) -> str:
-    """Returns the labels of a pair's result: those of both operands, of the first, then of the second."""
+    """Orders the labels of a pair's result: labels of both operands, then of `a` only, then of `b` only."""
     # The order in which ONNX Runtime's batched matrix product leaves the axes, so that they need no transpose.
     both = [label for label in a if label in b]
     only = [label for label in a if label not in b], [label for label in b if label not in a]
@@ -198,19 +198,19 @@ def _result_order(a: str, b: str, later: set[str]) -> str:
 def _pair(
     write: Write, a: tuple[str, ir.Value], b: tuple[str, ir.Value], kept: str, products: bool
 ) -> ir.Value:
-    """Writes the product of two operands (labels, value), summed over all labels that are not in `kept`."""
+    """Multiplies two operands, given as (labels, value), and sums over all labels that are not in `kept`."""
     if not products or not _is_product((a[0], b[0]), kept):
         return write("Einsum", a[1], b[1], equation=f"{a[0]},{b[0]}->{kept}")
     return write("Mul", *(_aligned(write, term, value, kept) for term, value in (a, b)))
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:
-    """True if an Einsum of two operands multiplies elements only: it sums over nothing and takes no diagonal."""
+    """True if an Einsum of two operands only multiplies elements: it sums no axis and takes no diagonal."""
     return all(len(set(term)) == len(term) and set(term) <= set(output) for term in (*terms, output))
 
 
 def _aligned(write: Write, term: str, value: ir.Value, labels: str) -> ir.Value:
-    """Transposes a value to the order `labels`; labels not in `term` get size one, unless leading."""
+    """Transposes a value to the order `labels`, with axes of size one for missing labels except leading ones."""
     order = [term.index(label) for label in labels if label in term]
     if order != sorted(order):
         value = write("Transpose", value, perm=order)
@@ -234,15 +234,16 @@ class _Cost:
 def contraction_order(
     terms: Sequence[frozenset[str]], output: frozenset[str], sizes: Mapping[str, int]
 ) -> list[tuple[int, int]]:
-    """Returns the pairs to contract, in opt_einsum's notation: a pair leaves the list and its result is appended.
+    """Returns the pairs to contract, as positions in the list of operands, in opt_einsum's notation.
 
-    The order has the fewest operations, then the smallest peak size of intermediate results. With more
-    than 8 operands, each step takes the pair whose result is smallest compared with the pair.
+    After each step, the pair is removed from the list and its result is appended. The order minimizes the number of
+    operations, then the size of the largest intermediate result. With more than 8 operands, each step greedily
+    contracts the pair whose result is smallest relative to its operands.
 
     Args:
         terms: labels of each operand.
         output: labels of the output.
-        sizes: known sizes of labels. Unknown sizes are taken to be equal.
+        sizes: known sizes of labels. Unknown sizes are assumed to be equal.
 
     >>> contraction_order([frozenset("ij"), frozenset("jk"), frozenset("k")], frozenset("i"), {})
     [(1, 2), (0, 1)]
@@ -283,7 +284,7 @@ def _as_pairs(best: Mapping[int, tuple[_Cost, int]], everything: int, count: int
 
     Args:
         best: for each subset of the operands (a bit mask), its cost and one of its two parts in the contraction.
-        everything: the subset of all operands.
+        everything: the bit mask of all operands.
         count: number of operands.
     """
     current, pairs = [1 << index for index in range(count)], []
@@ -304,7 +305,7 @@ def _as_pairs(best: Mapping[int, tuple[_Cost, int]], everything: int, count: int
 def _greedy(
     terms: Sequence[frozenset[str]], output: frozenset[str], elements: Callable[[Iterable[str]], int]
 ) -> Iterator[tuple[int, int]]:
-    """Yields pairs whose result is smallest compared with the pair, as opt_einsum's greedy order does."""
+    """Yields pairs in opt_einsum's greedy order: each has the smallest result relative to its operands."""
     current = list(terms)
     while len(current) > 1:
         options = []

@@ -1,4 +1,4 @@
-"""Rewrites the loop over bags that PyTorch exports for EmbeddingBag as one sum over all rows."""
+"""Turns the loop over bags that PyTorch exports for EmbeddingBag into one ScatterND."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class EmbeddingBagLoopPass(ir.passes.InPlacePass):
-    """Rewrites a Loop whose iteration b reduces `rows[offsets[b] : offsets[b + 1]]` to one row as a ScatterND.
+    """Turns a Loop whose iteration b reduces `rows[offsets[b] : offsets[b + 1]]` to one row into a ScatterND.
 
-    torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for `EmbeddingBag`, whose modes are sum, mean and
-    max, with a branch for empty bags. Its gradient adds up a cotangent of all rows per bag, which takes time quadratic
-    in the bags, and ONNX Runtime (1.32) ends the process when it opens that of the mean. Offsets must ascend, as
-    PyTorch requires. Expects inferred shapes, and scan outputs in place of sequences.
+    torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for `EmbeddingBag`, in the modes sum, mean and max,
+    with a branch for empty bags. The loop's gradient adds up a cotangent of all rows for each bag, which takes time
+    quadratic in the number of bags; in mode mean, ONNX Runtime (1.32) crashes when it loads this gradient. Offsets must
+    ascend, as PyTorch requires. Expects inferred shapes, and scan outputs in place of sequences.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -37,8 +37,8 @@ class _Bags:
     """Inputs of a loop over bags.
 
     Attributes:
-        rows: the rows of all bags, one bag after the other: [rows, width].
-        offsets: the first row of each bag, then the end of the last one: int64 [bags + 1].
+        rows: the rows of all bags, concatenated: [rows, width].
+        offsets: index of the first row of each bag, then the end of the last bag: int64 [bags + 1].
         count: number of bags, int64 [].
         mode: "sum", "mean" or "max".
     """
@@ -94,11 +94,11 @@ def _match(loop: ir.Node) -> _Bags | None:
 
 
 def _rewrite(loop: ir.Node, bags: _Bags) -> None:
-    """Replaces the stacked sums, means or maxima of a loop over bags, [bags, 1, width]."""
+    """Replaces a loop over bags, whose result is [bags, 1, width], with a ScatterND."""
     write = WriterBefore(loop)
     size, count = write.size(bags.rows, 0), write("Reshape", bags.count, [1])
-    # The number of offsets up to each row is the number of its bag, counted from 1. Row 0 of the sums takes rows before
-    # the first offset, and the last one those behind the last offset.
+    # The number of offsets up to each row is the index of its bag, counted from 1. Rows before the first offset are
+    # reduced into row 0 of the result, rows after the last offset into its last row; both are sliced off.
     marks = write("Slice", bags.offsets, [0], write("Add", count, 1), [0])
     zeros = write("Expand", 0, write("Add", size, 1))
     ones = write("Expand", 1, write("Shape", marks))
@@ -129,13 +129,13 @@ def _rewrite(loop: ir.Node, bags: _Bags) -> None:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Returns the node that computes a value if its op type is `op_type`, else None; looks through copies."""
+    """Returns the `op_type` node that computes a value, possibly followed by copies; None for other nodes."""
     node = _through(value).producer() if value is not None else None
     return node if node is not None and node.op_type == op_type and node.domain == "" else None
 
 
 def _through(value: ir.Value | None) -> ir.Value:
-    """Follows a value back through ops that only copy it, cast it between integer dtypes, or add or remove an axis."""
+    """Follows a value back through Identity, Cast, CastLike, Reshape and Squeeze, and returns their source."""
     assert value is not None
     while True:
         node = value.producer()
@@ -156,7 +156,7 @@ def _number(value: ir.Value | None) -> int | None:
 
 
 def _offset(value: ir.Value | None) -> tuple[ir.Value, int] | None:
-    """Returns a value as `base + number`."""
+    """Returns (base, number) such that a value is `base + number`; the number is 0 if nothing is added."""
     if value is None:
         return None
     value = _through(value)
@@ -171,7 +171,7 @@ def _offset(value: ir.Value | None) -> tuple[ir.Value, int] | None:
 
 
 def _element(value: ir.Value | None) -> tuple[ir.Value, ir.Value, int] | None:
-    """Returns vector, base and number for a slice `vector[base + number : base + number + 1]`."""
+    """Returns (vector, base, number) of a slice `vector[base + number : base + number + 1]`; None for other values."""
     node = _producer(value, "Slice")
     if node is None or len([entry for entry in node.inputs if entry is not None]) != 3:
         return None
@@ -182,13 +182,13 @@ def _element(value: ir.Value | None) -> tuple[ir.Value, ir.Value, int] | None:
 
 
 def _bound(value: ir.Value | None) -> ir.Value | None:
-    """Returns x of a comparison `0 < x`."""
+    """Returns the `x` of a comparison `0 < x`; None for other values."""
     node = _producer(value, "Less")
     return node.inputs[1] if node is not None and _number(node.inputs[0]) == 0 else None
 
 
 def _branch(choice: ir.Node, name: str) -> ir.Value:
-    """Returns the result of a branch, through nested branches whose condition compares two constants."""
+    """Returns the result of an If's branch `name`; a nested If that compares two constants is resolved."""
     value = choice.attributes[name].as_graph().outputs[0]
     while (node := _producer(value, "If")) is not None:
         equal = _producer(node.inputs[0], "Equal")
@@ -201,7 +201,7 @@ def _branch(choice: ir.Node, name: str) -> ir.Value:
 
 
 def _is_zero(value: ir.Value) -> bool:
-    """True if a value is zero everywhere."""
+    """True if a value is known to be all zeros."""
     node = _producer(value, "Expand")
     source = value if node is None else node.inputs[0]
     array = None if source is None else known_array(_through(source))
@@ -211,7 +211,7 @@ def _is_zero(value: ir.Value) -> bool:
 def _reduced_slice(
     value: ir.Value | None, op_type: str, bounds: Sequence[ir.Value | None]
 ) -> ir.Value | None:
-    """Returns x of a reduction of `x[start:end]` over axis 0 with these bounds."""
+    """Returns the `x` of a reduction of `x[start:end]` over axis 0, where `bounds` is (start, end); None otherwise."""
     total = _producer(value, op_type)
     if total is None or total.attributes.get_int("keepdims", 1) != 1 or len(total.inputs) != 2:
         return None
@@ -224,7 +224,10 @@ def _reduced_slice(
 def _averaged_slice(
     value: ir.Value, index: ir.Value, count: ir.Value, offsets: ir.Value, bounds: Sequence[ir.Value | None]
 ) -> ir.Value | None:
-    """Returns x of the mean of `x[start:end]`; PyTorch divides the sum of the last bag by the rows that are left."""
+    """Returns the `x` of the mean of `x[start:end]`, where `bounds` is (start, end); None for other values.
+
+    PyTorch exports the last bag separately, as a sum divided by the number of remaining rows.
+    """
     choice = _producer(value, "If")
     if choice is None or not _is_last(choice, index, count):
         return None
@@ -245,7 +248,10 @@ def _averaged_slice(
 def _largest_of_slice(
     value: ir.Value, index: ir.Value, count: ir.Value, offsets: ir.Value, bounds: Sequence[ir.Value | None]
 ) -> ir.Value | None:
-    """Returns x of the maximum of `x[start:end]`; PyTorch reads the last bag up to the number of indices."""
+    """Returns the `x` of the maximum of `x[start:end]`, where `bounds` is (start, end); None for other values.
+
+    PyTorch exports the last bag separately, as a slice that ends at the number of indices.
+    """
     largest = _producer(value, "ReduceMax")
     choice = _producer(largest.inputs[0], "If") if largest is not None else None
     if largest is None or choice is None or largest.attributes.get_int("keepdims", 1) != 1:
@@ -261,7 +267,7 @@ def _largest_of_slice(
 
 
 def _is_last(choice: ir.Node, index: ir.Value, count: ir.Value) -> bool:
-    """True if an If asks whether an iteration is the last one."""
+    """True if an If tests whether the iteration is the last one: `index == count - 1`."""
     equal = _producer(choice.inputs[0], "Equal")
     if equal is None or _through(equal.inputs[0]) is not index:
         return False
@@ -274,7 +280,7 @@ def _is_last(choice: ir.Node, index: ir.Value, count: ir.Value) -> bool:
 
 
 def _is_end(value: ir.Value | None, offsets: ir.Value) -> bool:
-    """True if a value is the number of indices, which the offsets end with."""
+    """True if a value is the number of embedding indices, which is also the last offset."""
     joined, size = _producer(offsets, "Concat"), _producer(value, "Shape")
     last = _producer(joined.inputs[-1], "Shape") if joined is not None else None
     if size is None or last is None or _through(size.inputs[0]) is not _through(last.inputs[0]):

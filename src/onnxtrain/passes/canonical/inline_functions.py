@@ -25,7 +25,7 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
 
     Args:
         model: any model.
-        criteria: True for functions to inline, e.g. `lambda function: function.domain == "pkg"`. Default: all.
+        criteria: returns True for functions to inline, e.g. `lambda function: function.domain == "pkg"`. Default: all.
 
     Raises:
         ModelError: a function calls itself, has a graph as an attribute, or imports an opset that cannot be converted;
@@ -43,7 +43,7 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
         raise ModelError(f"Cannot inline the model's functions: {error.__cause__ or error}") from error
     # A value of the caller and a value of a body may have the same name, which is invalid within one graph.
     name_apart(inlined)
-    # The file was checked when it was loaded, but a call sets attributes in the body, and may give one another type.
+    # The file was checked when it was loaded, but a call sets attributes in the body, possibly with the wrong type.
     if problem := mistyped_attribute(inlined):
         raise ModelError(f"The model is not valid ONNX: after inlining its functions, {problem}.")
     return inlined

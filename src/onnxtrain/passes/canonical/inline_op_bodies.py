@@ -1,4 +1,4 @@
-"""Replaces ops with function bodies: those of their ONNX schemas, or those registered in `op_bodies`."""
+"""Replaces ops with their function bodies, from the ONNX schemas or registered in `op_bodies`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _schema(op_type: str, opset: int) -> Any:
 
 
 def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) -> ir.Model:
-    """Returns a copy of `model` in which ops with a function body are replaced by the body, including subgraphs.
+    """Returns a copy of `model` in which ops are replaced by their function bodies, including subgraphs.
 
     Ops within bodies are expanded in turn. An op is not replaced if its body cannot be built: if it has a graph
     attribute, or if the body depends on input types that are unknown.
@@ -78,7 +78,7 @@ def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir
 
 
 def _body_of(node: ir.Node, model: ir.Model) -> ir.Function | None:
-    """Returns the function body of `node`, from the registry or its schema; None if required types are unknown."""
+    """Returns the function body of `node`, from the registry or its schema; None if it cannot be built yet."""
     opset = model.graph.opset_imports[""]
     make = op_bodies().get((node.domain, node.op_type))
     if make is not None:
@@ -108,7 +108,7 @@ def _prefix_names(function: ir.Function, node: ir.Node) -> None:
 
 
 def _schema_body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
-    """Returns the function body of `node` from its schema; None if required input types are unknown."""
+    """Returns the function body of `node` from its schema; None if onnx cannot build it, e.g. without input types."""
     schema = _schema(node.op_type, opset)
     if schema.has_function:
         body = schema.get_function_with_opset_version(opset)

@@ -1,4 +1,4 @@
-"""Reshapes op settings such as axes and sizes to the schema's rank; ONNX Runtime also accepts other ranks."""
+"""Reshapes inputs such as axes and sizes to the rank of the op's schema; ONNX Runtime also accepts other ranks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _RANKS: Mapping[str, Mapping[int, int]] = {
 class InputRanksPass(ir.passes.InPlacePass):
     """Reshapes axes, sizes and pads to the rank of the op's schema, e.g. the scalar axes of an Unsqueeze.
 
-    `torch.onnx.export` writes such a scalar for `scaled_dot_product_attention(enable_gqa=True)`. All later passes and
-    rules rely on the schema.
+    `torch.onnx.export` writes scalar axes for `scaled_dot_product_attention(enable_gqa=True)`. All later passes and
+    gradient rules rely on the schema's rank.
 
     Args:
         unknown: True to also reshape values of unknown rank; shapes must have been inferred.

@@ -1,4 +1,4 @@
-"""Replaces sequences and optionals with their elements where these are known statically."""
+"""Replaces sequences and optionals with their elements if the elements are known statically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_PARTS = 10_000
 
 
 class KnownSequencesPass(ir.passes.InPlacePass):
-    """Makes readers of a sequence read its elements directly where these are known, including subgraphs.
+    """Makes nodes that read a sequence read its elements directly if they are known, including subgraphs.
 
     PyTorch's Dynamo exporter writes `chunk`, `split` and `unbind` as SplitToSequence and SequenceAt, at every opset.
     Elements are known after SequenceConstruct and SequenceEmpty, after SequenceInsert and SequenceErase at constant

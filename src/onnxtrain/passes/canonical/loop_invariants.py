@@ -1,4 +1,4 @@
-"""Takes tensors that a Loop or Scan carries unchanged out of its state."""
+"""Removes states that a Loop or Scan never changes; the body reads the initial tensor instead."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _FIRST_STATE = {"Loop": (2, 2, 1), "Scan": (0, 0, 0)}
 
 
 class LoopInvariantsPass(ir.passes.InPlacePass):
-    """Has the body of a Loop or Scan read tensors from outside that are the same in all iterations.
+    """Replaces unchanged states of a Loop or Scan with outer values, which the body reads directly.
 
-    The gradient of a loop records the state before each iteration, and adds up a cotangent of each state in each
-    iteration: for an unchanged state, memory and time quadratic in the iterations if its size is their number.
+    The gradient of a loop saves the state before each iteration, and adds up a cotangent of each state in each
+    iteration. For an unchanged state with one row per iteration, that takes memory and time quadratic in the number of
+    iterations.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -29,7 +30,7 @@ class LoopInvariantsPass(ir.passes.InPlacePass):
 
 
 def _rewrite(node: ir.Node) -> bool:
-    """Removes unchanged states of a node; returns False if there are none."""
+    """Removes the unchanged states of a Loop or Scan; returns False if there are none."""
     body = node.attributes["body"].as_graph()
     of_node, of_input, of_output = _FIRST_STATE[node.op_type]
     scanned = node.attributes.get_int("num_scan_inputs", 0)
@@ -77,7 +78,7 @@ def _rewrite(node: ir.Node) -> bool:
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """Returns the value of which a value is a copy. A copy that stops gradients is not one."""
+    """Follows a value back through Identity nodes, but not through those that stop gradients."""
     while True:
         node = value.producer()
         if node is None or node.op_type != "Identity" or node.domain or is_stop_gradient(node):
@@ -87,7 +88,7 @@ def _source(value: ir.Value) -> ir.Value:
 
 
 def _keep_outputs(body: ir.Graph, value: ir.Value) -> None:
-    """Writes an Identity for each output of a body that is the value: a body must compute its outputs."""
+    """Replaces outputs of `body` that are `value` with an Identity of it, because a body must compute its outputs."""
     for index, output in enumerate(body.outputs):
         if output is value:
             copy = ir.node("Identity", [value])

@@ -1,4 +1,4 @@
-"""Replaces sequences that a Loop builds by appending tensors with scan outputs of the Loop."""
+"""Uses a Loop's scan outputs instead of sequences that the Loop builds by appending tensors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
 
 
 class AppendedSequencesPass(ir.passes.InPlacePass):
-    """Replaces a sequence that grows by one tensor per iteration of a Loop with a scan output of the Loop.
+    """Uses a scan output of a Loop instead of a sequence to which each iteration appends one tensor.
 
     PyTorch's exporters write such sequences for `outputs.append(y)` in a scripted loop that is followed by
     `torch.stack(outputs)`; the Dynamo exporter writes them for `EmbeddingBag`, too. The sequence must be empty before
     the Loop.
 
-    A scan output stacks its tensors, so all of them must have the same shape. That holds if a `ConcatFromSequence`
-    stacks the sequence. If one concatenates it, the axis must have a static size, and if its tensors are read one by
-    one, their shape must be known; other sequences are not replaced. Run shape inference first.
+    A scan output stacks its tensors, so all of them must have the same shape. A `ConcatFromSequence` that stacks the
+    sequence guarantees this. A `ConcatFromSequence` without a new axis is supported if the axis has a static size, and
+    other readers are supported if the shape is static. Other sequences are not replaced. Run shape inference first.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -1,4 +1,4 @@
-"""Rewrites convolutional models that onnxruntime has optimized for a CPU type, back to standard ops."""
+"""Restores standard ops in convolutional models that onnxruntime has optimized for one type of CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Array = npt.NDArray[np.float32]
 
 
 class BlockedLayoutPass(ir.passes.InPlacePass):
-    """Rewrites ops of the domain `com.microsoft.nchwc`, which onnxruntime's optimizer emits at its highest level.
+    """Replaces `com.microsoft.nchwc` ops, which onnxruntime's optimizer emits at its highest level.
 
     Between ReorderInput and ReorderOutput, tensors are stored in blocks of 8 or 16 channels, the width of the CPU's
     vector registers. The last block is padded with zero channels, and weights are packed to match
@@ -87,13 +87,13 @@ class _Conv:
 
     @property
     def channels_out(self) -> int:
-        """Number of output channels without trailing ones whose weights and bias are all zero."""
+        """Number of output channels, not counting trailing channels whose weights and bias are all zero."""
         rows = np.any(self.weight, axis=(1, 2, 3))
         return _used_channels(rows if self.bias is None else rows | (self.bias != 0))
 
     @property
     def channels_in(self) -> int:
-        """Number of input channels without trailing ones whose weights are all zero."""
+        """Number of input channels, not counting trailing channels whose weights are all zero."""
         return _used_channels(np.any(self.weight, axis=(0, 2, 3)))
 
     def rewrite(
@@ -128,8 +128,8 @@ class _Conv:
 class _Channels:
     """Channel counts of blocked tensors, without padding.
 
-    Tensors that are added, pooled or similar have the same number of channels: they form a set (union-find), whose
-    count is the largest that any member needs.
+    The inputs and output of an elementwise op or pooling have the same number of channels. They form a set
+    (union-find), whose channel count is the maximum that any member needs.
     """
 
     def __init__(self, model: ir.Model, convs: dict[ir.Node, _Conv]) -> None:
@@ -151,7 +151,7 @@ class _Channels:
                 self._join(*inputs, node.outputs[0])
 
     def of(self, value: ir.Value | None) -> int | None:
-        """Returns the number of channels; None if all stored channels are needed or `value` is not blocked."""
+        """Returns the channel count of `value`; None if all stored channels are needed or `value` is not blocked."""
         if value is None or value not in self._set:
             return None
         root = self._root(value)
@@ -192,7 +192,7 @@ class _Channels:
 
 
 def _channels_of(entrance: ir.Node) -> int:
-    """Returns the number of channels that a ReorderInput reads; 1, the minimum, if it is unknown."""
+    """Returns the number of channels that a ReorderInput reads, or 1, the minimum, if it is unknown."""
     x = entrance.inputs[0]
     axis = -1 if entrance.attributes.get_int("channels_last", 0) else 1
     size = x.shape[axis] if x is not None and x.shape is not None else None
@@ -237,7 +237,7 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
 
 
 def _add_unpacked(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
-    """Adds an initializer under a new name, because other nodes expect packed weights under the old one."""
+    """Adds a plain weight as an initializer. Its name is new because other nodes may still read the packed weight."""
     name = fresh_name(model, f"{packed.name}.{role}")
     value = add_initializer(model.graph, ir.Tensor(np.ascontiguousarray(array), name=name))
     value.metadata_props.update(packed.metadata_props)

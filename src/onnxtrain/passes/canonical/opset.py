@@ -13,11 +13,11 @@ from onnxtrain.passes.io.without_weights import lean_proto, restore
 
 
 def convert_opset(model: ir.Model) -> ir.Model:
-    """Converts a model to an opset between 21 and 26, and lowers its IR version to the oldest one of that opset.
+    """Converts a model to an opset between 21 and 26, and lowers its IR version to the minimum for that opset.
 
     Models older than opset 21 are converted to 21, and models newer than opset 26 to 26. The IR version is lowered
-    because exporters write a newer one than the opset needs, which older runtimes reject. The names of values, symbolic
-    dimensions, tensors and metadata stay the same.
+    because exporters write a newer one than the opset needs, which older runtimes reject. The names of values and
+    symbolic dimensions, tensors, and metadata stay the same.
 
     Args:
         model: a model without model-local functions.
@@ -41,9 +41,9 @@ def convert_opset(model: ir.Model) -> ir.Model:
 
 
 def fit_ir_version(model: ir.Model) -> None:
-    """Sets the oldest IR version for the opset if the model's is older than that or too new for stock runtimes.
+    """Sets the IR version to the minimum for the opset if it is older than that or too new for stock runtimes.
 
-    The minimum is 4, the first version in which initializers need not be inputs as well.
+    The minimum is at least 4, the first version in which initializers need not be inputs as well.
     """
     minimum = _oldest_ir_version(model)
     if not minimum <= model.ir_version <= MAX_IR_VERSION:
@@ -52,12 +52,12 @@ def fit_ir_version(model: ir.Model) -> None:
 
 def _oldest_ir_version(model: ir.Model) -> int:
     """Returns the IR version of the ONNX release that introduced the model's opset, at least 4."""
-    # Opsets 2 to 4 were never released with an IR version of their own.
+    # The table has no entries for opsets 2 to 4.
     return max(4, helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", model.graph.opset_imports[""]), 3))
 
 
 def _convert(model: ir.Model, opset: int) -> ir.Model:
-    """Converts a model to opset 21, and restores what the version converter loses or changes."""
+    """Converts a model to opset 21, and repairs what the version converter breaks or drops."""
     drop_saved_statistics(model, opset)
     proto = lean_proto(model)
     proto.ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", CANONICAL_OPSET]

@@ -49,13 +49,13 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
 
     In canonical form
 
-    - the opset is 21 to 26 (older models are converted to 21, newer ones to 26), and the IR version is the oldest for
-      it;
+    - the opset is 21 to 26 (older models are converted to 21, newer ones to 26), and the IR version is the minimum for
+      that opset;
     - there are no model-local functions;
     - no initializer is a graph input, and all initializers are in the main graph, including the tensors of Constant
       nodes (`is_constant` distinguishes them from parameters);
     - values have dtypes and shapes, as far as these can be inferred;
-    - gradients stop at the Identity nodes for which `is_stop_gradient` is True;
+    - gradients stop at the Identity nodes that `is_stop_gradient` recognizes;
     - parameters that PyTorch's exporters merged are separate initializers;
     - recurrent layers have layout=0.
 
@@ -112,7 +112,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
         lift_constants(model)
     # After inference, which has replaced sequences that loops append to.
     LoopInvariantsPass()(model)
-    # After inference, because the order depends on sizes. The gradients of products of two are products of two.
+    # After inference, because the order depends on sizes. The gradients of pairwise Einsums are pairwise Einsums, too.
     if any([EmbeddingBagLoopPass()(model).modified, EinsumPairsPass()(model).modified]):
         infer_shapes(lift_constants(model))
     model = mark_stopped_gradients(model)
@@ -124,8 +124,8 @@ def _expand_unconvertible_ops(model: ir.Model, opset: int) -> ir.Model:
     """Returns `model` with ops replaced by their function bodies if conversion would change or break them.
 
     GroupNormalization-18 scales per group, GroupNormalization-21 per channel, but the converter leaves the node
-    unchanged. For float64 activations, ONNX Runtime (1.31) has only function bodies, and uses them only at the opset of
-    the body.
+    unchanged. ONNX Runtime (1.31) has no float64 kernels for some activations, and uses their function bodies only at
+    the opset of the body.
     """
     if opset < _FLOAT64_BODIES_SINCE:
         return model
@@ -148,7 +148,7 @@ def _expand_unconvertible_ops(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _checkable_proto(model: ir.Model) -> onnx.ModelProto:
-    """Returns a proto for onnx's checker, with types and shapes of inputs and outputs, which the checker requires."""
+    """Returns a proto for onnx's checker, with placeholders for unknown types and shapes of inputs and outputs."""
     proto = lean_proto(model)
     for info in (*proto.graph.input, *proto.graph.output):
         if not info.type.WhichOneof("value"):

@@ -10,11 +10,11 @@ from onnxtrain.op_bodies import op_shapes
 
 
 def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
-    """Replaces nodes of nonstandard ops in a proto with calls of functions that have the same output shapes.
+    """Replaces nonstandard ops in a proto with calls of stand-in functions that have the same output shapes.
 
     Args:
-        model: the model from which `lean` was made, with the same nodes in the same order; not modified.
-        lean: the proto, modified in place.
+        model: the model that `lean` was made from, with the same nodes in the same order; not modified.
+        lean: the proto, without large weights; modified in place.
     """
     opset, shapes = model.graph.opset_imports[""], op_shapes()
     for index, (node, proto) in enumerate(zip(model.graph, lean.graph.node, strict=True)):

@@ -1,4 +1,4 @@
-"""Finds attributes without a type, or whose type is not that of the op's schema, e.g. a float instead of an int."""
+"""Finds attributes whose type is missing or differs from the op's schema, e.g. a float instead of an int."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import onnx_ir as ir
 
 
 def mistyped_attribute(model: ir.Model) -> str | None:
-    """Describes the first attribute that has no type or a type other than the schema's; None if there is none.
+    """Describes the first attribute whose type is missing or differs from the schema; None if all types are correct.
 
-    onnx's checker finds these as well, but it runs after passes of onnx_ir, which raise TypeError for such a Constant.
+    onnx's checker also rejects such attributes, but it runs after passes of onnx_ir, which raise TypeError for a
+    Constant with such an attribute.
     """
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for owner in owners:
-        # A function may import another opset than the model; if it imports none, the model's applies.
+        # A function may import a different opset than the model; if it imports none, the model's applies.
         opset = owner.opset_imports.get("", model.graph.opset_imports.get(""))
         for node in owner.all_nodes():
             kinds = {} if node.domain else _kinds(node.op_type, opset or onnx.defs.onnx_opset_version())
@@ -38,7 +39,7 @@ def mistyped_attribute(model: ir.Model) -> str | None:
 
 @functools.cache
 def _kinds(op_type: str, opset: int) -> dict[str, int]:
-    """Returns the AttributeProto.AttributeType of each attribute, e.g. {"axis": 2}; {} for a nonstandard op."""
+    """Returns the AttributeProto.AttributeType of an op's attributes by name, e.g. {"axis": 2}; {} if nonstandard."""
     kinds: dict[str, int] = {}
     # The newest opset as well: passes of onnx_ir read `value_int` of a Constant whatever opset a damaged model
     # declares.

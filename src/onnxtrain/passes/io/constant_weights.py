@@ -30,7 +30,7 @@ _WEIGHTS: Mapping[str, Collection[int]] = {
 def lift_weights(model: ir.Model) -> None:
     """Turns Constant nodes that look like weights into initializers, in place, including subgraphs.
 
-    Does nothing if the file has weights among its initializers: its Constant nodes are then constants of formulas.
+    Does nothing if the file has weights among its initializers, because its Constant nodes then belong to formulas.
     """
     tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     if any(tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 for tensor in tensors):

@@ -1,4 +1,4 @@
-"""Replaces outputs that are dictionaries with tensors, because onnx_ir and gradients do not support dictionaries."""
+"""Converts dictionary outputs to tensors, because onnx_ir and gradients do not support dictionaries."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx
 
 
 def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns `proto`, or a copy with the ZipMap nodes that compute its outputs removed.
+    """Returns `proto`, or, if a ZipMap computes one of its outputs, a copy with Identity in place of ZipMap.
 
     scikit-learn converters end every classifier with a ZipMap, which turns probabilities float32 [N, C] into N
     dictionaries. In the copy, the output of the same name is the tensor of probabilities.

@@ -41,10 +41,10 @@ _EAGER_BYTES = 16 * 1024
 
 
 def load_model(source: ModelSource) -> ir.Model:
-    """Loads and checks a model; passes over the result do not modify `source`.
+    """Loads and checks a model. Later passes may modify the result without affecting `source`.
 
     External data is not read but memory-mapped on first use, so models beyond protobuf's limit of 2 GB can be loaded.
-    Weights of files that store all of them in Constant nodes become initializers. :func:`onnxtrain.passes.canonicalize`
+    If a file stores all its weights in Constant nodes, they become initializers. :func:`onnxtrain.passes.canonicalize`
     converts the result to canonical form.
 
     Args:
@@ -140,7 +140,7 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
         raise _refusal(origin, f"{error}. The file is corrupt; download or export it again.") from error
     try:
         return ir.from_proto(tensors_for_maps(proto))
-    # onnx_ir wraps arbitrary errors caused by a malformed proto in exceptions of its own.
+    # onnx_ir wraps arbitrary errors caused by a malformed proto in its own exceptions.
     except Exception as error:
         raise _refusal(origin, f"the graph is malformed ({error}).") from error
 
@@ -159,9 +159,9 @@ def _clone(source: ir.Model, origin: str) -> ir.Model:
 
 
 def _detached(model: ir.Model) -> ir.Model:
-    """Gives `model` its own types and tensor objects over the same data.
+    """Replaces the types and tensor objects of `model` with copies over the same data, in place; returns `model`.
 
-    onnx_ir shares both between clones, so that renaming a value would rename the caller's tensor.
+    onnx_ir shares both between clones, so renaming a value would rename the caller's tensor.
     """
     for graph in model.graphs():
         for value in values_of(graph):
@@ -175,7 +175,7 @@ def _detached(model: ir.Model) -> ir.Model:
 def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """Returns a tensor over the same data that can be renamed independently.
 
-    `ir.Tensor(tensor)` would do since numpy 2; with numpy 1.26, its array is float64 whatever the dtype.
+    `ir.Tensor(tensor)` requires numpy 2: with numpy 1.26, its array is float64, whatever the dtype.
     """
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(
@@ -225,10 +225,10 @@ def _check_versions(model: ir.Model, origin: str) -> None:
 
 
 def _is_older(model: ir.Model, opset: int) -> bool:
-    """True if all standard ops of a model have the same version at its opset as at `MAX_OPSET`.
+    """True if no standard op of a model has changed between `MAX_OPSET` and `opset`, the model's opset.
 
     onnxruntime's optimizer writes the newest opset that it knows into models that import none. Such a model is loaded
-    as one of `MAX_OPSET`.
+    with opset `MAX_OPSET`.
     """
     # onnx has no schemas of opsets newer than its own.
     if opset > onnx.defs.onnx_opset_version():
@@ -257,7 +257,7 @@ def _graphs_and_functions(model: ir.Model) -> Iterator[ir.Graph]:
 
 
 def _store_texts(node: ir.Node) -> None:
-    """Stores the strings of a Constant node as a tensor, in place: onnx_ir (1.1) reads other forms as ASCII."""
+    """Converts a Constant's string attributes to a tensor, in place, because onnx_ir (1.1) decodes them as ASCII."""
     for name in ("value_string", "value_strings") if node.op_type == "Constant" and node.domain == "" else ():
         attribute = node.attributes.get(name)
         if attribute is None or attribute.is_ref():

@@ -70,7 +70,7 @@ _P = ParamSpec("_P")
 
 
 class _SameKind(Protocol[_P]):
-    """Type of a function that returns a model of the kind that it was given."""
+    """Type of a function that returns an `ir.Model` if it gets one, and a `ModelProto` for any other source."""
 
     @overload
     def __call__(self, model: ir.Model, *args: _P.args, **kwargs: _P.kwargs) -> ir.Model: ...
@@ -83,7 +83,7 @@ class _SameKind(Protocol[_P]):
 def same_kind(
     function: Callable[Concatenate[ModelSource, _P], onnx.ModelProto | ir.Model],
 ) -> _SameKind[_P]:
-    """Type annotation for functions that end in :func:`as_given`: they return the kind of model that they take."""
+    """Annotates a function that ends in :func:`as_given`: its result is the same kind of model as its argument."""
     return cast("_SameKind[_P]", function)
 
 
@@ -98,9 +98,9 @@ def save_model(
         model: any model; external tensors are copied without being loaded as a whole.
         path: the file to write, in an existing directory.
         external_data_threshold: if the initializers have more bytes in total, those above 1 kB are written to a second
-            file, `<path>.<12 hexadecimal digits>.data`. Each call writes a new one, so that the model at `path` always
-            has its data; the data file of a replaced model is removed. To a device or pipe, such as /dev/stdout, the
-            model is written as one file.
+            file, `<path>.<12 hexadecimal digits>.data`. Each call writes a new data file, so that the model at `path`
+            is always complete; the data file of a replaced model is removed. If `path` is a device or pipe, such as
+            /dev/stdout, the model is written as one file.
     """
     path = Path(path)
     if is_stream(path):
@@ -140,7 +140,7 @@ def write_models(
             if tensor.nbytes > _EXTERNAL_TENSOR_BYTES and tensor.dtype != ir.DataType.STRING:
                 tensors.setdefault(_storage(tensor), {})[id(tensor)] = tensor
                 readers[_storage(tensor)] += 1
-    # Two initializers of the same model count like those of two models.
+    # Two initializers of one model count like initializers of two models.
     shared = {storage: views for storage, views in tensors.items() if readers[storage] > 1}
     places: dict[int, ir.ExternalTensor] = {}
     if sum(next(iter(views.values())).nbytes for views in shared.values()) > shared_data_threshold:
@@ -165,7 +165,7 @@ def write_model(
     *,
     placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
 ) -> str | None:
-    """Writes `model` to the file `name` of a set of files that are published together; see :func:`save_model`.
+    """Writes `model` to the file `name` in a set of files that are published together; see :func:`save_model`.
 
     Args:
         model: the model.
@@ -175,7 +175,7 @@ def write_model(
         placed: tensors that are already in a data file, by the `id` of the tensor.
 
     Returns:
-        The name of the data file that was written; None if there is none.
+        The name of the data file; None if none was written.
     """
     data = None
     # The model may have been loaded from the file that is replaced, whose data file will be removed.
@@ -209,7 +209,7 @@ def _with_tensors_in_memory(
     limit: float = math.inf,
     placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
 ) -> ir.Model:
-    """Returns a clone with initializers of up to `limit` bytes in memory, and `placed` ones in their file."""
+    """Returns a clone with external initializers of up to `limit` bytes in memory; `placed` ones stay in their file."""
     clone = model.clone()
     for graph in clone.graphs():
         for value in graph.initializers.values():
@@ -233,7 +233,7 @@ def _with_tensors_in(
     for graph in clone.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
-            # ONNX has no external form of strings.
+            # ONNX cannot store strings as external data.
             if (
                 tensor is None
                 or id(tensor) in there
@@ -246,7 +246,7 @@ def _with_tensors_in(
 
 
 def _storage(tensor: ir.TensorProtocol) -> Hashable:
-    """Returns a key of the tensor's storage, equal for views of one storage."""
+    """Returns a key that is equal for tensors that share the same storage."""
     if isinstance(tensor, ir.ExternalTensor):
         return str(tensor.path), tensor.offset, tensor.length
     # Views of one array, e.g. the bytes of int4 weights as MatMulNBits and as DequantizeLinear reads them.
@@ -257,7 +257,7 @@ def _storage(tensor: ir.TensorProtocol) -> Hashable:
 
 
 def _with_type_of(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-    """Returns a tensor of the bytes at `place` with the dtype and shape of `tensor`."""
+    """Returns an external tensor at `place` with the dtype, shape and name of `tensor`."""
     shape = ir.Shape(tensor.shape.numpy())
     name = str(tensor.name)
     return ir.ExternalTensor(place.location, place.offset, place.length, tensor.dtype, shape=shape, name=name)
@@ -286,7 +286,7 @@ def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
 
 
 def _map_tensors_beside(model: ir.Model, name: str) -> None:
-    """Memory-maps tensors in data files of the model `name`; a mapping outlives the removal of its file."""
+    """Memory-maps tensors in data files of the model file `name`, because a mapping outlives the file's removal."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value

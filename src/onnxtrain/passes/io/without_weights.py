@@ -1,4 +1,4 @@
-"""Makes protos without weights for onnx's C++ code: version converter, checker, shape inference, inliner.
+"""Creates protos without weights for onnx's C++ code: version converter, checker, shape inference, inliner.
 
 These functions serialize the model, and protobuf is limited to 2 GB. They read only the values of small tensors
 (shapes, axes, scales), so large initializers are temporarily turned into graph inputs of the same type.
@@ -36,9 +36,9 @@ def _is_big(tensor: ir.TensorProtocol | None) -> bool:
 
 
 def lean_proto(model: ir.Model) -> onnx.ModelProto:
-    """Returns `model` as a proto in which large initializers are inputs, appended to the model's own.
+    """Returns `model` as a proto without large weights: large initializers become inputs, after the model's own.
 
-    `model` is not modified. `restore` reverts this after a conversion.
+    `model` is not modified. :func:`restore` turns these inputs back into initializers after a conversion.
     """
     if any(value.name is None and value.uses() for node in model.graph.all_nodes() for value in node.outputs):
         # A proto refers to values by name; cloning names those without one.
@@ -65,7 +65,7 @@ def _described(value: ir.Value) -> onnx.ValueInfoProto:
 
 
 def _hide_unregistered(nodes: Iterable[onnx.NodeProto], opset: int) -> bool:
-    """Moves ops unknown to onnx from the standard domain to another one. Returns True if there were any.
+    """Moves ops unknown to onnx from the standard domain to a separate domain. Returns True if there were any.
 
     ONNX Runtime defines ops in the standard domain, such as SimplifiedLayerNormalization. onnx's C++ code fails on
     them, but accepts unknown ops of other domains.
@@ -83,7 +83,7 @@ def _hide_unregistered(nodes: Iterable[onnx.NodeProto], opset: int) -> bool:
 
 @functools.cache
 def _is_registered(op_type: str, opset: int) -> bool:
-    """True if onnx knows a standard op at this opset."""
+    """True if onnx has a schema for a standard op at this opset."""
     try:
         onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:

@@ -16,7 +16,7 @@ def fault_of_order(node: ir.Node) -> str | None:
         node: a MatMulNBits.
 
     Returns:
-        E.g. "weights of 2 bits with g_idx". None for a node without `g_idx`, or one that is computed correctly.
+        E.g. "weights of 2 bits with g_idx". None if the node has no `g_idx`, or is computed correctly.
     """
     _, _, _, zero_points, order, *_ = (*node.inputs, None, None, None)
     if order is None:

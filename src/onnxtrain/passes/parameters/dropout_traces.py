@@ -1,4 +1,4 @@
-"""Finds traces of Dropout modules that PyTorch's exporter has removed, and inserts Dropout nodes there."""
+"""Finds traces of Dropout modules that PyTorch's exporter has removed, and inserts Dropout nodes in their place."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def write_dropout(model: ir.Model, ratios: Mapping[ir.Node, float]) -> list[ir.N
 
     Args:
         model: the model.
-        ratios: ratio per place: a Dropout, a trace (:func:`dropout_traces`), which a Dropout replaces, or another node,
-            before whose first input a Dropout is inserted.
+        ratios: ratio for each node. The node is a Dropout, a trace (:func:`dropout_traces`) to be replaced with a
+            Dropout, or any other node, whose first input gets a Dropout.
 
     Returns:
-        The Dropout nodes of all places; new ones are in inference mode.
+        The Dropout nodes in the order of `ratios`; new ones are in inference mode.
     """
     new = {node: value for node in ratios if node.op_type != "Dropout" and (value := node.inputs[0])}
     numbers = list(dict.fromkeys(ratios.values()))

@@ -27,12 +27,12 @@ _CODES = frozenset({ir.DataType.INT8, ir.DataType.UINT8})
 
 @dataclass(frozen=True)
 class IntegerWeight:
-    """An initializer of integers that is a quantized weight or bias.
+    """A quantized weight or bias: an initializer of integers, with its scale and zero point.
 
     Attributes:
         value: the integers, e.g. `fc.weight_quantized`, int8.
         node: the node that reads them: DequantizeLinear, QLinearConv, QLinearMatMul or QGemm.
-        index: index of this input.
+        index: index of `value` among the node's inputs.
         scale: the scale, an initializer.
         zero_point: the zero point, an initializer; None for 0.
         axis: axis of per-channel scales, e.g. 0.
@@ -53,7 +53,7 @@ class IntegerWeight:
         return self.value.dtype == ir.DataType.INT32
 
     def real(self) -> Array:
-        """Dequantizes the integers: (integer - zero point) * scale."""
+        """Returns the dequantized weight or bias: (integer - zero point) * scale."""
         # In int64, because a uint8 code minus its zero point may be negative.
         codes = constant(self.value).astype(np.int64)
         zero = (
@@ -78,7 +78,7 @@ class IntegerWeight:
 
 @dataclass(frozen=True)
 class IntegerBias:
-    """The int32 bias of a QLinearConv or QGemm; its scale is the activations' scale times the weight's.
+    """The int32 bias of a QLinearConv or QGemm; its scale is the activations' scale times the weight's scale.
 
     Attributes:
         node: the QLinearConv or QGemm.
@@ -111,7 +111,7 @@ _BIASES: Mapping[tuple[str, str], int] = {("", "QLinearConv"): 8, (_MS, "QLinear
 
 
 def integer_bias(node: ir.Node) -> IntegerBias | None:
-    """Returns the bias of an integer product; None if there is none, or its scales are not initializers."""
+    """Returns the bias of a QLinearConv or QGemm; None if it has none or the scales are not initializers."""
     index = _BIASES.get((node.domain, node.op_type))
     if index is None or index >= len(node.inputs) or node.inputs[index] is None:
         return None
@@ -132,7 +132,7 @@ def integer_weights(model: ir.Model) -> list[IntegerWeight]:
 
 
 def integer_weight(node: ir.Node) -> IntegerWeight | None:
-    """Returns the integer weight or bias that a node reads; None if there is none, or other nodes compute it."""
+    """Returns the integer weight or bias that a node reads; None if it reads none, or other nodes compute it."""
     place = _WEIGHTS.get((node.domain, node.op_type))
     # Ops that only read activations (QLinearAdd, ...) have no weights.
     if place is None:
@@ -153,7 +153,7 @@ def integer_weight(node: ir.Node) -> IntegerWeight | None:
 
 
 def scales(model: ir.Model) -> list[ir.Value]:
-    """Returns the initializers that are scales of quantizing and dequantizing nodes, each once."""
+    """Returns the scales of quantizing and dequantizing nodes that are initializers, without duplicates."""
     return list(dict.fromkeys(_scales(model)))
 
 
@@ -189,13 +189,13 @@ def constant(value: ir.Value) -> Array:
 
 
 def bias_codes(real: Array, scale: Array) -> Array:
-    """Quantizes a bias to int32, with the scale of the products to which it is added.
+    """Quantizes a bias to int32, with the scale of the integer products that it is added to.
 
-    ONNX Runtime (1.32) adds the integers to sums of integer products, regardless of any scale of their own.
+    ONNX Runtime (1.32) adds the integers to sums of integer products, and ignores any separate scale of the bias.
 
     Args:
         real: the bias, e.g. float32 [out].
-        scale: product of the scales of activations and weight: a single number, or one per output [out].
+        scale: scale of the activations times scale of the weight: a single number, or one per output [out].
     """
     # In float64, because integers above 2^24 are not exact in float32.
     codes = np.rint(real.astype(np.float64) / scale.astype(np.float64).ravel())
@@ -205,7 +205,7 @@ def bias_codes(real: Array, scale: Array) -> Array:
 
 
 def _initializer(node: ir.Node, index: int) -> ir.Value | None:
-    """Returns an input that is an initializer; None for other and omitted inputs."""
+    """Returns input `index` of a node if it is an initializer; None for other and omitted inputs."""
     value = node.inputs[index] if index < len(node.inputs) else None
     return None if value is None or value.const_value is None or not value.is_initializer() else value
 

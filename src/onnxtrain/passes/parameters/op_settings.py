@@ -111,17 +111,17 @@ def has_quantized_ops(graph: ir.Graph) -> bool:
 
 
 def is_quantization_or_rotary(value: ir.Value) -> bool:
-    """True if all uses of `value` are as a quantization scale, zero point or rotary cache.
+    """True if `value` is only used as a quantization scale, zero point or rotary cache.
 
-    Includes indirect readers, after ops that only move elements, e.g. RotaryEmbedding after a Gather of some rows.
-    False if the value is unread.
+    Also counts indirect uses through ops that only move or cast elements, e.g. a RotaryEmbedding that reads a Gather of
+    the cache's rows. False if the value is unread.
     """
     uses = value.uses()
     return bool(uses) and not value.is_graph_output() and all(_is_fixed(use.node, use.idx) for use in uses)
 
 
 def _is_fixed(node: ir.Node, index: int) -> bool:
-    """True if input `index` of a node is a quantization scale, zero point or rotary cache, perhaps indirectly."""
+    """True if input `index` of a node is a quantization scale, zero point or rotary cache, directly or indirectly."""
     op = (node.domain, node.op_type)
     if index in _QUANTIZATION.get(op, ()) or index in _ROTARY.get(op, ()):
         return True
@@ -138,8 +138,8 @@ def _is_fixed(node: ir.Node, index: int) -> bool:
 def _is_dynamic_scale(value: ir.Value | None) -> bool:
     """True if `value` is the scale that DynamicQuantizeLinear computes.
 
-    onnxruntime's `quantize_dynamic` multiplies it by the scale of the weights, so the other factor of such a Mul is
-    fixed.
+    onnxruntime's `quantize_dynamic` multiplies it by the scale of the weights, so the other factor of that Mul is a
+    quantization scale.
     """
     producer = None if value is None else value.producer()
     return (

@@ -19,7 +19,7 @@ _DETACHED, _OPERAND = re.compile(r"%detach\w*"), re.compile(r"%\w+")
 
 
 def is_stop_gradient(node: ir.Node) -> bool:
-    """True if `node` is an Identity that PyTorch's exporter has written for a `detach()`."""
+    """True if `node` is an Identity that stops gradients: exported for a `detach()`, or marked."""
     return (
         node.op_type == "Identity"
         and node.domain == ""
@@ -28,7 +28,7 @@ def is_stop_gradient(node: ir.Node) -> bool:
 
 
 def mark_stop_gradient(identity: ir.Node) -> None:
-    """Marks an Identity to stop gradients, see :func:`is_stop_gradient`; cloning and saving preserve the mark."""
+    """Marks an Identity as stopping gradients, see :func:`is_stop_gradient`; cloning and saving preserve the mark."""
     identity.metadata_props[_KEY] = f"{_ORIGIN}.default"
 
 
@@ -78,7 +78,7 @@ def lost_detaches(graph: ir.Graph, active: Collection[ir.Value]) -> Iterator[ir.
         lost = {name for name in operands if _DETACHED.fullmatch(name)} - kept
         carrying = {value for value in node.inputs if value is not None and value in active}
         line = node.metadata_props.get(_SOURCE, "").rpartition("\n")[2]
-        # The reader's other operands may carry gradients. If more of its inputs do than it has other operands, one of
-        # these inputs was detached.
+        # The reader's other operands may carry gradients. If more of its inputs carry gradients than it has other
+        # operands, one of these inputs was detached.
         if (lost and len(carrying) > len(operands - lost)) or (not kept and ".detach()" in line):
             yield node

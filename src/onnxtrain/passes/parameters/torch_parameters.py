@@ -1,4 +1,4 @@
-"""Recovers parameters of a PyTorch module that its exporters have merged, replaced or dropped."""
+"""Recovers parameters of a module that PyTorch's exporters have merged, replaced or dropped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 # Metadata key of a model with gradients; see `mark_gradients`.
 _GRADIENTS = "onnxtrain.gradients"
-# `producer_name` of PyTorch's exporters. In files of others, an Identity of a parameter does not indicate a merge.
+# `producer_name` of PyTorch's exporters. In other files, an Identity of a parameter does not indicate a merge.
 _PRODUCER = "pytorch"
 # Metadata of the Dynamo exporter and its optimizer: the module's signature with one line per parameter (graph), the
 # names from which an initializer was folded (value), and the PyTorch operation (node).
@@ -36,7 +36,7 @@ _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)+|[A-Za-z_]\w*")
 
 
 class TorchSignature:
-    """The module's parameters according to metadata of PyTorch's Dynamo exporter; empty for other files.
+    """The parameters of a PyTorch module, read from metadata of the Dynamo exporter; empty for other files.
 
     Args:
         model: the model, after any passes that keep metadata.
@@ -54,9 +54,9 @@ class TorchSignature:
         return bool(self._kinds)
 
     def is_parameter(self, value: ir.Value) -> bool | None:
-        """True if an initializer is or was folded from a parameter; False for a buffer or constant.
+        """True if an initializer is a parameter or was folded from one; False for a buffer or constant.
 
-        Returns None if the file does not list the initializer because other tools have added it.
+        Returns None if the file does not list the initializer, because another tool has added it.
         """
         origins = self.origins(value)
         if not origins and _FOLDED not in value.metadata_props:
@@ -69,7 +69,7 @@ class TorchSignature:
         return [name for name, kind in self._kinds.items() if name in names and kind == "PARAMETER"]
 
     def origins(self, value: ir.Value) -> list[str]:
-        """Returns the names of the parameters, buffers and constants that an initializer is or was folded from."""
+        """Returns an initializer's PyTorch name, or the names of the PyTorch tensors that it was folded from."""
         if value.name in self._kinds:
             return [str(value.name)]
         return [name for name in _folded_from(value) if name in self._kinds]
@@ -80,7 +80,7 @@ class TorchSignature:
         return [self._names[operand] for operand in operands if operand in self._names]
 
     def merged(self) -> Iterator[tuple[list[ir.Node], list[str]]]:
-        """Yields, for each PyTorch operation that uses parameters missing from the graph, its nodes and these names.
+        """Yields the nodes and missing names of each PyTorch operation that uses parameters missing from the graph.
 
         For tied parameters, the exporter keeps the last name; for deduplicated equal tensors, the first. Tied
         parameters must not count as missing: a name is missing only if it follows every name that the nodes use
@@ -110,7 +110,7 @@ class TorchSignature:
 
 
 def mark_gradients(model: ir.Model) -> None:
-    """Marks `model` as one with gradients, for `RestoreParametersPass`; cloning and saving preserve the mark."""
+    """Marks `model` as containing gradients, for `RestoreParametersPass`; cloning and saving preserve the mark."""
     model.metadata_props[_GRADIENTS] = "true"
 
 
@@ -128,7 +128,8 @@ class RestoreParametersPass(ir.passes.InPlacePass):
     - In any file, an initializer that is used as a running statistic of a BatchNormalization and for anything else was
       merged.
 
-    A model with gradients is not modified: its gradients read the statistics as well, and it was restored before.
+    A model with gradients is not modified: its parameters were restored before, and its gradients also read the
+    statistics.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -163,7 +164,7 @@ def _restore_identities(model: ir.Model) -> None:
 
 
 def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
-    """Adds the parameters that PyTorch operations use but that are missing, with the values of those read instead."""
+    """Adds the missing parameters of PyTorch operations, with the values of the parameters read in their place."""
     for nodes, missing in tuple(signature.merged()):
         names_read = set(signature.read(nodes[0]))
         # Inputs that are a parameter which the PyTorch operation does not use: node, index, name.
@@ -190,7 +191,12 @@ def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
 def _paired(
     foreign: Sequence[tuple[ir.Node, int, str]], missing: Sequence[str]
 ) -> Iterator[tuple[ir.Node, int, str]]:
-    """Yields the missing parameter for each operand: in order if the counts match, else by the name's last part."""
+    """Pairs operands with missing parameters: in order if their counts match, else by the last part of the names.
+
+    Args:
+        foreign: operands (node, input index, name) that are parameters of a different operation.
+        missing: names of the missing parameters.
+    """
     if len(foreign) == len(missing):
         yield from ((node, index, name) for (node, index, _), name in zip(foreign, missing, strict=True))
         return
@@ -235,7 +241,7 @@ def _restore_linear_weights(model: ir.Model) -> None:
 
 
 def _restore_statistics(model: ir.Model) -> None:
-    """Gives running statistics separate initializers where they share one with other inputs."""
+    """Adds separate initializers for running statistics that share an initializer with other inputs."""
     for node in tuple(model.graph):
         if node.op_type != "BatchNormalization" or node.domain != "":
             continue
@@ -251,7 +257,7 @@ def _restore_statistics(model: ir.Model) -> None:
 
 
 def _operands(nodes: Sequence[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Value]]:
-    """Yields each node and input index that reads a floating-point initializer, with the initializer."""
+    """Yields (node, input index, initializer) for all inputs of `nodes` that may be trained."""
     for node in nodes:
         for index, value in enumerate(node.inputs):
             if value is not None and _is_parameter(value):

@@ -24,7 +24,7 @@ STATISTICS = ((3, 1), (4, 2))
 class TrainingModePass(ir.passes.InPlacePass):
     """Sets the mode of BatchNormalization and Dropout nodes, including subgraphs.
 
-    - In training mode, BatchNormalization normalizes by the statistics of the batch and returns the updated running
+    - In training mode, BatchNormalization normalizes with the batch's statistics, and returns the updated running
       statistics as outputs 1 and 2, named `<statistic>_updated`. In inference mode these outputs are removed, and their
       readers use the input statistics.
     - In training mode, Dropout has the constant `true` as input `training_mode`. In inference mode this input is
@@ -41,8 +41,8 @@ class TrainingModePass(ir.passes.InPlacePass):
         """Creates the pass.
 
         Args:
-            batch_norm: mode of all BatchNormalization nodes, e.g. "training", or modes by node; other nodes keep
-                theirs.
+            batch_norm: mode of all BatchNormalization nodes, e.g. "training", or a mapping from nodes to modes; other
+                nodes keep their mode.
             dropout: the same for Dropout.
 
         Raises:
@@ -85,7 +85,7 @@ class TrainingModePass(ir.passes.InPlacePass):
 
 
 def is_training_batch_norm(node: ir.Node) -> bool:
-    """True if `node` is a BatchNormalization in training mode, which normalizes by statistics of the batch."""
+    """True if `node` is a BatchNormalization in training mode, which normalizes with the batch's statistics."""
     return (
         node.op_type == "BatchNormalization"
         and node.domain == ""
@@ -150,7 +150,7 @@ def _dropout_to_inference(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _true(model: ir.Model) -> ir.Value:
-    """Returns the constant `true` that all Dropout nodes share, which is added if necessary."""
+    """Returns the constant `true` that all Dropout nodes share; adds it to the model if necessary."""
     name = "onnxtrain.training_mode"
     value = model.graph.initializers.get(name)
     return add_constant(model.graph, ir.tensor(np.array(True), name=name)) if value is None else value

@@ -37,7 +37,7 @@ class Squares:
         self._half = self._write.number(32, ir.DataType.UINT64)
 
     def key(self, source: ir.Value) -> ir.Value:
-        """Hashes seed, step and run into the key of a run of the model, an odd int64 scalar."""
+        """Emits the key of one run of the model, an odd int64 scalar: a hash of `source`, [seed, step, run]."""
         terms = self._write("Mul", source, list(_FACTORS))
         # Not by ReduceSum, which adds int64 in floating point (ONNX Runtime 1.32) and so loses the lower bits.
         first, *others = (self._write("Gather", terms, place) for place in range(len(HOLDS)))
@@ -76,7 +76,7 @@ class Squares:
         return self._write("Cast", x, to=ir.DataType.INT64)
 
     def uniform(self, count: ir.Value, first: int, key: ir.Value, *, positive: bool = False) -> ir.Value:
-        """Emits float32 numbers in [0, 1), or in (0, 1] if `positive`; for the arguments see :meth:`words`."""
+        """Emits float32 numbers in [0, 1), or in (0, 1] if `positive`; see :meth:`words` for the other arguments."""
         # 24 bits, which float32 represents exactly.
         bits = self._write("Div", self.words(count, first, key), 1 << 8)
         if positive:

@@ -10,7 +10,7 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class TrainingBatchNormPass(ir.passes.InPlacePass):
-    """Computes batch statistics with ReduceMean, and updates the running statistics with Add and Mul.
+    """Replaces training-mode BatchNormalization with ReduceMean and elementwise ops, including updated statistics.
 
     ONNX Runtime's WebGPU provider (1.30) fails when it runs a BatchNormalization with training_mode=1, and its CUDA
     provider (1.31) has no kernel for it. The batch is reshaped to rank 3 first, because the WebGPU provider also fails
@@ -61,7 +61,7 @@ def _rewrite(node: ir.Node) -> None:
 
 
 def _stand_in(node: ir.Node, index: int, result: ir.Value) -> None:
-    """Redirects readers of an output to another value, which gets the type and shape of the output."""
+    """Redirects readers of output `index` to `result`, which gets the output's type and shape."""
     output = node.outputs[index]
     result.type, result.shape = output.type, output.shape
     stand_in(output, result, node)

@@ -1,4 +1,4 @@
-"""Rewrites CumSum that is both reversed and exclusive as a shifted CumSum."""
+"""Turns a reversed exclusive CumSum into a shifted inclusive CumSum."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _END = 2**63 - 1
 
 
 class CumSumPass(ir.passes.InPlacePass):
-    """Replaces an exclusive reversed CumSum with an inclusive one, without its first element and with a 0 appended.
+    """Replaces an exclusive reversed CumSum with an inclusive reversed one, shifted by one element and padded with 0.
 
-    The default bundle of onnxruntime-web (JSEP, 1.30) silently computes a wrong result on WebGPU. The values are
-    bit-equal: element i of one is element i + 1 of the other. Nodes with a computed axis are not modified, because
-    Concat needs a constant one.
+    The default bundle of onnxruntime-web (JSEP, 1.30) silently computes wrong exclusive reversed sums on WebGPU. The
+    new values are bit-equal: element i of the exclusive sum is element i + 1 of the inclusive sum. Nodes with a
+    computed axis are not modified, because Concat requires a constant axis.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -34,7 +34,7 @@ def _is_both(node: ir.Node) -> bool:
 
 
 def _shift(node: ir.Node, axis: int) -> None:
-    """Rewrites an exclusive reversed CumSum."""
+    """Replaces an exclusive reversed CumSum along `axis`."""
     write, x = WriterBefore(node), node.inputs[0]
     sums = write("CumSum", x, node.inputs[1], reverse=1)
     rest = write("Slice", sums, [1], [_END], [axis])

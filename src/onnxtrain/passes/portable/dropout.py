@@ -37,7 +37,13 @@ def _replace(node: ir.Node, result: ir.Value, mask: ir.Value | None) -> None:
 
 
 def write_mask(node: ir.Node, key: ir.Value, number: int) -> None:
-    """Replaces a Dropout with data * (mask ? 1 / (1 - ratio) : 0)."""
+    """Replaces a Dropout with data * (mask ? 1 / (1 - ratio) : 0), where random integers determine the mask.
+
+    Args:
+        node: a Dropout in training mode, or whose mode is computed at run time.
+        key: key of the random number generator, see :meth:`Squares.key`.
+        number: index of the node among the model's random ops; each index has its own counters.
+    """
     write, data, mode = WriterBefore(node), node.inputs[0], node.inputs[2]
     assert data is not None
     dtype = data.dtype or ir.DataType.FLOAT
@@ -58,7 +64,7 @@ def write_mask(node: ir.Node, key: ir.Value, number: int) -> None:
 
 
 def _limits(node: ir.Node, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
-    """Emits the lowest word that keeps an element, int64, and the factor for kept elements in `dtype`."""
+    """Emits the smallest random integer (int64) that keeps an element, and the factor of kept elements (`dtype`)."""
     write = WriterBefore(node)
     absent = len(node.inputs) < 2 or node.inputs[1] is None
     ratio = np.array(0.5) if absent else constant_input(node, 1)

@@ -19,13 +19,13 @@ class InfinitiesPass(ir.passes.InPlacePass):
     """Makes TopK sort finite numbers, and restores infinities that ReduceMax and ReduceMin lose.
 
     ONNX Runtime's CUDA provider (1.31) pads the rows for TopK with the largest finite number. For a row with
-    infinities, it returns indices beyond the end of the row, so that readers of the indices access other memory. Its
-    ReduceMax returns the lowest finite number if all numbers are -inf, and its ReduceMin the largest one for inf: fully
-    masked rows of attention scores are not detected.
+    infinities, it returns indices beyond the end of the row, so nodes that use the indices read out of bounds. Its
+    ReduceMax returns the lowest finite number if all elements are -inf, and its ReduceMin returns the largest finite
+    number if all are inf, so fully masked rows of attention scores are not detected.
 
     Args:
-        compared_only: True to rewrite only reductions whose output an Equal reads. This saves a second pass over the
-            input, but sums and products of other outputs lose the infinity.
+        compared_only: True to rewrite only reductions whose output is compared by an Equal. This saves a second pass
+            over the other reductions' inputs, but the infinities in their outputs are lost.
     """
 
     def __init__(self, *, compared_only: bool = False) -> None:
@@ -77,7 +77,7 @@ def _sort_finite(node: ir.Node) -> None:
 
 
 def _keep_infinity(node: ir.Node) -> None:
-    """Restores the infinity where all numbers of a reduction are this infinity."""
+    """Makes a ReduceMax return -inf if all elements are -inf, and a ReduceMin return inf if all are inf."""
     write, x, dtype = WriterBefore(node), node.inputs[0], _dtype(node)
     infinity = write.number(-math.inf if node.op_type == "ReduceMax" else math.inf, dtype)
     only = write("Cast", write("Equal", x, infinity), to=ir.DataType.INT32)

@@ -14,9 +14,9 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 class MaxPoolIndicesPass(ir.passes.InPlacePass):
     """Removes the Indices output of MaxPool, and computes the indices from strided slices of the input instead.
 
-    ONNX Runtime's WebGPU provider (1.30) fails when it runs a MaxPool that returns indices, which gradients need. The k
-    slices of an input, one per position in the window, are stacked. ArgMax over the stack finds the first maximum, as
-    MaxPool does, and the position in the window determines the position in the input.
+    ONNX Runtime's WebGPU provider (1.30) fails when it runs a MaxPool that returns indices, which gradients need. The
+    pass stacks one slice of the input per position in the window. ArgMax over the stack finds the first maximum, as
+    MaxPool does, and its position in the window determines the index in the input.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -40,13 +40,12 @@ def _fits(node: ir.Node) -> bool:
 
 
 def _after(node: ir.Node) -> ir.Node:
-    """Returns the node that follows `node`, before which readers of its outputs can be inserted."""
+    """Returns the next node, before which readers of `node` can be inserted; appends an Identity if there is none."""
     graph = node.graph
     assert graph is not None
     nodes = list(graph)
     later = nodes[nodes.index(node) + 1 :]
     if not later:
-        # If there is none, an Identity is appended as the position for new nodes.
         later = [ir.node("Identity", [node.outputs[0]])]
         graph.append(later[0])
     return later[0]
@@ -73,7 +72,7 @@ def _indices(node: ir.Node) -> ir.Value:
         "Reshape", write("Concat", *taps, axis=0), write("Concat", [len(taps)], write("Shape", y), axis=0)
     )
     best = write("ArgMax", stack, axis=0, keepdims=0)
-    # Numbers of the channels of all samples, [batch, channels, 1, ...]: indices run through the whole input.
+    # Channels are numbered across all samples, [batch, channels, 1, ...], because indices refer to the whole input.
     planes = write.range(0, write("Mul", write.size(x, 0), write.size(x, 1)))
     result = write("Reshape", planes, write("Concat", write("Shape", x, end=2), [1] * rank, axis=0))
     for axis in range(rank):
@@ -89,7 +88,7 @@ def _indices(node: ir.Node) -> ir.Value:
 
 
 def _padded(write: WriterBefore, x: ir.Value, kernel: list[int], pads: list[int]) -> ir.Value:
-    """Pads with minus infinity; at the end, by one window more, because `ceil_mode` may read beyond the padding."""
+    """Pads `x` with minus infinity, plus one window at the end, because `ceil_mode` may read beyond the padding."""
     rank = len(kernel)
     ends = [pad + size for pad, size in zip(pads[rank:], kernel, strict=True)]
     lowest = write("CastLike", write.number(-math.inf, ir.DataType.FLOAT), x)

@@ -18,7 +18,7 @@ class Obstacle:
     Attributes:
         op: op type, with its domain if it is nonstandard, e.g. "com.microsoft::Inverse".
         node: name of the node, e.g. "encoder/cast"; empty for the model itself.
-        reason: what is missing in which build, e.g. "its dtype bfloat16 has no tensors in onnxruntime-web".
+        reason: what a build lacks, e.g. "its dtype bfloat16 has no tensors in onnxruntime-web".
     """
 
     op: str

@@ -22,8 +22,8 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers, remove_unre
 def make_portable(model: ir.Model) -> ir.Model:
     """Returns `model` without constructs that builds for browsers and phones lack or get wrong; may modify `model`.
 
-    Each pass documents the build and the fault. `find_obstacles` lists what remains. Values keep their names. Expects a
-    training, eval, inference or optimizer model that is otherwise finished.
+    Each pass documents the affected build and its fault. `find_obstacles` lists the nodes that remain unsupported.
+    Values keep their names. Expects a training, eval, inference or optimizer model that is otherwise finished.
     """
     # In a function, shapes are unknown and attributes refer to those of the call. If a call omits an input, the body
     # has an empty name, for which a Conv of onnxruntime-web's default bundle (JSEP) fails. Without calls, no host uses

@@ -24,9 +24,9 @@ _FLOAT = ir.DataType.FLOAT
 def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> ir.Value | None:
     """Replaces random ops with integer ops on an added input, in place.
 
-    ONNX Runtime keeps the state of RandomNormal and other ops in the session, where no checkpoint can include it, and a
-    seed gives different numbers in a browser and in Python. Numbers computed from the input are the same on every host
-    and after resuming. Run this before differentiation.
+    ONNX Runtime keeps the state of RandomNormal and other ops in the session, where checkpoints cannot include it, and
+    the same seed gives different numbers in a browser and in Python. Numbers computed from the input are the same on
+    every host and after resuming. Run this before differentiation.
 
     Args:
         model: canonical model. The seeds of its training-mode Dropout nodes are removed.
@@ -34,7 +34,7 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
             which a host can seed before each run, and is several times as fast as a mask computed by integer ops.
 
     Returns:
-        The input, appended to the graph inputs: int64 [3] with the fields in :data:`HOLDS`. None if it is not needed.
+        The added graph input, the last one: int64 [3] with the fields in :data:`HOLDS`. None if no op was replaced.
 
     Raises:
         GraphBuildError: a training-mode Dropout to be replaced is in a subgraph. Other ops in subgraphs are not
@@ -45,7 +45,7 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
         if node.domain != "" or node.op_type not in RANDOM_OPS:
             continue
         if node.op_type == "Dropout":
-            # A node with a seed has a generator of its own in each session.
+            # A node with a seed has its own generator in each session.
             node.attributes.pop("seed", None)
             if not trains(node):
                 continue
@@ -81,7 +81,7 @@ def draw_from_input(model: ir.Model, op_types: Collection[str] = RANDOM_OPS) -> 
 
 
 class _Numbers:
-    """Writes ops that compute a random op's output with the Squares counter-based generator, and replaces the op.
+    """Replaces a random op with ops that compute its output with the Squares counter-based generator.
 
     Args:
         node: the random op, e.g. a RandomNormal.

@@ -1,4 +1,4 @@
-"""Lowers the rank of reductions of rank 4 and more, and computes long sums in float32."""
+"""Lowers the rank of reductions over tensors of rank 4 and more, and computes long sums in float32."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Float32SumsPass(ir.passes.InPlacePass):
 
 
 class ReductionRankPass(ir.passes.InPlacePass):
-    """Merges the last axes of a tensor of rank 4 or more into one if all of them are reduced.
+    """Merges the trailing axes of a reduction's input of rank 4 or more into one if all of them are reduced.
 
     ONNX Runtime's WebGPU provider (1.30) fails at reductions of rank 4, e.g. for the gradient of a convolution's bias
     over [batch, channels, height, width]. The sum over [batch, channels, height * width] is the same.
@@ -48,7 +48,7 @@ class ReductionRankPass(ir.passes.InPlacePass):
 
 
 def _merge(node: ir.Node) -> bool:
-    """Merges the axes of a node if it is such a reduction; returns True if it was rewritten."""
+    """Merges the trailing reduced axes of a reduction's input; returns True if the node was rewritten."""
     x, constant = node.inputs[0], constant_input(node, 1)
     if x is None or x.shape is None or x.shape.rank() < 4 or constant is None or not constant.size:
         return False

@@ -12,7 +12,7 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 
 class NegativeStepsPass(ir.passes.InPlacePass):
-    """Replaces a Slice that has a negative step with a Gather along each reversed axis.
+    """Turns a Slice with negative steps into a Gather along each reversed axis.
 
     The default bundle of onnxruntime-web (JSEP, 1.30) silently returns wrong elements on WebGPU. Starts and ends may be
     computed at run time, but axes and steps must be constants.
@@ -27,7 +27,7 @@ class NegativeStepsPass(ir.passes.InPlacePass):
 
 
 def _axes_and_steps(node: ir.Node) -> tuple[list[int], list[int]] | None:
-    """Returns axes and steps of a Slice with a negative step; None for others, or if they are not constants."""
+    """Returns axes and steps of a Slice with a negative step; None for other Slices, or if they are not constants."""
     steps = constant_input(node, 4)
     # A step of 0 is invalid; the runtime raises an error.
     if steps is None or np.min(steps, initial=1) > 0:

@@ -36,7 +36,7 @@ class AbsentInputsPass(ir.passes.InPlacePass):
 
 
 def restore_places(model: ir.Model) -> None:
-    """Extends every node to the number of inputs that its op requires, with absent inputs.
+    """Appends absent inputs to nodes with fewer inputs than their op requires, in place.
 
     RemoveUnusedNodesPass of onnx_ir (1.1) removes all trailing absent inputs. A Loop without states is left with one
     input, on which the shape inference of onnx (1.23) fails.

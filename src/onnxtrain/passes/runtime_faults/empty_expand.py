@@ -9,7 +9,7 @@ from onnxtrain.passes.tidy.replace_value import write_before
 
 
 class EmptyExpandPass(ir.passes.InPlacePass):
-    """Slices the input of an Expand to size 0 along the axes for which a constant shape has size 0.
+    """Slices the input of an Expand to size 0 along each axis whose size is 0 in the constant target shape.
 
     A graph optimizer of ONNX Runtime (1.20 to 1.32, level basic) removes an Expand if no size in its constant shape is
     greater than the input's. It does not consider size 0: an Expand of `[3, 1]` to `[3, 0]` is removed, and the result
@@ -17,7 +17,7 @@ class EmptyExpandPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Inserts a Slice before such nodes, in place, including subgraphs; its inputs are Constant nodes."""
+        """Inserts the Slices, in place, including subgraphs; their starts, ends and axes are Constant nodes."""
         to_cut = {
             node: axes
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
@@ -34,7 +34,7 @@ class EmptyExpandPass(ir.passes.InPlacePass):
 
 
 def _axes_to_cut(node: ir.Node) -> list[int]:
-    """Returns the axes along which the constant shape of an Expand is 0 and the size of the input can be 1."""
+    """Returns the input axes to slice: their target size is a constant 0, and their own size may be 1."""
     x, shape = node.inputs[0], node.inputs[1]
     target = known_array(shape)
     if target is None or x is None or x.shape is None:
@@ -52,7 +52,7 @@ def _axes_to_cut(node: ir.Node) -> list[int]:
 
 
 def _empty_axes(node: ir.Node | None) -> list[int]:
-    """Returns the axes that a Slice from 0 to 0, such as one inserted by :class:`EmptyExpandPass`, leaves empty.
+    """Returns the axes that a Slice cuts from 0 to 0, e.g. a Slice inserted by :class:`EmptyExpandPass`.
 
     Shape inference does not know that a symbolic size becomes 0, e.g. when a gradient is differentiated again.
     """

@@ -20,13 +20,13 @@ def is_reduced(node: ir.Node) -> bool:
 
 
 def separate_reduction(node: ir.Node) -> None:
-    """Sets the reduction of a classification loss to "none", and appends nodes that compute the sum or weighted mean.
+    """Sets the reduction of a classification loss to "none", and adds nodes that compute the sum or weighted mean.
 
     ONNX Runtime (1.32) has no kernel for these losses. It runs their function bodies, and no pass can rewrite the sums
     in them.
 
     Args:
-        node: a node for which :func:`is_reduced` is True; modified in place.
+        node: a loss that passes :func:`is_reduced`; modified in place.
     """
     labels, weight = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert labels is not None

@@ -52,7 +52,7 @@ Dim = int | ir.SymbolicDim
 
 
 class LongSumsPass(ir.passes.InPlacePass):
-    """Rewrites long float32 or float16 reductions in two levels: float32 within blocks, float64 across blocks.
+    """Splits long float32 and float16 reductions into two levels: float32 within blocks, float64 across blocks.
 
     Running sums (CumSum) are computed in float64, as in PyTorch.
 
@@ -65,7 +65,7 @@ class LongSumsPass(ir.passes.InPlacePass):
     add at most 512 elements, or they reduce only the batch axis to fewer than 512 sums.
 
     Args:
-        kept: names of outputs of nodes that must not be rewritten.
+        kept: names of values whose nodes must not be rewritten.
     """
 
     def __init__(self, kept: Collection[str] = ()) -> None:
@@ -114,8 +114,9 @@ class _Reduction:
         node: the node.
         x: its input.
         axes: the reduced axes, sorted.
-        start: first of the adjacent reduced axes that are divided into blocks, the last ones with several elements.
-        end: the axis after the last of these.
+        start: first axis of the run, i.e. of the adjacent reduced axes that are divided into blocks. The run ends with
+            the last reduced axis whose size is not 1.
+        end: the axis after the run.
         in_rows: True if the elements of a block are adjacent in memory.
     """
 
@@ -134,7 +135,7 @@ class _Reduction:
 
     @property
     def run(self) -> list[Dim]:
-        """Sizes of the axes that are divided into blocks."""
+        """Sizes of the run's axes, which are divided into blocks."""
         return self.dims[self.start : self.end]
 
     @property
@@ -144,7 +145,7 @@ class _Reduction:
 
     @property
     def short(self) -> int:
-        """Maximum number of elements for which the reduction is not rewritten."""
+        """Maximum number of reduced elements up to which the reduction is not rewritten."""
         # If all axes are reduced, ONNX Runtime adds squares in lanes as well.
         if len(self.axes) == len(self.dims):
             return _SHORT_ROW
@@ -154,7 +155,7 @@ class _Reduction:
 
     @property
     def block(self) -> int | None:
-        """Block length: 1 to convert all elements, or None if it is computed at run time."""
+        """Block length: 1 to compute the whole reduction in float64, or None if it is computed at run time."""
         whole, all_reduced = _product(self.run), _product([self.dims[axis] for axis in self.axes])
         # These axes are one block if further axes remain to be reduced.
         if whole is not None and whole != all_reduced and whole <= self.most:
@@ -179,7 +180,7 @@ class _Reduction:
 
 
 def _is_running(node: ir.Node) -> bool:
-    """True for a CumSum of narrow floating-point numbers, unless its axis is known to be short."""
+    """True for a float32 or float16 CumSum, unless its axis is known to be short."""
     if node.domain != "" or node.op_type != "CumSum":
         return False
     x, axis = node.inputs
@@ -191,7 +192,7 @@ def _is_running(node: ir.Node) -> bool:
 
 
 def _write_running(node: ir.Node) -> None:
-    """Computes a CumSum in float64. The node becomes the Cast at the end, so that its output keeps its name."""
+    """Computes a CumSum in float64. The node becomes the final Cast, so that its output keeps its name."""
     x, axis = node.inputs
     assert x is not None
     assert x.dtype is not None
@@ -235,7 +236,7 @@ def _long_reduction(node: ir.Node) -> _Reduction | None:
 
 
 def _broadcast_shape(value: ir.Value) -> ir.Shape | None:
-    """Returns the output shape of an elementwise op if one of its inputs has the same shape, else None.
+    """Returns the output shape of an elementwise op if all inputs broadcast to the shape of one of them, else None.
 
     Gradients contain such nodes without inferred shapes.
     """
@@ -264,7 +265,12 @@ def _axes(node: ir.Node, rank: int) -> tuple[int, ...]:
 
 
 def _write(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -> None:
-    """Emits both levels before the node, which becomes the Cast at the end, so that its output keeps its name."""
+    """Emits both levels before the node, which becomes the final Cast, so that its output keeps its name.
+
+    Args:
+        reduction: the reduction.
+        blocks: block lengths emitted so far, see `_length`.
+    """
     node, axes, x = reduction.node, reduction.axes, reduction.x
     first, second = _LEVELS[node.op_type]
     block, whole = reduction.block, _product(reduction.run)
@@ -297,7 +303,7 @@ def _write(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) ->
 def _in_blocks(
     reduction: _Reduction, x: ir.Value, block: int | None, blocks: dict[tuple[object, ...], ir.Value]
 ) -> ir.Value:
-    """Emits x with the sizes of the run replaced by the number of blocks and their length."""
+    """Emits `x` reshaped so that the axes of the run become two axes: [number of blocks, block length]."""
     node, start, end = reduction.node, reduction.start, reduction.end
     lead, behind = reduction.dims[:start], reduction.dims[end:]
     whole = _product(reduction.run)
@@ -328,7 +334,7 @@ def _in_blocks(
 
 
 def _length(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -> ir.Value:
-    """Emits the block length, int64 [1]: the largest divisor of the number of elements up to the maximum."""
+    """Emits the block length, int64 [1]: the largest divisor of the run's size that is at most `reduction.most`."""
     node = reduction.node
     names = tuple(dim if isinstance(dim, int) else dim.value for dim in reduction.run)
     # Sizes with the same name are equal, so that e.g. the gradients of all biases share these nodes.
@@ -365,5 +371,5 @@ def _product(dims: Sequence[Dim]) -> int | None:
 
 
 def _divisor(number: int, most: int) -> int:
-    """Returns the largest divisor of a positive number up to `most`, at least 1."""
+    """Returns the largest divisor of a positive `number` that is at most `most`; at least 1."""
     return next(divisor for divisor in range(min(number, max(most, 1)), 0, -1) if number % divisor == 0)

@@ -33,8 +33,8 @@ def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARR
     provider lacks kernels for bfloat16. It computes chains of float16 ops in float32 without rounding in between, so
     that intermediate results beyond the range of float16 stay finite.
 
-    Inputs, outputs and initializers of the graph keep their dtype. Subgraphs are not modified, and neither are
-    functions that neither take nor return these dtypes; other functions are inlined.
+    Inputs, outputs and initializers of the graph keep their dtype. Functions that may take or return these dtypes are
+    inlined; other functions and subgraphs are not modified.
 
     Args:
         model: any model.
@@ -68,7 +68,7 @@ def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARR
 
 
 def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
-    """Inlines functions that take or return these dtypes or values of unknown dtype; may modify `model`."""
+    """Inlines functions that may take or return these dtypes; may modify `model`."""
     # Functions don't declare dtypes: their nodes can only be widened where the function is called with known ones.
     if not model.functions:
         return model
@@ -95,7 +95,7 @@ def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
 
 
 def _reuse(cast: ir.Node, wide: dict[ir.Value, ir.Value], dtypes: Collection[ir.DataType]) -> None:
-    """Records an existing Cast of a narrow value to float32 for reuse, or removes it if there already is one."""
+    """Records a Cast of a narrow value to float32 in `wide`, or removes it if `wide` already contains one."""
     (source,), (result,) = cast.inputs, cast.outputs
     if source is None or source.dtype not in dtypes or result.dtype != _WIDE or result.is_graph_output():
         return
@@ -134,7 +134,7 @@ def _round_after(node: ir.Node, value: ir.Value, exact: bool) -> tuple[ir.Value,
 
 
 def _widen_constant(node: ir.Node, dtypes: Collection[ir.DataType]) -> None:
-    """Makes a ConstantOfShape of a narrow dtype return float32; the dtype is set by its attribute."""
+    """Makes a ConstantOfShape of a narrow dtype return float32 by converting its attribute `value`."""
     attribute = node.attributes.get("value")
     if attribute is not None and attribute.as_tensor().dtype in dtypes:
         tensor = attribute.as_tensor().numpy().astype(_WIDE.numpy())

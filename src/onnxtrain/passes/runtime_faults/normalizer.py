@@ -8,7 +8,7 @@ from onnxtrain.passes.tidy.replace_value import replace_node, write_before
 
 
 class NormalizerPass(ir.passes.InPlacePass):
-    """Rewrites `Normalizer` with norm="L2" as LpNormalization, which computes the same.
+    """Rewrites `Normalizer` with norm="L2" as the equivalent LpNormalization.
 
     ONNX Runtime (1.32) lets the op overwrite its input if the shapes of both are known, but the kernel reads the input
     again after writing. Files seldom declare these shapes, but shape inference adds them. Expects inferred dtypes.

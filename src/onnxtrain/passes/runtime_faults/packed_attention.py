@@ -1,4 +1,4 @@
-"""Replaces MultiHeadAttention nodes that have packed queries, keys and values with standard ops."""
+"""Expands MultiHeadAttention nodes with packed queries, keys and values into standard ops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unpack_attention(model: ir.Model) -> ir.Model:
 
     ONNX Runtime's CPU provider (1.20 to 1.32) has no kernel for queries, keys and values in one tensor `[batch,
     sequence, heads, 3, size]`, nor for keys and values in one tensor. Differentiation expands such nodes if a gradient
-    flows through them. This function expands the others, and those of the eval model.
+    flows through them. This function expands the remaining nodes, and those in the eval model.
     """
     if not any(map(_is_packed, ir.traversal.RecursiveGraphIterator(model.graph))):
         return model
@@ -24,7 +24,7 @@ def unpack_attention(model: ir.Model) -> ir.Model:
 
 
 def _is_packed(node: ir.Node) -> bool:
-    """True if a node is a MultiHeadAttention with a packed input, and its function body supports it."""
+    """True if a node is a MultiHeadAttention with a packed input that its function body supports."""
     if node.op_type != "MultiHeadAttention" or node.domain != "com.microsoft":
         return False
     inputs = dict(enumerate(node.inputs))

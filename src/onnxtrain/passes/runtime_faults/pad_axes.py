@@ -11,21 +11,21 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 
 class PadAxesPass(ir.passes.InPlacePass):
-    """Makes a Pad with `axes` pad all axes explicitly. Expects inferred ranks; skips nodes of unknown rank.
+    """Replaces the `axes` of a Pad with explicit pads for all axes; skips nodes of unknown rank.
 
     The transpose optimizer of ONNX Runtime (1.32, level basic) moves a Transpose past a Pad and permutes the pads as if
-    there were a pair for each axis in order. With `axes` it pads other axes, or gathers beyond the pads, which is an
-    error at run time.
+    there were a pair for each axis in order. With `axes`, it pads the wrong axes, or reads beyond the end of the pads,
+    which fails at run time. Expects inferred ranks.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites the model in place, including subgraphs; constants are Constant nodes."""
+        """Rewrites the model in place, including subgraphs; new constants are Constant nodes."""
         nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if _has_axes(node)]
         for node in nodes:
             replaced = node.inputs[1], node.inputs[3]
             node.replace_input_with(1, _pads_of_all_axes(node))
             node.resize_inputs(3 if node.inputs[2] is not None else 2)
-            # ONNX Runtime warns of initializers that nothing reads.
+            # ONNX Runtime warns about unread initializers.
             remove_unread_initializers(model.graph, replaced)
         return ir.passes.PassResult(model, bool(nodes))
 

@@ -23,15 +23,15 @@ from onnxtrain.passes.tidy.unused import remove_unread_nodes
 
 
 def apply_workarounds(model: ir.Model, *, keep_unread: bool = False) -> ir.Model:
-    """Returns a model, with inferred shapes, for which ONNX Runtime's results match the standard; may modify `model`.
+    """Returns `model` rewritten so that ONNX Runtime computes it as the ONNX standard says; may modify `model`.
 
-    Each pass documents the fault that it avoids, and a test in tests/passes/runtime_faults fails when an ONNX Runtime
-    no longer has the fault.
+    The result has inferred shapes. Each pass documents the fault that it avoids, and a test in
+    tests/passes/runtime_faults fails when a version of ONNX Runtime no longer has the fault.
 
     Args:
         model: a canonical model, with or without gradients.
-        keep_unread: True keeps nodes whose results nothing reads, so that outputs can be added later. By default the
-            model must have all its outputs.
+        keep_unread: True to keep nodes whose results nothing reads, so that outputs can be added later. By default,
+            they are removed, so all outputs must have been added already.
     """
     model = unpack_attention(model)
     IsolateStatisticsPass()(model)
@@ -53,7 +53,7 @@ def apply_workarounds(model: ir.Model, *, keep_unread: bool = False) -> ir.Model
     AbsentInputsPass()(model)
     ScanOutputsPass()(model)
     # ONNX Runtime rejects a model with a node that has no kernel, even if its output is unread, such as a float64 Atan
-    # of which only the shape was read, and folded. Subgraphs come first, because they read values of enclosing graphs.
+    # whose shape alone was read, and then folded. Subgraphs come first, because they read values of enclosing graphs.
     for graph in () if keep_unread else reversed([model.graph, *model.graph.subgraphs()]):
         remove_unread_nodes(graph)
     # After the removal: a removed node may have read a mask.

@@ -18,12 +18,12 @@ _CODES = frozenset(ir.DataType[name] for name in ("INT2", "UINT2", "INT4", "UINT
 class FloatProductsPass(ir.passes.InPlacePass):
     """Removes `accuracy_level` from onnxruntime's products with quantized weights, such as MatMulNBits.
 
-    With `accuracy_level=4`, which onnxruntime-genai's model builder sets, kernels round activations to int8. Gradients
-    are those of floating-point products, and this pass makes the forward graph compute the same.
+    With `accuracy_level=4`, which onnxruntime-genai's model builder sets, kernels round activations to int8. Gradient
+    rules assume floating-point products, and this pass makes the forward pass compute them, too.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites these nodes in place, including subgraphs."""
+        """Removes the attribute in place, including subgraphs."""
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             if node.domain == "com.microsoft" and "accuracy_level" in node.attributes:
@@ -37,12 +37,12 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
     """Keeps ONNX Runtime from rounding activations to int8 in products with a dequantized weight.
 
     ONNX Runtime (1.32) fuses a DequantizeLinear and the following MatMul or Gemm to MatMulNBits with `accuracy_level=4`
-    if nothing else reads the dequantized weight. The level is a session option, which a file cannot set. These products
-    become FusedMatMul, which computes the same and is not fused.
+    if nothing else reads the dequantized weight. The level is a session option, which a file cannot set. The pass turns
+    these products into FusedMatMul, which computes the same result and is not fused.
 
-    Products in `kept` must round as they do in the original file, and are not rewritten. If other nodes read the same
-    weight, e.g. for the gradient, these get a DequantizeLinear of their own with copies of integers, scales and zero
-    points, so that ONNX Runtime still fuses the original product: it does not fuse tensors with several readers.
+    Products in `kept` must round as they do in the original file, and are not rewritten. ONNX Runtime only fuses them
+    if nothing else reads the weight, so other readers, e.g. in the gradient, get a second DequantizeLinear with copies
+    of the integers, scales and zero points.
     """
 
     def __init__(self, kept: Collection[str] = ()) -> None:
@@ -55,7 +55,7 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
         self._kept = kept
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites these products in place, including subgraphs."""
+        """Rewrites the products in place, including subgraphs."""
         modified = False
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
             if _is_weight(node):
@@ -67,7 +67,10 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _separate(self, model: ir.Model, node: ir.Node) -> bool:
-        """Adds a second DequantizeLinear for those readers of a weight that the original file does not have."""
+        """Adds a second DequantizeLinear for those readers of a weight that are not in `kept`.
+
+        Returns False, and does nothing, if all readers or no readers are in `kept`.
+        """
         uses = list(node.outputs[0].uses())
         others = [use for use in uses if use.node.outputs[0].name not in self._kept]
         if not others or len(others) == len(uses):

@@ -13,12 +13,13 @@ from onnxtrain.passes.tidy.unique_names import fresh_name
 
 
 class IsolateStatisticsPass(ir.passes.InPlacePass):
-    """Replaces the statistics of a training BatchNormalization with unshared ones if nothing reads the updated ones.
+    """Gives a training-mode BatchNormalization its own running statistics if nothing reads the updated statistics.
 
     ONNX Runtime (1.20 to 1.32) merges initializers of equal content, and its BatchNormalization kernel overwrites the
-    old statistics if the updated ones are not graph outputs. In a new network, the running mean equals the bias (zeros)
-    and the running variance equals the scale (ones), so each run would silently modify the weights. In training mode,
-    output Y does not depend on the statistics, so they can have any content that no other initializer has.
+    input statistics if the updated ones are not graph outputs. In a new network, the running mean equals the bias
+    (zeros) and the running variance equals the scale (ones), so each run would silently modify the weights. In training
+    mode, output Y does not depend on the running statistics, so the new initializers can have any content that no other
+    initializer has.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -31,8 +32,8 @@ class IsolateStatisticsPass(ir.passes.InPlacePass):
                 before = node.inputs[source]
                 after = node.outputs[target] if len(node.outputs) > target else None
                 unread = after is None or not (after.uses() or after.is_graph_output())
-                # Statistics that are graph inputs are never merged, and updated ones that are outputs have memory of
-                # their own.
+                # Statistics that are graph inputs are never merged, and updated ones that are outputs have their own
+                # memory.
                 if before is not None and before.is_initializer() and unread:
                     node.replace_input_with(source, _unique_initializer(model, before))
                     modified = True

@@ -11,11 +11,12 @@ from onnxtrain.passes.tidy.unique_names import fresh_names
 
 
 class UnreadMasksPass(ir.passes.InPlacePass):
-    """Lets a Where read the mask of each Dropout in training mode whose mask nothing reads.
+    """Adds a Where that reads the mask of each training-mode Dropout whose mask is unread.
 
     A graph optimizer of ONNX Runtime (1.20 to 1.32, level basic) removes a Dropout with an unread mask and ignores its
     input `training_mode`. Gradients read the mask. But a Dropout through which no gradient flows, e.g. between frozen
-    layers and a trained head, would drop nothing. A Dropout of a graph input, or that computes a graph output, stays.
+    layers and a trained head, would drop nothing. ONNX Runtime keeps a Dropout that reads a graph input or computes a
+    graph output, so the pass skips these.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -37,7 +38,7 @@ def _is_removed(node: ir.Node) -> bool:
 
 
 def _read_mask(model: ir.Model, node: ir.Node) -> None:
-    """Writes Where(mask, y, 0) behind a Dropout, which equals its result y."""
+    """Inserts Where(mask, y, 0) after a Dropout; its result equals the Dropout's output y."""
     node.resize_outputs(2)
     y, mask = node.outputs
     kept = successor(y)

@@ -1,4 +1,4 @@
-"""Rewrites poolings with ceil_mode=1 in floor mode with more padding; onnx and ONNX Runtime miscount their windows."""
+"""Converts poolings from ceil mode, where onnx and ONNX Runtime miscount windows, to floor mode with more padding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Axis:
         end: padding after the input, e.g. 1.
         kernel: kernel size, e.g. 3.
         extent: dilated kernel size, (kernel - 1)·dilation + 1, e.g. 5 with dilation 2.
-        stride: e.g. 2.
+        stride: stride of the windows, e.g. 2.
     """
 
     size: int | None
@@ -39,7 +39,7 @@ class _Axis:
 
     @property
     def longest(self) -> int:
-        """End padding with which floor mode has as many windows as ceil mode, for any input size.
+        """End padding that gives floor mode as many windows as ceil mode, for any input size.
 
         ceil(n / stride) = floor((n + stride - 1) / stride). A window that starts after the end of the input is not
         valid; it would need a whole extent of padding.
@@ -60,10 +60,10 @@ class CeilModePass(ir.passes.InPlacePass):
 
     According to the specification, and in PyTorch, a window that starts in the end padding does not count. onnx's shape
     inference (1.23) counts it. So does ONNX Runtime 1.20, which also includes positions beyond the padding in averages
-    with count_include_pad. All agree for ceil_mode=0. Results don't change, also for symbolic sizes.
+    with count_include_pad. All agree for ceil_mode=0. The rewrite is exact, also for symbolic sizes.
 
-    Dilated windows may need as much padding as the kernel size, which ONNX Runtime rejects. There, the pooling keeps
-    ceil_mode, and a Slice removes the windows that do not count.
+    Dilated windows may need as much padding as the kernel size, which ONNX Runtime rejects. In that case, the pooling
+    keeps ceil_mode, and a Slice removes the windows that do not count.
     """
 
     def __init__(self, *, keep_sizes: bool = False) -> None:

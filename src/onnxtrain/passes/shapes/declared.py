@@ -9,14 +9,14 @@ from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 
 
 def correct_declared_shapes(model: ir.Model) -> bool:
-    """Replaces declared shapes of computed values with inferred ones where the two contradict, in place.
+    """Replaces declared shapes of computed values that contradict the inferred shapes, in place.
 
     onnx's shape inference keeps a declaration even if its own result differs, and gradients would then be built for the
     wrong shape. ONNX Runtime warns and uses the inferred shape. Sizes that cannot be inferred remain as declared.
 
     Returns:
-        True if the shapes of the model are inferred ones. False if they must be inferred next: no shape was declared,
-        or a declaration adds to what was inferred, so that it may determine further shapes.
+        True if the model has all inferred shapes. False if shapes must be inferred next: none was declared, or a
+        declaration has sizes that were not inferred, from which further shapes may follow.
     """
     values = [value for node in model.graph.all_nodes() for value in node.outputs]
     declared = {value: value.shape for value in values if value.shape is not None}
@@ -24,7 +24,7 @@ def correct_declared_shapes(model: ir.Model) -> bool:
         return False
     for value in declared:
         value.shape = None
-    # Sets the shapes of vectors again, which have just been removed; onnx needs them.
+    # Restores the shapes of vectors, which have just been removed, because onnx needs them.
     VectorsPass()(model)
     infer_shapes(model, propagate=False)
     complete = True
@@ -36,7 +36,7 @@ def correct_declared_shapes(model: ir.Model) -> bool:
 
 
 def _merged(inferred: ir.Shape | None, declared: ir.Shape) -> ir.Shape:
-    """Returns the declared shape, with inferred sizes for axes that are undeclared or contradicted."""
+    """Returns the inferred shape, with declared sizes for axes whose size could not be inferred."""
     if inferred is None or inferred.rank() != declared.rank():
         return declared if inferred is None else inferred
     return ir.Shape([_dim(found, given) for found, given in zip(inferred, declared, strict=True)])
@@ -45,6 +45,6 @@ def _merged(inferred: ir.Shape | None, declared: ir.Shape) -> ir.Shape:
 def _dim(found: int | ir.SymbolicDim, given: int | ir.SymbolicDim) -> int | ir.SymbolicDim:
     if isinstance(found, int) or (not isinstance(given, int) and given.value is None):
         return found
-    # An inferred name is that of an input axis, such as the batch; the file declares the size of an example.
+    # An inferred name comes from an input axis, such as the batch; the size in the file is an example input's.
     named = found.value is not None and not found.value.startswith(GENERATED)
     return found if named and isinstance(given, int) else given

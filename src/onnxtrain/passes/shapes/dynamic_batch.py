@@ -1,4 +1,4 @@
-"""Makes the batch size symbolic in a model that was exported with a fixed one.
+"""Makes the batch size symbolic in a model that was exported with a fixed batch size.
 
 The batch size is hard-coded in the inputs' shapes, in constant target shapes of Reshape, Expand and Resize, and in
 constants with one row per sample: operands of Concat and initial states of recurrent layers. All are rewritten.
@@ -89,7 +89,7 @@ class DynamicBatchPass(ir.passes.InPlacePass):
 class _Walk:
     """Rewrites nodes that hard-code the exported batch size.
 
-    Shapes are inferred at that batch size and at a trial one: a dimension that differs depends on the batch.
+    Shapes are inferred at that batch size and at a trial batch size: a dimension that differs depends on the batch.
     """
 
     def __init__(self, model: ir.Model, batch: int) -> None:
@@ -157,7 +157,7 @@ class _Walk:
         self._replace_constant(node, 1, [-1 if i == axis else size for i, size in enumerate(result)])
 
     def _rewrite_expand(self, node: ir.Node) -> None:
-        """Removes the batch size from a constant target shape, or equal rows from an expanded constant."""
+        """Replaces the batch size in a constant target shape, or equal rows in an expanded constant, with 1."""
         data, target = node.inputs[:2]
         before = self._dims(data)
         if data is None or target is None or before is None:
@@ -175,13 +175,13 @@ class _Walk:
                 self.modified = True
 
     def _rewrite_resize(self, node: ir.Node) -> None:
-        """Replaces the batch in constant sizes with the input's size at run time."""
+        """Replaces the batch size in constant `sizes` with the size of the input's axis 0 at run time."""
         sizes = self._constant(node.inputs[3]) if len(node.inputs) > 3 else None
         if sizes is not None and "axes" not in node.attributes and sizes[:1].tolist() == [self._batch]:
             node.replace_input_with(3, self._shape(node, node.inputs[0], sizes[1:].tolist()))
 
     def _rewrite_concat(self, node: ir.Node) -> None:
-        """Repeats constants with one row per sample, such as class tokens, for the batch size at run time."""
+        """Replaces constants with an equal row per sample, e.g. class tokens, with one row expanded at run time."""
         # Along the batch axis, any number of rows may be appended.
         if node.attributes.get_int("axis", 0) == 0:
             return
@@ -191,7 +191,7 @@ class _Walk:
                 self._repeat(node, index, value, dims, 0)
 
     def _rewrite_recurrent(self, node: ir.Node) -> None:
-        """Expands constant initial states [directions, batch, hidden] to the batch size, or removes zero states."""
+        """Expands constant initial states [directions, batch, hidden] at run time, or removes them if they are zero."""
         axis = 0 if node.attributes.get_int("layout", 0) else 1
         if not self._carries(node.inputs[0]):
             return
@@ -209,7 +209,7 @@ class _Walk:
                 self._repeat(node, index, value, dims, axis)
 
     def _repeat(self, node: ir.Node, index: int, value: ir.Value, dims: Dims, axis: int) -> None:
-        """Replaces input `index`, whose rows along `axis` are equal, with one row expanded to the batch size."""
+        """Replaces input `index`, whose rows along `axis` are equal, with one row expanded to the run's batch size."""
         row = self._one_row(node, value, dims, axis)
         shape = self._shape(node, self._symbol, dims[axis + 1 :], dims[:axis])
         rows = write_before(node, f"row_per_sample_{index}", "Expand", row, shape)
@@ -285,7 +285,7 @@ class _Walk:
         return after is None or after != self._dims(value)
 
     def _follows(self, value: ir.Value | None) -> bool:
-        """True if the shape of a value depends on the batch, or its content does, as for a computed shape."""
+        """True if the shape or the content of a value depends on the batch, e.g. of a computed target shape."""
         return self._carries(value) or (value is not None and str(value.name) in self._values)
 
     def _constant(self, value: ir.Value | None) -> np.ndarray | None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 
 def why_untyped(value: ir.Value) -> str:
-    """Returns a sentence that names the op whose output shape inference cannot determine; "" if there is none.
+    """Returns a sentence that names the op at which shape inference stopped; "" if there is none.
 
     The op is the nearest one upstream of `value` whose inputs all have a dtype and rank, but whose output does not.
     """
@@ -29,7 +29,7 @@ def why_untyped(value: ir.Value) -> str:
 
 
 def _sentence(node: ir.Node) -> str:
-    """Returns the sentence about a node, with a leading space to follow another sentence."""
+    """Returns the sentence that explains a node's unknown output; starts with a space, to be appended to a message."""
     op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     result = next((str(v.name) for v in node.outputs if v.name), "")
     known = onnx.defs.has(node.op_type, node.domain)

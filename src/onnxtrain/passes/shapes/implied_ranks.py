@@ -1,4 +1,4 @@
-"""Finds ranks of undeclared values from the ops that read or write them."""
+"""Infers the ranks of values without a shape from the ops that read or write them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _Ranks = Mapping[ir.Value | None, int | None]
 class ImpliedRanksPass(ir.passes.InPlacePass):
     """Annotates main-graph values without a shape with the rank and dtype that their readers and writers imply.
 
-    Sizes remain unknown. The input and output of a convolution have the rank of its weight, those of a recurrent layer
-    rank 3, those of a pooling the kernel's rank plus two. Elementwise ops propagate ranks in both directions, whereas
-    onnx's shape inference only goes forward from declared shapes.
+    Sizes remain unknown. For example, the input and output of a convolution have the rank of its weight, a recurrent
+    layer reads a tensor of rank 3, and the input and output of a pooling have the kernel's rank plus two. Elementwise
+    ops propagate ranks in both directions, whereas onnx's shape inference only goes forward from declared shapes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Annotates nodes of the model in place."""
+        """Annotates values of the model in place."""
         modified = False
         # Dtypes first, because a proto cannot store a shape without a dtype. They are only propagated forward.
         for node in model.graph:
@@ -49,7 +49,7 @@ def _ranks(node: ir.Node) -> _Ranks:
 
 
 def _equal_ranks(*values: ir.Value | None) -> _Ranks:
-    """Assigns all values the rank of the first one that has a shape; None if none has."""
+    """Returns the same rank for all values, taken from the first value that has a shape; None if there is none."""
     rank = next(
         (value.shape.rank() for value in values if value is not None and value.shape is not None), None
     )

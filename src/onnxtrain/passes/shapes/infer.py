@@ -47,7 +47,8 @@ def settle_shapes(model: ir.Model, *, inferred: bool = False) -> ir.Model:
 
     Args:
         model: a model without model-local functions.
-        inferred: True if `infer_shapes(model, propagate=False)` would change nothing, so that the first one is skipped.
+        inferred: True if the model already has the shapes that `infer_shapes(model, propagate=False)` infers, so that
+            the first inference can be skipped.
     """
     loops = LoopStatePass(lambda trial: infer_shapes(trial, propagate=False))
     steps = (
@@ -190,7 +191,7 @@ def _annotate(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
 
 
 def _describe(value: ir.Value, described: onnx.TypeProto) -> None:
-    """Sets the type and shape of a value, where the proto has them."""
+    """Copies type and shape from the proto `described` to `value`, if the proto has them."""
     type_ = ir.serde.deserialize_type_proto_for_type(described)
     shape = ir.serde.deserialize_type_proto_for_shape(described)
     if type_ is not None:
@@ -200,7 +201,7 @@ def _describe(value: ir.Value, described: onnx.TypeProto) -> None:
 
 
 def _without_generated_names(shape: ir.Shape | None) -> ir.Shape | None:
-    """Returns a shape with None for dimensions that an earlier run has named."""
+    """Returns a shape with None for dimensions that an earlier inference has named, e.g. "unk__0"."""
     if shape is None:
         return None
     dims = [dim if isinstance(dim, int) else dim.value for dim in shape]

@@ -13,8 +13,8 @@ class LoopStatePass(ir.passes.InPlacePass):
     """Annotates the states of each Loop with the dimensions that no iteration changes, including subgraphs.
 
     onnx infers no shapes for states, because these may change between iterations. The pass proves shapes by induction:
-    it assumes the shape of the initial value, infers the shape after one iteration, drops dimensions that differ, and
-    repeats this until nothing differs. Expects inferred shapes of the initial values.
+    it assumes the declared shape or the initial value's, infers the shape after one iteration, drops dimensions that
+    differ, and repeats this until nothing differs. Expects inferred shapes of the initial values.
 
     Args:
         infer: infers the shapes of a model, in place.
@@ -25,7 +25,7 @@ class LoopStatePass(ir.passes.InPlacePass):
         self._infer = infer
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Annotates nodes of the model in place."""
+        """Annotates values of the model in place."""
         guesses = [_first_guess(node) for node in _loops(model)]
         if not any(_adds_shapes(node, guess) for node, guess in zip(_loops(model), guesses, strict=True)):
             return ir.passes.PassResult(model, False)
@@ -60,7 +60,7 @@ def _states(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
 
 
 def _first_guess(node: ir.Node) -> list[_Dims | None]:
-    """Returns the dimensions that the body declares for each state, or else those of the initial value."""
+    """Returns the dimensions of each state as the body declares them, or else the initial value's dimensions."""
     declared = node.attributes["body"].as_graph().inputs[2:]
     return [_dims(state) or _dims(first) for state, first in zip(declared, node.inputs[2:], strict=True)]
 
@@ -81,7 +81,7 @@ def _dims(value: ir.Value | None) -> _Dims | None:
 
 
 def _assume(node: ir.Node, guess: list[_Dims | None]) -> bool:
-    """Annotates states of a Loop that have no shape with the guess. Returns True if there were any."""
+    """Annotates a Loop's states that have no shape with `guess`. Returns True if there were any."""
     modified = False
     for state, result, dims in zip(*_states(node), guess, strict=True):
         for value in (state, result):
@@ -92,7 +92,7 @@ def _assume(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _kept(node: ir.Node, guess: list[_Dims | None]) -> list[_Dims | None]:
-    """Returns the guess without the dimensions that differ after an iteration."""
+    """Returns `guess` with None for the dimensions that differ after an iteration."""
     after = node.attributes["body"].as_graph().outputs[1:]
     return [_common(dims, _dims(value)) for dims, value in zip(guess, after, strict=False)]
 

@@ -2,7 +2,7 @@
 
 Ranks are kept, because the rank of a standard op's output does not depend on the values of its inputs. The exceptions
 are If and Loop, whose subgraphs may return different ranks. Ranks computed from their outputs are removed as well,
-except those of the model's outputs and of reductions to a scalar.
+except the ranks of the model's outputs and of reductions to a scalar.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ def forget_downstream_sizes(graph: ir.Graph, start: ir.Node, *, ranks: bool = Fa
 
 
 def forget_content_dependent_sizes(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Removes annotated sizes that depend on the contents of `values`, e.g. of a Resize that reads its scales from one.
+    """Removes annotated sizes that depend on the contents of `values`, e.g. the output sizes of a Resize.
 
     Args:
         graph: the main graph.
-        values: inputs of `graph` that had constant contents when the sizes were inferred, and now get them at run time.
+        values: inputs of `graph` whose contents were constant when the sizes were inferred, and are now variable, e.g.
+            the scales of a Resize.
     """
     dependent = set(values)
     shaped: set[ir.Node] = set()
@@ -70,7 +71,7 @@ def _forget(
 
     Args:
         graph: the graph, topologically sorted.
-        starts: returns True for these nodes.
+        starts: returns True for the nodes whose output sizes are removed.
         changed: values whose sizes have been removed, with True if their rank has been removed as well. Updated in
             place.
         declared: outputs of the model, whose ranks are kept.
@@ -86,7 +87,7 @@ def _forget(
             # A scalar has no sizes to lose.
             if reduces_to_scalar(node):
                 continue
-            # The chosen graph, or a nonstandard op, may return another rank.
+            # The chosen graph, or a nonstandard op, may return a different rank.
             may_choose = node.op_type in _CHOOSING or node.domain != ""
             unranked = may_choose or any(value is not None and changed.get(value) for value in node.inputs)
             for value in node.outputs:

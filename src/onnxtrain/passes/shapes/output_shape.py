@@ -1,4 +1,4 @@
-"""Replaces `output_shape` of transposed convolutions that shrink their input with explicit padding."""
+"""Turns `output_shape` into explicit padding in transposed convolutions that shrink their input."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from onnxtrain.passes.shapes.outdated_sizes import forget_downstream_sizes
 class OutputShapePass(ir.passes.InPlacePass):
     """Replaces `output_shape` of a ConvTranspose with `pads` if an output size is smaller than the input size.
 
-    onnx's shape inference (1.23) stops early for such nodes and returns an output with too few axes. The pads are those
-    that the specification of ConvTranspose prescribes. Expects static spatial sizes; other nodes are not modified.
+    onnx's shape inference (1.23) stops early for such nodes and returns an output with too few axes. The pads follow
+    the specification of ConvTranspose. Expects static spatial sizes; other nodes are not modified.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

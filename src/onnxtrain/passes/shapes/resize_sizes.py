@@ -1,4 +1,4 @@
-"""Corrects rounded scales of Resize for which onnx and ONNX Runtime compute different output sizes."""
+"""Corrects rounded scales of Resize if onnx and ONNX Runtime compute different output sizes from them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ResizeSizesPass(ir.passes.InPlacePass):
 
     TensorFlow's converters write the scale 0.7 to resize 10 pixels to 7. In float32, it is slightly less than 0.7. onnx
     (1.23) multiplies exactly and rounds down to 6; ONNX Runtime multiplies in float32 and gets 7. With the next larger
-    float32, both get 7. In mode `nearest`, a larger scale could select another pixel, so sizes replace the scales
-    there. These include all axes, because ONNX Runtime (1.32) cannot move a Resize with `axes` past a Transpose.
+    float32, both get 7. In mode `nearest`, a larger scale could select a different pixel, so sizes replace the scales.
+    They include all axes, because ONNX Runtime (1.32) cannot move a Resize with `axes` past a Transpose.
 
     Expects the resized axes to have static sizes.
     """
@@ -64,7 +64,7 @@ def _intended_sizes(node: ir.Node) -> tuple[list[int], list[int]]:
             return [], []
         result = int(scale * np.float32(size))
         if abs(float(scale) * size - result) > _ROUNDING * result:
-            # Sizes would imply another scale, which determines the sampling positions.
+            # Sizes would imply a different scale, and so different sampling positions.
             return [], []
         disagree |= math.floor(float(scale) * size) != result
         axes.append(axis)
@@ -92,7 +92,7 @@ def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
 
 
 def _all_sizes(node: ir.Node, resized: dict[int, int]) -> ir.Value:
-    """Emits the sizes input of a Resize, int64 [rank]: `resized` maps axes to new sizes, other axes keep theirs."""
+    """Emits the input `sizes` of a Resize, int64 [rank]: `resized` maps axes to new sizes, other axes keep theirs."""
     source = node.inputs[0]
     assert source is not None
     assert source.shape is not None
@@ -108,7 +108,7 @@ def _all_sizes(node: ir.Node, resized: dict[int, int]) -> ir.Value:
 
 
 def _enlarged(node: ir.Node, scales: np.ndarray, axes: list[int]) -> np.ndarray:
-    """Returns a copy of `scales` in which those of `axes` are rounded up to the next float32."""
+    """Returns a copy of `scales` in which the scales of `axes` are rounded up to the next float32."""
     scaled_axes = list(node.attributes.get_ints("axes", range(len(scales))))
     larger = np.nextafter(scales.astype(np.float32), np.float32(np.inf))
     return np.where([axis in axes for axis in scaled_axes], larger, scales)

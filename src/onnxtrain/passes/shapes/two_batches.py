@@ -28,10 +28,11 @@ def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: i
         after: dimensions of the input at the trial batch size.
         result: dimensions of the output at the exported batch size.
         batch: the exported batch size.
-        inside: T if the batch axis of the input is T·batch with T outermost, else 1.
+        inside: product of the outer dimensions that are merged with the batch in one input axis, e.g. T for an axis of
+            T·batch elements; 1 if there are none.
 
     Returns:
-        The axis of the output and its `inside`; None if no axis contains the batch.
+        The axis of the output, and the value of `inside` for this axis; None if no axis contains the batch.
     """
     # A Squeeze without axes removes a batch of 1, but no larger one.
     if len(before) != len(after):

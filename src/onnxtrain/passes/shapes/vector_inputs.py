@@ -8,12 +8,12 @@ import onnx_ir as ir
 class VectorsPass(ir.passes.InPlacePass):
     """Declares the starts, ends, axes and steps of Slice, and the scales and sizes of Resize, as vectors.
 
-    onnx's shape inference (1.23) treats axes and steps of Slice without a shape as absent, as well as sizes of Resize
-    without a length. Run this pass before shapes are inferred or the opset is converted.
+    onnx's shape inference (1.23) ignores the axes and steps of a Slice if their shape is unknown, and the sizes of a
+    Resize if their number is unknown. Run this pass before shapes are inferred or the opset is converted.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Annotates nodes of the model in place."""
+        """Annotates values of the model in place."""
         modified = False
         for node in model.graph.all_nodes():
             if node.domain == "" and node.op_type == "Slice":

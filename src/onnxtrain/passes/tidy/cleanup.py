@@ -91,7 +91,7 @@ def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def _needed_identities(model: ir.Model) -> list[ir.Node]:
-    """Returns the identities that must be kept: they stop gradients, or give a value a second output name."""
+    """Returns the identities that must be kept: they stop gradients, or a graph output needs them for its name."""
     needed = []
     # Values that will be renamed to a graph output; each can take one such name.
     renamed: set[ir.Value] = set()
@@ -144,7 +144,7 @@ def _unmergeable(model: ir.Model) -> list[ir.Node]:
 
 
 def _is_random(model: ir.Model, node: ir.Node) -> bool:
-    """True if a node may draw random numbers, as a call does if its function contains such a node."""
+    """True if a node may draw random numbers: it is a random op, a custom op, or a call of a function with one."""
     if node.domain == "":
         return node.op_type in RANDOM_OPS
     function = model.functions.get(node.op_identifier())

@@ -48,7 +48,7 @@ def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
 
 
 def add_constant(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
-    """Adds a tensor as :func:`add_initializer` does, and marks it as a constant."""
+    """Adds a tensor with :func:`add_initializer`, and marks the initializer as a constant."""
     value = add_initializer(graph, tensor)
     mark_constant(value)
     return value
@@ -65,11 +65,11 @@ def sort_initializers(graph: ir.Graph, order: Iterable[str]) -> None:
 
 @contextmanager
 def initializers_set_aside(graph: ir.Graph, values: Mapping[str, ir.Value]) -> Iterator[None]:
-    """Context manager that removes initializers from the graph's table while keeping their readers.
+    """Context manager that temporarily removes initializers from a graph's table; nodes keep reading them.
 
     Args:
-        graph: the graph. Its initializers have their original order afterwards.
-        values: the initializers by name.
+        graph: the graph. On exit, the initializers are restored in their original order.
+        values: the initializers to remove, by name.
     """
     # The order is part of the interface: training inputs and checkpoints list parameters in file order.
     order = list(graph.initializers)

@@ -68,7 +68,7 @@ class FoldConstantsPass(ir.passes.InPlacePass):
 
 
 def _resolve_cast_likes(model: ir.Model) -> bool:
-    """Turns a CastLike to a known dtype into a Cast, which has no second input and so may be folded."""
+    """Turns a CastLike with a known target dtype into a Cast, which can be folded even if the second input varies."""
     modified = False
     for node in model.graph:
         like = node.inputs[1] if node.op_type == "CastLike" and node.domain == "" else None
@@ -131,7 +131,7 @@ def _evaluate(node: ir.Node, contents: dict[ir.Value, Array], opset: int) -> Arr
 
 
 def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
-    """Returns the maximum number of elements that the result can have.
+    """Returns an upper bound on the number of elements of a node's result.
 
     Checked before computing the result, because a hostile file may ask for terabytes, e.g. with a ConstantOfShape.
     """

@@ -16,8 +16,8 @@ Array = np.ndarray[Any, Any]
 class FoldFrozenBatchNormPass(ir.passes.InPlacePass):
     """Rewrites BatchNormalization(Conv(x, W, b)) as Conv(x, W', b') if everything but x is constant.
 
-    In inference mode, BatchNormalization multiplies each channel by a constant and adds another one, so it can be
-    folded into the Conv's weight and bias. For each layer of a frozen backbone, this saves reading and writing the
+    In inference mode, BatchNormalization multiplies each channel by a constant and adds a constant, so it can be folded
+    into the Conv's weight and bias. For each layer of a frozen backbone, this saves reading and writing the
     activations once, and one residual if gradients flow through the layer. ONNX Runtime has the same fusion, but does
     not apply it to a function that has a native kernel.
     """
@@ -69,7 +69,7 @@ def _convolution_before(norm: ir.Node) -> ir.Node | None:
 
 
 def _folded(conv: ir.Node, norm: ir.Node) -> tuple[Array, Array]:
-    """Computes weight and bias of the merged Conv in float64, rounded once."""
+    """Returns weight and bias of the merged Conv, computed in float64 and rounded once."""
     weight, *others = (_array(value) for value in conv.inputs[1:])
     scale, shift, mean, variance = (_array(value) for value in norm.inputs[1:5])
     bias = others[0] if others and others[0] is not None else np.zeros(())

@@ -26,7 +26,7 @@ class ImplicitExpandPass(ir.passes.InPlacePass):
 
 
 def _broadcast_in_readers(expand: ir.Node) -> bool:
-    """Makes readers of an Expand that broadcast read its input. Returns True if there were any."""
+    """Makes readers of an Expand read its input if they broadcast it anyway. Returns True if there were any."""
     small, large = expand.inputs[0], expand.outputs[0]
     if small is None or small.shape is None or large.shape is None:
         return False
@@ -48,7 +48,7 @@ def _broadcast_in_readers(expand: ir.Node) -> bool:
 
 
 def _same(first: ir.Shape, second: ir.Shape) -> bool:
-    """True if two shapes are certainly equal: all dimensions are equal sizes or symbols with the same name."""
+    """True if two shapes are provably equal: all dimensions are equal sizes or symbols with the same name."""
     # Symbols without a name compare equal but may differ in size.
     return first == second and all(isinstance(dim, int) or dim.value is not None for dim in first)
 

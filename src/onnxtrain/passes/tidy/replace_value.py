@@ -28,7 +28,7 @@ def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
 
 
 def successor(output: ir.Value) -> ir.Value:
-    """Returns a new value that takes the name, readers and graph outputs of a node's output.
+    """Returns a new value that takes over the name, readers and graph outputs of a node's output.
 
     The caller makes the new value the output of a node that reads `output`, which no longer has a name.
     """
@@ -41,7 +41,7 @@ def successor(output: ir.Value) -> ir.Value:
 def replace_node(node: ir.Node, result: ir.Value) -> None:
     """Removes a node with one output and redirects its readers to `result`.
 
-    `result` takes dtype and shape of the output if it has none.
+    If `result` has no dtype or shape, it gets the output's.
     """
     output = node.outputs[0]
     result.type = output.type if result.type is None else result.type
@@ -54,12 +54,12 @@ def replace_node(node: ir.Node, result: ir.Value) -> None:
 def write_before(
     node: ir.Node, role: str | None, op_type: str, *inputs: ir.Value | None, **attributes: Any
 ) -> ir.Value:
-    """Inserts a node of a standard op before another node; returns its output, without dtype and shape.
+    """Inserts a node of a standard op before `node`; returns its output, without dtype and shape.
 
     Args:
         node: the node before which the new one is inserted.
-        role: purpose of the output, e.g. "axes", which is then named `<first output of node>/<role>`. None lets onnx_ir
-            number it: if the first output of `node` may be omitted, or several new values have the same purpose.
+        role: purpose of the new output, e.g. "axes" for the name `<first output of node>/axes`. If None, onnx_ir
+            numbers the output. Use None if the first output of `node` may be omitted, or if roles would repeat.
         op_type: op of the new node, e.g. "Slice".
         inputs: inputs of the new node.
         attributes: attributes of the new node.
@@ -87,7 +87,7 @@ class WriterBefore:
     def __call__(
         self, op_type: str, *inputs: ir.Value | int | Sequence[int] | None, **attributes: Any
     ) -> ir.Value:
-        """Inserts a node and returns its first output, which has no dtype and shape."""
+        """Inserts a node and returns its first output, without dtype and shape."""
         values = [self._constant(x) if isinstance(x, int | Sequence) else x for x in inputs]
         return write_before(self._node, None, op_type, *values, **attributes)
 
@@ -97,15 +97,15 @@ class WriterBefore:
         return write_before(self._node, None, "Constant", **{name: value})
 
     def number(self, value: float, dtype: ir.DataType) -> ir.Value:
-        """Returns a new scalar constant."""
+        """Inserts a scalar Constant of `dtype` and returns its output."""
         tensor = ir.tensor(np.array(value, dtype.numpy()), dtype=dtype)
         return write_before(self._node, None, "Constant", value=tensor)
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
-        """Returns the size of an axis: int64 [1]."""
+        """Emits the size of an axis, int64 [1]."""
         return self("Shape", value, start=axis, end=axis + 1)
 
     def range(self, start: int | ir.Value, count: ir.Value) -> ir.Value:
-        """Returns `count` (int64 [1]) consecutive integers, beginning with `start`."""
+        """Emits `count` (int64 [1]) consecutive integers, beginning with `start`."""
         stop = self("Add", self("Squeeze", count), start)
         return self("Range", start, stop, 1)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 
 def name_apart(model: ir.Model) -> None:
-    """Makes value names in subgraphs unique across the model and names unnamed values, in place.
+    """Makes value names in subgraphs unique across the model, and names unnamed values there, in place.
 
     ONNX allows two branches to use the same name. But onnx's shape inference (1.23) stores propagated shape data by
     name and would confuse the two values. New nodes in a subgraph get names that are only unique within that subgraph,
@@ -47,7 +47,7 @@ def fresh_name(model: ir.Model, base: str) -> str:
 
 
 def fresh_names(model: ir.Model, bases: Iterable[str]) -> list[str]:
-    """Returns a free name for each base, as :func:`fresh_name` does; all of them differ."""
+    """Returns a free name for each base, like :func:`fresh_name`; the names are distinct."""
     taken = {value.name for graph in model.graphs() for value in values_of(graph)}
     names = []
     for base in bases:

@@ -13,7 +13,7 @@ def is_read(value: ir.Value) -> bool:
 
 
 def remove_unread_nodes(graph: ir.Graph, among: Collection[ir.Node] | None = None) -> bool:
-    """Removes nodes with unread outputs, and nodes that only these read. Returns True if there were any.
+    """Removes nodes whose outputs nothing reads, or only removed nodes read. Returns True if there were any.
 
     Args:
         graph: a graph, topologically sorted.
@@ -33,7 +33,7 @@ def remove_unread_chains(graph: ir.Graph, ends: Iterable[ir.Node | None]) -> Non
 
     Args:
         graph: the graph; nodes of other graphs are not removed.
-        ends: nodes to start from; None, as the missing producer of an input, is ignored.
+        ends: nodes to start from. None is ignored, e.g. if a graph input has no producer.
     """
     # Does not visit the whole graph, because callers do this for many nodes in turn.
     nodes = list(ends)
@@ -45,7 +45,7 @@ def remove_unread_chains(graph: ir.Graph, ends: Iterable[ir.Node | None]) -> Non
 
 
 def remove_unread_initializers(graph: ir.Graph, values: Iterable[ir.Value | None]) -> None:
-    """Removes those of `values` that are unread initializers, except graph inputs."""
+    """Removes the unread initializers among `values`, except graph inputs."""
     # ONNX Runtime warns about unread initializers.
     for value in values:
         if value is None or is_read(value) or value.is_graph_input():

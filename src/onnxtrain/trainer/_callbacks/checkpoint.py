@@ -22,14 +22,14 @@ _UNFINISHED = ".onnxtrain-unfinished-"
 
 
 class ModelCheckpoint(Monitor):
-    """Saves the trainer whenever an epoch is the best so far. Restore a save with :meth:`Trainer.resume`.
+    """Saves the trainer after each epoch that is the best so far. Use :meth:`Trainer.resume` to restore a save.
 
     Args:
         path: directory to save to; with `keep`, it contains one directory per save.
         monitor: recorded value to compare, e.g. "val_loss"; None saves after every epoch. Default: "val_loss", or None
             with `every_n_steps`.
         mode: see :class:`EarlyStopping`.
-        every_n_steps: save every this many optimizer steps instead of after epochs.
+        every_n_steps: number of optimizer steps between saves, e.g. 500; None saves after epochs.
         keep: number of saves to keep, each in its own directory, `epoch-00000003` or `step-00001200`: the best epochs,
             or the newest saves if nothing is monitored. None keeps one save, in `path` itself.
 
@@ -69,7 +69,7 @@ class ModelCheckpoint(Monitor):
         return self.every_n_steps is not None and step % self.every_n_steps == 0
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the monitored value will be recorded, and that `path` has no symlink out of the run's directory.
+        """Checks that the monitored value will be recorded, and that `path` does not leave the run through a symlink.
 
         Raises:
             CheckpointError: `path` is in the trainer's directory, but resolves to a directory outside it, because of a
@@ -82,12 +82,15 @@ class ModelCheckpoint(Monitor):
             super().on_fit_begin(trainer)
 
     def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        """Saves after every `every_n_steps` steps."""
+        """Saves the trainer if the step's number is a multiple of `every_n_steps`."""
         if self._saves_after_step(trainer.global_step):
             self._save(trainer, "step", trainer.global_step, self._newest)
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Saves if this epoch is the best so far or, with `keep`, among the `keep` best."""
+        """Saves the trainer if this epoch is the best so far or, with `keep`, among the `keep` best.
+
+        Without a monitored value, saves after every epoch. With `every_n_steps`, does nothing.
+        """
         if self.every_n_steps is not None:
             return
         number = len(history)
@@ -106,7 +109,7 @@ class ModelCheckpoint(Monitor):
         return [self.path / name for _, _, name in sorted(self._directories())]
 
     def _best_epochs(self, trainer: Trainer) -> set[int]:
-        """Returns the numbers of the `keep` best epochs; ties are won by the earlier epoch."""
+        """Returns the numbers of the `keep` best epochs; on a tie, the earlier epoch is better."""
         sign = -1 if self._rises(trainer) else 1
         recorded = [
             (
@@ -125,10 +128,16 @@ class ModelCheckpoint(Monitor):
     def _save(
         self, trainer: Trainer, kind: str, number: int, choose: Callable[[list[int]], set[int]]
     ) -> None:
-        """Saves, then removes the saves that are no longer kept.
+        """Saves the trainer, then removes older saves that `choose` does not select.
 
-        Saves with later numbers are kept: the run was resumed from an earlier save, and they are from before. The
-        trainer's own directory is kept as well.
+        Saves with higher numbers are never removed: they were made before the run was resumed from an earlier save.
+        The directory that the trainer itself works in is kept as well.
+
+        Args:
+            trainer: the trainer to save.
+            kind: "epoch" or "step".
+            number: number of the epoch or step.
+            choose: function that returns which of the given numbers to keep.
         """
         if self.keep is None:
             trainer.save(self.path)
@@ -145,7 +154,7 @@ class ModelCheckpoint(Monitor):
             raise CheckpointError(f"Saving the run to '{self.path}' failed: {error}.") from error
 
     def _directories(self) -> list[tuple[str, int, str]]:
-        """Returns kind, number and name of the saves in the directory, e.g. ("epoch", 3, "epoch-00000003")."""
+        """Lists the saves in `path` as (kind, number, directory name), e.g. ("epoch", 3, "epoch-00000003")."""
         names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
         # Step numbers have at most 19 digits; links may lead out of this directory.
         matches = [(re.fullmatch(r"(epoch|step)-(\d{8,19})", name), name) for name in names]
@@ -159,7 +168,7 @@ class ModelCheckpoint(Monitor):
 
 
 def _save_whole(trainer: Trainer, target: Path) -> None:
-    """Saves to a directory atomically: readers see the old state or the complete new one."""
+    """Saves a trainer to a directory atomically: readers see the old save or the complete new one."""
     target.parent.mkdir(parents=True, exist_ok=True)
     # Left by a process that was killed.
     for leftover in target.parent.glob(f"{_UNFINISHED}*"):

@@ -29,7 +29,7 @@ class CSVLogger(Logger):
 
     Args:
         path: file for the epochs, e.g. "log.csv".
-        every_n_steps: log every this many steps; None logs only epochs.
+        every_n_steps: log every n-th step; None logs only epochs.
     """
 
     def __init__(self, path: str | os.PathLike[str], every_n_steps: int | None = 1) -> None:
@@ -46,7 +46,11 @@ class CSVLogger(Logger):
         return self.path.with_name(f"{self.path.stem}.steps{self.path.suffix}")
 
     def open(self, trainer: Trainer) -> None:
-        """Writes the history so far; drops rows of steps after the run's last save, because they will be repeated."""
+        """Writes the history so far, and drops the rows of steps that a resumed run will repeat.
+
+        Raises:
+            InputError: the existing steps file is not a log of steps.
+        """
         self.close()
         keep_inside(self.path, trainer.directory)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +88,7 @@ class CSVLogger(Logger):
         )
 
     def close(self) -> None:
-        """Closes the file of steps (:attr:`steps_path`)."""
+        """Closes the steps file (:attr:`steps_path`)."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -107,7 +111,7 @@ class CSVLogger(Logger):
             file.write(_csv(rows))
 
     def _steps_until(self, step: int) -> list[list[str]]:
-        """Reads the existing steps file; returns its rows up to `step`, inclusive."""
+        """Returns the complete rows of the existing steps file, up to and including `step`."""
         if step == 0 or self.steps_path.is_symlink() or not self.steps_path.is_file():
             return []
         try:
@@ -136,6 +140,6 @@ def _csv(rows: Iterable[Iterable[object]]) -> bytes:
 
 
 def _replace(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Replaces a file whose name was derived, not passed by the user; does not follow links."""
+    """Replaces a CSV file whose name was derived from the path that the user passed; does not follow symlinks."""
     with FileSet(path.parent) as files, files.open(path.name) as file:
         file.write(_csv(rows))

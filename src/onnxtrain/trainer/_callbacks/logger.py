@@ -34,7 +34,7 @@ class Logger(Callback):
     entries or skipping the repeated steps.
 
     Args:
-        every_n_steps: log the loss and the learning rate every this many steps; None logs only epochs.
+        every_n_steps: log the loss and the learning rate of every n-th step; None logs only epochs.
     """
 
     def __init__(self, every_n_steps: int | None = 1) -> None:
@@ -50,11 +50,11 @@ class Logger(Callback):
         raise NotImplementedError
 
     def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Logs values of step `trainer.global_step`."""
+        """Logs the values of step `trainer.global_step`."""
         raise NotImplementedError
 
     def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Logs a history entry; the epoch ended with step `trainer.global_step`."""
+        """Logs the history entry of an epoch, which ended with step `trainer.global_step`."""
         raise NotImplementedError
 
     def log_evaluation(self, trainer: Trainer, values: Mapping[str, float]) -> None:

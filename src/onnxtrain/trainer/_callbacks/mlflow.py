@@ -21,14 +21,14 @@ _LONGEST = 500
 class MLflowLogger(Logger):
     """Logs to MLflow: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
 
-    The x axis is the number of optimizer steps; settings of the trainer and of the fit become parameters of the MLflow
-    run. The MLflow run's id is saved with the trainer: a resumed trainer continues the same MLflow run and logs no step
-    twice. If an MLflow run is active (`mlflow.start_run`), the logger uses it and does not end it.
+    The x axis is the number of optimizer steps. The settings of the trainer and of the fit are logged as parameters of
+    the MLflow run. The MLflow run's id is saved with the trainer: a resumed trainer continues the same MLflow run and
+    logs no step twice. If an MLflow run is active (`mlflow.start_run`), the logger uses it and does not end it.
 
     Args:
         experiment: name of the experiment, created if missing; None for the current one.
         name: name of the run.
-        every_n_steps: log every this many steps; None logs only epochs.
+        every_n_steps: log every n-th step; None logs only epochs.
         tracking_uri: server or database, e.g. "sqlite:///mlflow.db"; None for the current one.
         parameters: additional parameters of the run.
         tags: tags of the run.
@@ -95,7 +95,7 @@ class MLflowLogger(Logger):
         )
 
     def _last(self, key: str) -> int:
-        """Returns the last step at which a value was logged; -1 if there is none."""
+        """Returns the last step at which the metric `key` was logged; -1 if it never was."""
         return max((metric.step for metric in self._client.get_metric_history(self._run, key)), default=-1)
 
     def _log_parameters(self, trainer: Trainer) -> None:

@@ -40,7 +40,7 @@ class SAM(Callback):
         self.adaptive = adaptive
 
     def on_gradients(self, trainer: Trainer, gradients: StepGradients) -> None:
-        """Replaces the gradients with those at the worst nearby point."""
+        """Replaces the gradients with the gradients at the worst nearby point."""
         # Through the store: `trainer.parameters` returns bfloat16 as raw bits.
         store = trainer.state._store
         values = {

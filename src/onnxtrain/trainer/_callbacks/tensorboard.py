@@ -23,7 +23,7 @@ class TensorBoardLogger(Logger):
 
     Args:
         directory: directory for the event files, e.g. to pass to `tensorboard --logdir`.
-        every_n_steps: log every this many steps; None logs only epochs.
+        every_n_steps: log every n-th step; None logs only epochs.
 
     Raises:
         MissingPackageError: neither package is installed.

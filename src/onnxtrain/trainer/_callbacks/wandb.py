@@ -16,14 +16,14 @@ PROPERTY = "onnxtrain.wandb"
 class WandbLogger(Logger):
     """Logs to Weights & Biases: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
 
-    The x axis is the number of optimizer steps; settings of the trainer and of the fit become the run's config. The
-    run's id is saved with the trainer: a resumed trainer continues the same run and logs no step twice. If a run is
-    active (`wandb.init`), the logger uses it and does not finish it.
+    The x axis is the number of optimizer steps. The settings of the trainer and of the fit are logged as the run's
+    config. The run's id is saved with the trainer: a resumed trainer continues the same run and logs no step twice. If
+    a run is active (`wandb.init`), the logger uses it and does not finish it.
 
     Args:
         project: name of the Weights & Biases project.
         name: name of the run.
-        every_n_steps: log every this many steps; None logs only epochs.
+        every_n_steps: log every n-th step; None logs only epochs.
         config: additional entries of the run's config.
         options: additional arguments for `wandb.init`, e.g. `entity`, `tags` or `mode="offline"`.
 

@@ -56,7 +56,11 @@ class Data(NamedTuple):
 
 
 def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | None]:
-    """Checks the data of a fit; returns the training source, and the validation source or None."""
+    """Opens and checks the data of a fit.
+
+    Returns:
+        The training source; and the validation source, or None if there is no validation data.
+    """
     options = Options(data.batch_size, True, data.drop_last, data.limit)
     source = open_dataset(state, data.inputs, data.targets, data.sample_weight, options, data.transform)
     validation = data.validation
@@ -111,9 +115,9 @@ def _validation_source(
 
 
 def _require_loss_of_incomplete(run: Run, held_out: Source) -> None:
-    """Raises InputError if a fixed-batch model cannot compute the loss of the incomplete last batch.
+    """Raises InputError if a fixed-batch model cannot compute the loss of the incomplete last validation batch.
 
-    Called before the fit; otherwise the error would come after the first epoch.
+    Called before the fit, because the error would otherwise occur after the first epoch.
     """
     arrays = held_out.last() if run.batch_size is not None else None
     if arrays is not None and (run.weighted or not held_out.weighted):
@@ -131,7 +135,7 @@ def open_dataset(
     options: Options,
     transform: TransformFunction | None = None,
 ) -> Source:
-    """Opens data as a source of checked batches."""
+    """Opens data as a source of batches, which are checked against the model's inputs and targets."""
     layout, position = Layout.of(state.run.manifest), state.position
     if targets is not None and not layout.targets:
         raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
@@ -141,16 +145,18 @@ def open_dataset(
 
 
 def enable_sample_weights(state: TrainingState, *sources: Source | None, for_fit: bool = False) -> None:
-    """Rebuilds the models to take sample weights if a source has weights; all sources then provide weights.
+    """If a source has sample weights, rebuilds the models with an input for sample weights.
+
+    Once the models have this input, sources without sample weights provide weights of 1.
 
     Args:
         state: the trainer's state.
-        *sources: data; None entries are skipped.
-        for_fit: True for the data of a fit that is about to start.
+        *sources: data sources; None entries are skipped.
+        for_fit: True if the sources are the data of a fit that is about to start.
 
     Raises:
         InputError: the loss does not support sample weights.
-        TrainingStateError: a fit without weights is running.
+        TrainingStateError: a fit without sample weights is running, so the models cannot be rebuilt.
     """
     opened = [source for source in sources if source is not None]
     with state.lock:
@@ -175,7 +181,7 @@ def weighted_dataset(
     options: Options,
     transform: TransformFunction | None = None,
 ) -> Source:
-    """Opens data, and rebuilds the models if it has sample weights; see :func:`enable_sample_weights`."""
+    """Opens data and, if it has sample weights, rebuilds the models; see :func:`enable_sample_weights`."""
     with advising_transform(state, transform):
         source = open_dataset(state, inputs, targets, weights, options, transform)
     enable_sample_weights(state, source)

@@ -24,13 +24,13 @@ class Events(Protocol):
     """Receives the events of a fit."""
 
     def handles(self, event: Event) -> bool:
-        """True if a callback overrides the method of the event."""
+        """True if a callback overrides the event's method."""
 
     def saves(self, step: int) -> bool:
-        """True if a callback saves the run after this step."""
+        """True if a callback saves the run after optimizer step `step`."""
 
     def call(self, event: Event, *arguments: Any) -> None:
-        """Calls the method of all callbacks, e.g. `call("on_step_end", loss)`."""
+        """Calls the event's method on all callbacks, e.g. `call("on_step_end", loss)`."""
 
 
 class StepGradients(ABC):
@@ -46,7 +46,7 @@ class StepGradients(ABC):
 
     @abstractmethod
     def recompute_at(self, parameters: Mapping[str, Array]) -> None:
-        """Replaces the gradients with gradients of the same batches at other parameter values.
+        """Replaces the gradients with the gradients of the same batches at the given parameter values.
 
         Dropout uses the same masks again. The call does not change the parameters or the BatchNorm statistics.
 

@@ -1,4 +1,4 @@
-"""Allows one fit of a trainer at a time."""
+"""Ensures that a trainer runs only one fit at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FitGuard:
 
         Args:
             doing: name of the call, for error messages, e.g. "Trainer.fit()".
-            elsewhere: allow the call in the thread of the fit, e.g. in a callback.
+            elsewhere: True to allow the call in the fit's own thread, e.g. in a callback.
         """
         thread = self._thread
         if thread is None or (elsewhere and thread is threading.current_thread()):

@@ -54,7 +54,14 @@ class LearningRateRange:
 def find_range(
     state: TrainingState, data: Source, start: float, stop: float, steps: int
 ) -> LearningRateRange:
-    """Trains with increasing learning rates, then restores the state.
+    """Runs the learning rate range test, then restores the trainer's state.
+
+    Args:
+        state: the trainer's state.
+        data: training data.
+        start: learning rate of the first step.
+        stop: learning rate of the last step.
+        steps: number of steps. The test ends earlier if the loss diverges.
 
     Raises:
         InputError: `start` and `stop` are not finite, positive and increasing, or `steps` is less than 2.
@@ -78,7 +85,7 @@ def find_range(
 
 
 def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[float]:
-    """Trains with each rate until the loss diverges; returns the smoothed loss before each step."""
+    """Takes one step at each learning rate until the loss diverges; returns the smoothed loss before each step."""
     smoothed: list[float] = []
     average, lowest = 0.0, math.inf
     batches, finite = _batches(state, data), FiniteCheck(state.run.store.all_gradients())

@@ -25,7 +25,7 @@ class FitLoop:
 
     Args:
         fit: data, plan and state of the fit.
-        stepper: takes the optimizer steps.
+        stepper: object that takes the optimizer steps.
     """
 
     def __init__(self, fit: Fit, stepper: Stepper) -> None:
@@ -81,7 +81,7 @@ class FitLoop:
                 state.save(state.directory)
 
     def _refuse_without_update(self, before: dict[str, Any]) -> None:
-        """Restores the state before the fit, and raises InputError."""
+        """Restores the state from before the fit, and raises InputError because no parameter was updated."""
         state = self._state
         self._stepper.restore()
         state.position.undo(before)
@@ -147,13 +147,22 @@ class FitLoop:
         return not (guard.requested and position.epoch < self._last_epoch)
 
     def _copied_if_volatile(self, batches: Iterable[list[Array]]) -> Iterator[list[Array]]:
-        """Yields the batches of a step; copies those that the next batch would overwrite."""
+        """Yields the batches of a step; copies a batch if reading the next one would overwrite it."""
         last = self._plan.accumulate - 1
         for index, arrays in enumerate(batches):
             yield [array.copy() for array in arrays] if self._data.volatile and index < last else arrays
 
     def _show(self, group: Sequence[object], shown: float, rate: float) -> float:
-        """Updates the progress bar if the last update is old enough; returns the time of the last update."""
+        """Updates the progress bar, unless it was updated a moment ago.
+
+        Args:
+            group: batches that were trained since the last call.
+            shown: time of the last update of the progress bar.
+            rate: samples per second.
+
+        Returns:
+            The time of the last update: now, or `shown`.
+        """
         if not self._report.shows_steps:
             return shown
         self._unshown += len(group)
@@ -195,6 +204,6 @@ class FitLoop:
 
 
 def _rate(samples: int, seconds: float) -> float:
-    """Returns the samples per second; 0 if no time has passed."""
+    """Returns the number of samples per second; 0 if no time has passed."""
     # Libraries such as freezegun stop the clock.
     return samples / seconds if seconds > 0 else 0.0

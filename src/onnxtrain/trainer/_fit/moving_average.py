@@ -20,7 +20,7 @@ _FORMAT = {"format": "onnxtrain-average", "version": "1"}
 
 
 def check_decay(decay: float | None) -> float | None:
-    """Returns a decay as float, or None for no averages.
+    """Checks `ema_decay` and returns it as a float; None means no averages and is returned unchanged.
 
     Raises:
         InputError: the decay is not a number in [0, 1).
@@ -37,8 +37,8 @@ def check_decay(decay: float | None) -> float | None:
 class MovingAverage:
     """Averages of trained parameters and BatchNorm statistics: `(1 - share) * average + share * value`.
 
-    The first update, with a share of 1, copies the values, as `torch.optim.swa_utils.AveragedModel` does. Averages of
-    float16 and bfloat16 values are float32, because half precision would round away updates of 0.001 times a value.
+    The first update, with a share of 1, copies the values, as in `torch.optim.swa_utils.AveragedModel`. Averages of
+    float16 and bfloat16 values are float32, because half precision would round small updates to zero.
 
     Args:
         store: tensors of the run.
@@ -68,7 +68,11 @@ class MovingAverage:
         return self._applied
 
     def update(self, share: float) -> None:
-        """Updates the averages with the current values; `share` is their weight, e.g. 0.001 for a decay of 0.999."""
+        """Updates the averages with the current values.
+
+        Args:
+            share: weight of the current values, e.g. 0.001 for a decay of 0.999. 1 copies the values.
+        """
         for key, average in self.buffers.items():
             value = widen(self._values[key].read(), self._values[key].dtype)
             if share == 1:
@@ -109,7 +113,7 @@ class MovingAverage:
         write_tensors(file, self.buffers, _FORMAT | notes)
 
     def read(self, path: Path) -> dict[str, str]:
-        """Reads the averages that :meth:`write` wrote; returns the metadata with the notes.
+        """Reads the averages from a file that :meth:`write` wrote. Returns the file's metadata, including the notes.
 
         Raises:
             CheckpointError: the file is missing, damaged, or from a different model.

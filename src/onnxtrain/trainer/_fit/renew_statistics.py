@@ -13,7 +13,7 @@ from onnxtrain.trainer.data import Pass, Source
 
 
 def renew_statistics(state: TrainingState, data: Source) -> None:
-    """Sets running statistics to the means of the batch statistics over one epoch, as `swa_utils.update_bn` does.
+    """Sets running statistics to the means of the batch statistics over one epoch, like `swa_utils.update_bn`.
 
     All batches have the same weight, regardless of size. Frozen statistics are not changed.
 
@@ -32,7 +32,7 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
         before = {name: buffer.read().copy() for name, buffer in statistics.items()}
 
         def updated(arrays: list[Array], start: float, index: int) -> dict[str, Array]:
-            """Returns the statistics after a forward pass that starts with all of them equal to `start`."""
+            """Sets all statistics to `start`, runs a training batch, and returns the updated statistics."""
             for buffer in statistics.values():
                 buffer.write(narrow(np.full(buffer.shape, start, np.float32), buffer.dtype))
             # Otherwise the gradients of all batches would accumulate, and overflow.
@@ -85,6 +85,11 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
 
 
 def _momentum(from_zero: Array, from_one: Array) -> float:
-    """Returns the momentum of a node, computed at the element with the least cancellation."""
+    """Computes the momentum of a BatchNormalization node, at the element with the least cancellation.
+
+    Args:
+        from_zero: statistics after a batch, if they were 0 before it.
+        from_one: statistics after the same batch, if they were 1 before it.
+    """
     index = np.abs(from_zero).argmin()
     return float((from_one - from_zero).reshape(-1)[index])

@@ -25,7 +25,8 @@ class Curve:
     """Learning rate schedule with a linear warm-up.
 
     Attributes:
-        schedule: starts after the warm-up. A schedule that counts epochs starts immediately, multiplied by the warm-up.
+        schedule: schedule that starts after the warm-up. If it counts epochs, it starts immediately instead, multiplied
+            by the factor of the warm-up.
         warmup_steps: number of warm-up steps; 0 if `warmup_ratio` determines it.
         warmup_ratio: length of the warm-up as a fraction of all steps, e.g. 0.1; 0 for no warm-up.
     """
@@ -35,12 +36,12 @@ class Curve:
     warmup_ratio: float = 0.0
 
     def __call__(self, step: int, total: int | None, epoch: int = 0) -> float:
-        """Returns the factor of the learning rate.
+        """Returns the factor by which to multiply the learning rate of a step.
 
         Args:
-            step: optimizer steps taken before this one.
-            total: steps of the whole schedule; None if unknown.
-            epoch: epochs finished before this step.
+            step: number of optimizer steps taken before this one.
+            total: number of steps of the whole schedule; None if unknown.
+            epoch: number of epochs finished before this step.
 
         Raises:
             InputError: the schedule returned an invalid factor, or needs the total number of steps, which is unknown.
@@ -80,7 +81,7 @@ class Curve:
 
 
 def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio: float = 0.0) -> Curve:
-    """Returns a schedule with a linear warm-up from 1 / warmup_steps over `warmup_steps` steps.
+    """Adds a linear warm-up to a schedule: over `warmup_steps` steps, the factor rises from 1 / warmup_steps to 1.
 
     >>> schedule = make_schedule("linear", warmup_steps=2)
     >>> [schedule(step, 6) for step in range(6)]

@@ -39,7 +39,7 @@ def finite_parameters(store: Store) -> bool:
 
 
 def not_finite(store: Store) -> str | None:
-    """Describes the tensors that contain NaN or infinity, e.g. "parameters"; None if all values are finite."""
+    """Returns which tensors contain NaN or infinity, e.g. "parameters", for error messages; None if none do."""
     if not finite_parameters(store):
         return "parameters"
     moments = (buffer for group in store.moments.values() for buffer in group.values())
@@ -50,7 +50,7 @@ class FiniteCheck:
     """Checks the same tensors for NaN and infinity at every step.
 
     Args:
-        buffers: floating-point tensors. CPU tensors are viewed once, because their memory does not move during a fit.
+        buffers: floating-point tensors. The memory of CPU tensors must not move while the object is in use.
     """
 
     def __init__(self, buffers: Iterable[Buffer | RowGradient]) -> None:
@@ -99,7 +99,7 @@ class StatisticsBackup:
         self._values = {name: np.empty_like(buffer.read()) for name, buffer in store.statistics.items()}
 
     def take(self) -> None:
-        """Copies the statistics."""
+        """Copies the current statistics."""
         for name, value in self._values.items():
             np.copyto(value, self._store.statistics[name].read())
 
@@ -114,7 +114,7 @@ class Snapshot:
     """Copy of everything that a training step changes.
 
     Attributes:
-        tensors: pairs of a buffer and its value.
+        tensors: pairs of a buffer and a copy of its value.
         optimizer: attributes of the optimizer's state by name, e.g. {"learning_rate": 0.001}.
         position: training position of these values.
     """
@@ -143,7 +143,7 @@ class Snapshot:
         )
 
     def restore(self, store: Store) -> Position:
-        """Writes all values back; returns the position."""
+        """Writes all values back to the buffers and the store. Returns a copy of the position."""
         for buffer, value in self.tensors:
             buffer.write(value)
         for key, number in self.optimizer.items():

@@ -1,6 +1,6 @@
-"""Holds everything that a trainer trains: models and tensors, training position, metrics and moving averages.
+"""State of a trainer: models and tensors, training position, metrics and moving averages.
 
-`Trainer` is its public view; the loop (`loop.py`, `step.py`) updates it.
+`Trainer` is its public interface; `loop.py` and `step.py` update it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _log = get_logger()
 
 
 def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:
-    """Returns a schedule's name and parameters as fields of :class:`Settings`."""
+    """Returns a schedule's name and parameters as values for the fields of :class:`Settings`."""
     name, parameters = describe_schedule(spec) or (CUSTOM, {})
     return {"scheduler": name, "scheduler_parameters": parameters}
 
 
 def _saved_schedule(directory: Path, settings: Settings, passed: ScheduleSpec | None) -> Curve:
-    """Returns the schedule of a saved run, with its warm-up; `passed`, if given, replaces it.
+    """Restores the schedule of a saved run. `passed`, if given, replaces the schedule, but not its warm-up.
 
     Raises:
         CheckpointError: the saved schedule is unknown.
@@ -74,14 +74,14 @@ class TrainingState:
         workspace: directory of the run's files.
         position: epoch, batch and step reached, and the history.
         settings: the trainer's arguments that are saved with the run.
-        schedule: returns the factor of the learning rate for each step.
+        schedule: learning rate schedule, including the warm-up.
         workers: the processes that train together.
         average: moving averages of parameters and statistics; None without `ema_decay`.
-        task: meaning of predictions and targets, for metrics.
+        task: description of predictions and targets, for metrics.
         metrics: metrics recorded in addition to the loss.
         validating: True during a fit with validation data.
         training_data: data of the current fit; None between fits.
-        guard: allows one fit at a time.
+        guard: guard that allows only one fit at a time.
         resume_hint: sentence shown after Ctrl-C; `{}` is replaced with the directory.
     """
 
@@ -113,7 +113,7 @@ class TrainingState:
         target = run.manifest.targets[0] if run.manifest.targets else None
         self.task = Task(target, settings.loss, settings.positive)
         self.task.check()
-        # `[]` means no metrics; None chooses those of the loss.
+        # `[]` means no metrics; None chooses the default metrics of the loss.
         if metrics is None:
             metrics = default_metrics(self.task.target, settings.loss) if measurable else []
             # Perplexity is the exponential of a mean, not of a sum.
@@ -188,7 +188,11 @@ class TrainingState:
         return state
 
     def _check_metrics(self, predictions: bool) -> None:
-        """Raises InputError if the sums of an unfinished epoch belong to different metrics."""
+        """Raises InputError if the run was saved in the middle of an epoch, with metrics other than :attr:`metrics`.
+
+        Args:
+            predictions: True if predictions were saved, which only some metrics need.
+        """
         sums = set(self.position.averages.sums) - {"loss"}
         metric_keys = {metric.name for metric in self.metrics if metric.measure is not None}
         needs_predictions = any(metric.function is not None for metric in self.metrics)
@@ -209,7 +213,7 @@ class TrainingState:
 
     @property
     def lock(self) -> StateLock:
-        """Lock to hold while reading or changing the state; a fit releases it to read data and to call callbacks."""
+        """Lock to hold while reading or changing the state. A fit releases it to read data and to call callbacks."""
         return self.run.lock
 
     @contextlib.contextmanager
@@ -257,11 +261,16 @@ class TrainingState:
         }
 
     def check_schedule(self, plan: Plan, per_epoch: int | None) -> None:
-        """Checks that a schedule over several fits is long enough for a plan: raises InputError, or warns.
+        """Checks that a schedule for several fits is long enough for the next fit.
+
+        A fit that exceeds `total_steps` only causes a warning.
 
         Args:
-            plan: arguments of the fit.
+            plan: arguments of the next fit.
             per_epoch: optimizer steps per epoch; None if unknown.
+
+        Raises:
+            InputError: `schedule_epochs` is too small, or the trainer has `total_steps` as well.
         """
         epochs, total, position = plan.schedule_epochs, self.settings.total_steps, self.position
         if total is not None:
@@ -296,7 +305,7 @@ class TrainingState:
         return None if mean is None else mean.count(self.run.manifest.arguments, arrays)
 
     def add(self, averages: Averages, step: Step, count: float | None) -> None:
-        """Adds the loss and the metrics of one batch to averages; `count` is the result of :meth:`loss_count`."""
+        """Adds the loss and the metrics of one batch to `averages`; `count` is the result of :meth:`loss_count`."""
         averages.add_loss(step.loss, count)
         if any(metric.looks_at_predictions for metric in self.metrics):
             averages.add_metrics(self.metrics, *self.metric_arrays(step), self.run.manifest.targets[0])
@@ -322,9 +331,9 @@ class TrainingState:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Replaces the trained values with their moving averages, if there are any, within the block.
+        """Within the block, replaces the trained values with their moving averages, if there are any.
 
-        Other threads wait for the end of the block before they use the trainer.
+        Other threads that use the trainer wait for the end of the block.
         """
         with self.lock:
             # The averages are zeros before the first step.
@@ -342,7 +351,7 @@ class TrainingState:
             return Snapshot.take(self.run.store, self.position, averages)
 
     def evaluate(self, data: Source, prefix: str = "") -> dict[str, float]:
-        """Computes the loss and the metrics over a dataset, in inference mode."""
+        """Computes the loss and the metrics over a dataset, in inference mode; adds `prefix` to their names."""
         averages = Averages()
         with self.averaged():
             for step in self.run.evaluate(self.workers.read_share(data)):
@@ -382,7 +391,7 @@ class TrainingState:
             files.copy(averages, SWA_AVERAGE)
 
     def save_and_keep(self) -> Path:
-        """Saves to the trainer's own directory, and keeps the directory if it was temporary; returns its path."""
+        """Saves the run to the trainer's own directory, makes the directory permanent, and returns its path."""
         # Otherwise an interrupted run in a temporary directory would be lost when the process ends.
         self.workspace.keep()
         self.save(self.directory)

@@ -29,15 +29,15 @@ _SNAPSHOT_STEPS = 100
 
 @dataclass(frozen=True)
 class Fit:
-    """One call of `Trainer.fit`, checked.
+    """A call to `Trainer.fit` with checked arguments.
 
     Attributes:
         state: models, tensors and position; training updates them.
         data: batches to train on.
         validation: batches to evaluate on; None for no validation.
         plan: arguments of the call.
-        events: receives the events of the fit.
-        report: shows the progress.
+        events: receiver of the fit's events.
+        report: display of the progress.
     """
 
     state: TrainingState
@@ -52,7 +52,7 @@ def seed_run(state: TrainingState, index: int) -> None:
     """Seeds the next run of the training model, so that a resumed fit draws the same random numbers.
 
     Args:
-        state: models, position and worker.
+        state: the trainer's state.
         index: index of the batch within the step.
     """
     run, rank = state.run, state.workers.worker.rank
@@ -61,7 +61,7 @@ def seed_run(state: TrainingState, index: int) -> None:
 
 
 def _seed(seed: int, rank: int) -> int:
-    """Returns the seed of a worker: the trainer's own for rank 0, a 63-bit hash of seed and rank otherwise."""
+    """Returns a worker's seed: the trainer's seed for rank 0, a 63-bit hash of seed and rank for other workers."""
     if not rank:
         return seed
     digest = hashlib.blake2b(struct.pack("<2q", seed, rank), digest_size=8).digest()
@@ -80,7 +80,7 @@ class Stepper:
     Attributes:
         stepped: True after the first step, even if it skipped all of its batches.
         updated: True after the first update of the parameters.
-        one_batch: name in messages for the samples of one run of the model.
+        one_batch: what error messages call the samples of one model run, e.g. "a batch".
     """
 
     one_batch = "a batch"
@@ -142,7 +142,7 @@ class Stepper:
         return sum(len(arrays[0]) for arrays in batches if arrays)
 
     def check(self) -> None:
-        """Checks the parameters and the optimizer state after the last update of an epoch.
+        """Checks that parameters and optimizer state are finite after the last update of an epoch.
 
         Raises:
             DivergenceError: the update made parameters or optimizer state NaN or infinite. The last good state was
@@ -203,7 +203,12 @@ class Stepper:
         return mean
 
     def _record(self, done: Sequence[tuple[Step, float | None]], batches: Sequence[list[Array]]) -> None:
-        """Adds the loss and the metrics of the step to the averages of the epoch."""
+        """Adds the loss and the metrics of a step to the averages of the epoch.
+
+        Args:
+            done: results of the batches that were not skipped, with their weights in the mean loss.
+            batches: all batches of the step.
+        """
         state = self._state
         for step, count in done:
             state.add(state.position.averages, step, count)
@@ -212,10 +217,11 @@ class Stepper:
             state.position.averages.add_skipped(state.metrics)
 
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
-        """Computes the gradient of the mean loss over all batches, in the store.
+        """Computes the gradients of the mean loss over all batches, and accumulates them in the run's store.
 
         Returns:
-            The results of the batches that have a loss, each with its count in the mean; and the mean loss.
+            The results of the batches that were not skipped, each with its weight in the mean; and the mean loss,
+            which is NaN if all batches were skipped.
         """
         done: list[tuple[Step, float | None]] = []
         losses = 0.0
@@ -315,13 +321,13 @@ class Stepper:
             raise Diverged(f"the update made the {what} NaN or infinite", of_update=True)
 
     def _not_finite(self) -> str | None:
-        """Describes the non-finite tensors for the error message, e.g. "parameters"; None if all are finite."""
+        """Returns which tensors are not finite, e.g. "parameters", for error messages; None if all are finite."""
         return not_finite(self._run.store)
 
     def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
-        """Recomputes the gradients of a step at other parameters, from the same batches.
+        """Recomputes the gradients of a step from the same batches, at other parameter values.
 
-        Parameters and BatchNorm statistics are restored afterwards, even if the loss at the other parameters is NaN.
+        Parameters and BatchNorm statistics are restored afterwards, even if the recomputed loss is NaN.
         """
         store = self._run.store
         kept = {name: store.parameters[name].read().copy() for name in parameters}
@@ -375,7 +381,7 @@ class Diverged(Exception):
     Args:
         reason: description of the non-finite values, for error messages.
         remedy: what to do about it; None for the usual advice.
-        of_update: True if the step's update is not finite, not its loss or gradients.
+        of_update: True if the updated values are not finite; False if the loss or the gradients are not.
     """
 
     def __init__(self, reason: str, remedy: str | None = None, *, of_update: bool = False) -> None:
@@ -388,7 +394,7 @@ class _StepGradients(StepGradients):
     """Gradients of the current step, for callbacks.
 
     Args:
-        stepper: takes the steps of the fit.
+        stepper: object that takes the steps of the fit.
         batches: the step's batches.
     """
 

@@ -34,9 +34,9 @@ class Workers:
         """Opens the same run in all processes; worker 0 builds or reads it, and sends its files to the others.
 
         Args:
-            begin: builds or reads the run; returns its directory and the run.
+            begin: function that builds or reads the run; returns its directory and the run.
             device: execution device of this process.
-            threads: threads per operation; None for the number saved in the run.
+            threads: number of threads per op; None for the number saved in the run.
 
         Raises:
             OnnxTrainError: worker 0 could not build or read the run.
@@ -44,17 +44,17 @@ class Workers:
         return begin()
 
     def require_one(self, doing: str) -> None:
-        """Raises InputError if there are several processes; `doing` begins the message."""
+        """Raises InputError if there are several processes. The error message begins with `doing`."""
 
     def check_fixed_batch(self, samples: int | None) -> None:
-        """Raises InputError if several processes share batches of a model that takes exactly `samples` samples."""
+        """Raises InputError if the model has a fixed batch size, `samples`, and several processes share a batch."""
 
     def stop(self, history: History) -> None:
         """Ends the current fit after the current epoch."""
         history.stopped = "early"
 
     def writing(self) -> contextlib.AbstractContextManager[bool]:
-        """Yields True in the process that writes a file; the others wait at the end of the block.
+        """Context manager that yields True in the process that writes a file; others wait at the end of the block.
 
         Raises:
             WorkersError: worker 0 could not write the file.
@@ -62,15 +62,15 @@ class Workers:
         return contextlib.nullcontext(True)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Marks code that only this process runs: it writes files, and must not wait for other processes."""
+        """Marks a block that only this process runs: it may write files, but must not wait for other processes."""
         return contextlib.nullcontext()
 
     def saving(self, store: Store) -> contextlib.AbstractContextManager[bool]:
-        """Like :meth:`writing`; within the block, the store of worker 0 holds the whole optimizer state."""
+        """Like :meth:`writing`, but within the block, worker 0's store also contains the whole optimizer state."""
         return contextlib.nullcontext(True)
 
     def read_share(self, data: Source) -> Iterator[list[Array]]:
-        """Yields the batches that this process evaluates."""
+        """Yields this process's share of the batches in an evaluation."""
         return data.read(Pass())
 
     def total(self, averages: Averages, metrics: Sequence[Metric], *, summed: bool) -> Averages:

@@ -33,10 +33,10 @@ class Metric:
         name: key in the history, e.g. "accuracy".
         measure: for a metric that is a mean: `(prediction, target, spec) -> (total, count)` for one batch, where `spec`
             describes the target. The mean is the sum of totals divided by the sum of counts.
-        finish: with `measure`, converts the mean to the metric, e.g. `math.sqrt` for "rmse".
+        finish: function that converts the mean of `measure` to the metric, e.g. `math.sqrt` for "rmse".
         higher_is_better: True for "accuracy", False for "mae"; None if unknown. Callbacks use it to compare epochs.
         function: for a metric that needs the whole dataset at once: `(predictions, targets) -> value`.
-        of_loss: for a metric that depends only on the loss, e.g. perplexity: computes it from the mean loss.
+        of_loss: for a metric that depends only on the loss, e.g. perplexity: `(mean loss) -> value`.
 
     Raises:
         InputError: not exactly one of `measure`, `function` and `of_loss` is given.
@@ -67,10 +67,10 @@ _NEED_CLASSES = ("accuracy", "probability_accuracy")
 
 
 def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Returns the numbers of correct and of all labels, without `ignore_index`.
+    """Returns the number of correct predictions and the number of labels, both without ignored labels.
 
-    Compares logits [N, C, d1, ...] with labels [N, d1, ...]. Logits with another class axis are transposed first; see
-    :func:`aligned`.
+    Compares logits [N, C, d1, ...] with labels [N, d1, ...]. Logits with a different class axis are transposed first;
+    see :func:`aligned`.
     """
     prediction, target = aligned(prediction, target, spec)
     _require_shape("accuracy", prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
@@ -93,13 +93,13 @@ def _probability_accuracy(prediction: Array, target: Array, spec: InputSpec) -> 
 
 
 def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Returns the numbers of correct and of all predictions: a positive logit predicts 1, others predict 0."""
+    """Returns the number of correct predictions and of all predictions. Positive logits predict 1, all others 0."""
     _require_shape("binary_accuracy", prediction, target, prediction.shape)
     return _share((prediction > 0) == (target > 0.5), prediction)
 
 
 def _share(hits: Array, scores: Array) -> tuple[float, float]:
-    """Returns the number of hits, NaN if any score is NaN, and the number of predictions."""
+    """Returns the number of hits and the number of predictions. The number of hits is NaN if any score is NaN."""
     return math.nan if has_nan(scores) else float(np.count_nonzero(hits)), float(hits.size)
 
 
@@ -115,7 +115,7 @@ def _squared_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[f
 
 
 def _require_shape(name: str, prediction: Array, target: Array, expected: tuple[int, ...]) -> None:
-    """Raises InputError if numpy would broadcast the target against the prediction."""
+    """Raises InputError unless the target has the expected shape; numpy might broadcast other shapes."""
     # Shapes [N, 1] and [N] broadcast to [N, N], which would compare every sample with every other.
     if target.shape != expected or (name in _NEED_CLASSES and prediction.ndim < 2):
         raise InputError(
@@ -151,7 +151,7 @@ METRICS: dict[str, Metric] = {
 
 
 def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
-    """Returns the default metrics for a target and the class name of a loss; empty for unknown losses."""
+    """Returns the names of the default metrics for a target and a loss, given by class name; [] for unknown losses."""
     if target is None:
         return []
     if target.class_labels is not None:
@@ -263,12 +263,12 @@ class Averages:
             self.parts.append((prediction.copy(), target.copy()))
 
     def add_skipped(self, metrics: Sequence[Metric]) -> None:
-        """Adds a batch whose labels are all ignored."""
+        """Adds a batch whose labels are all ignored, with a count of 0."""
         for key in ("loss", *(metric.name for metric in metrics if metric.measure is not None)):
             self.add(key, 0.0, 0.0)
 
     def running(self, metrics: Sequence[Metric]) -> dict[str, float]:
-        """Returns the averages so far by key, except metrics that are functions of the whole dataset."""
+        """Returns the averages so far by key, without metrics that are functions of the whole dataset."""
         finish: Mapping[str, Callable[[float], float]] = {metric.name: metric.finish for metric in metrics}
         return {
             key: finish.get(key, float)(total / count) if count else math.nan
@@ -276,7 +276,12 @@ class Averages:
         }
 
     def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
-        """Returns loss and metrics of the whole dataset by prefixed key; NaN if all labels are ignored."""
+        """Returns the loss and the metrics of the whole dataset by name; NaN if all labels are ignored.
+
+        Args:
+            metrics: the metrics that were added.
+            prefix: prefix of the returned names, e.g. "val_".
+        """
         values = self.running(metrics)
         # Concatenated once, at the end of the epoch; concatenating batch by batch would copy repeatedly.
         joined = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]

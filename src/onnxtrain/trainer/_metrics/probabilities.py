@@ -9,7 +9,7 @@ from onnxtrain.runtime.dtypes import Array
 
 
 def probabilities(loss: str, scores: Array, axis: int = 1) -> Array | None:
-    """Converts logits to class probabilities, float64 of the same shape; returns None if the loss defines none.
+    """Converts logits to probabilities, float64 of the same shape; returns None if the loss does not define any.
 
     Args:
         loss: class name of the loss, e.g. "CrossEntropyLoss".

@@ -31,8 +31,8 @@ class Task:
     Attributes:
         target: description of the target; None if unknown.
         loss: class name of the loss, e.g. "CrossEntropyLoss".
-        positive: class measured by f1, precision, recall and auroc; None for class 1 of two classes, or the mean over
-            more classes.
+        positive: index of the class that f1, precision, recall and auroc measure. None: class 1 if there are two
+            classes, otherwise the mean over all classes.
     """
 
     target: InputSpec | None = None
@@ -81,7 +81,7 @@ class _Scores:
 
     Attributes:
         scores: logits: [n, classes] for multiclass, [n] for binary, [n, labels] for multilabel.
-        truth: class labels [n] for multiclass; otherwise 0 and 1, in the shape of `scores`.
+        truth: class labels [n] for multiclass; otherwise 0 or 1, in the shape of `scores`.
         one_of: number of classes for multiclass; 0 for binary and multilabel.
     """
 
@@ -91,7 +91,7 @@ class _Scores:
 
     @property
     def guess(self) -> Array:
-        """Predicted class labels, or predicted 0 and 1, in the shape of `truth`."""
+        """Predictions in the same form as `truth`: class labels for multiclass, otherwise 0 or 1."""
         return self.scores.argmax(axis=1) if self.one_of else (self.scores > 0).astype(np.int64)
 
     @property
@@ -101,15 +101,15 @@ class _Scores:
 
     @property
     def two_classes(self) -> bool:
-        """True for a binary classification, whether it has one logit or two."""
+        """True for a binary classification, with either one or two logits per sample."""
         return self.one_of == 2 or (not self.one_of and self.truth.ndim == 1)
 
 
 def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
-    """Brings predictions and targets of a classification into one form.
+    """Converts predictions and targets of a multiclass, binary or multilabel classification to a common form.
 
     Raises:
-        InputError: the shapes are not those of a classification.
+        InputError: the shapes do not match any of these classifications.
     """
     prediction, target = aligned(prediction, target, task.target)
     if target.dtype.kind in "iu" and prediction.ndim >= 2:
@@ -121,10 +121,10 @@ def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
             rows, truth = rows[counted], truth[counted]
         return _Scores(rows, truth, rows.shape[1])
     _require(name, prediction, target, prediction.shape)
-    # Without labels, only a cross-entropy of class probabilities has one right class.
+    # For targets other than class labels, only a cross-entropy of class probabilities has one correct class.
     if task.has_softmax:
         return _Scores(_rows(prediction), _rows(target).argmax(axis=1), prediction.shape[1])
-    # Several columns are several questions per sample; any other shape is one question at each position.
+    # Several columns are independent labels (multilabel); any other shape has one binary label per position.
     one = prediction.ndim != 2 or prediction.shape[1] == 1
     shape = (-1,) if one else prediction.shape
     return _Scores(prediction.reshape(shape), (target.reshape(shape) > 0.5).astype(np.int64), 0)
@@ -132,6 +132,8 @@ def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
 
 def aligned(prediction: Array, target: Array, spec: InputSpec | None) -> tuple[Array, Array]:
     """Converts logits and labels of a language model to the usual layout: classes along axis 1, labels shifted.
+
+    Other predictions and targets are returned unchanged.
 
     Args:
         prediction: logits, e.g. [batch, sequence, vocabulary].
@@ -155,7 +157,7 @@ def has_nan(array: Array) -> bool:
 
 
 def _rows(array: Array) -> Array:
-    """Reshapes [N, C, d1, ...] to [N d1 ..., C]."""
+    """Reshapes [N, C, d1, ...] to [N * d1 * ..., C]."""
     return np.moveaxis(array, 1, -1).reshape(-1, array.shape[1])
 
 
@@ -228,14 +230,14 @@ def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
 
 
 def _ordered(scores: Array) -> Array:
-    """Replaces scores with finite numbers of the same order if any is infinite, which scikit-learn rejects."""
+    """If any score is infinite, which scikit-learn rejects, replaces all scores with their ranks."""
     if np.isfinite(scores).all():
         return scores
     return np.unique(scores, return_inverse=True)[1].reshape(scores.shape).astype(np.float64)
 
 
 def _probabilities(scores: Array) -> Array:
-    """Returns the softmax along axis 1; if the scores already are probabilities, only normalizes them."""
+    """Returns the softmax along axis 1. If the scores are already probabilities, they are only normalized."""
     # A model may end in Softmax. scikit-learn requires rows with sum 1, which half precision does not reach.
     if (scores >= 0).all() and np.allclose(scores.sum(axis=1), 1.0, atol=1e-3):
         return np.asarray(scores / scores.sum(axis=1, keepdims=True))
@@ -356,7 +358,7 @@ def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
 
 
 def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
-    """Computes the confusion matrix: int64 [classes, classes]; rows are true classes, columns predicted ones.
+    """Computes the confusion matrix, int64 [classes, classes]: rows are true classes, columns predicted classes.
 
     Raises:
         InputError: this is not a classification with one true class per sample.

@@ -19,7 +19,7 @@ _STATEFUL = RANDOM_OPS - {"Dropout"}
 
 
 def build_run(model: ModelSource, directory: Path, device: str, threads: int | None, recipe: Recipe) -> Run:
-    """Writes the artifacts of a model and opens them.
+    """Generates the artifacts for training a model, and opens them as a run.
 
     Args:
         model: the model to train.
@@ -29,7 +29,7 @@ def build_run(model: ModelSource, directory: Path, device: str, threads: int | N
         recipe: the training settings, e.g. loss and optimizer.
 
     Raises:
-        OnnxTrainError: as :func:`onnxtrain.generate_artifacts`.
+        OnnxTrainError: see :func:`onnxtrain.generate_artifacts`.
     """
 
     def write(path: Path, *, sample_weight: bool) -> None:

@@ -1,4 +1,4 @@
-"""Detects changed files, and copies a run's files that differ from those in another directory."""
+"""Detects changed files, and copies the files of a run that are missing or different in another directory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ def stamp(path: Path) -> Stamp:
 
 
 class Copies:
-    """Copies files that differ; remembers equal ones, so that saves after each epoch do not compare gigabytes."""
+    """Copies files unless the target directory already contains identical files.
+
+    Identical files are remembered, so that saving after each epoch does not compare gigabytes.
+    """
 
     def __init__(self) -> None:
         # The versions of source and target that were equal, by target.
         self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
 
     def add(self, files: FileSet, target: Path, group: Sequence[Path]) -> None:
-        """Adds a group of files to a file set for the directory `target`, unless all of them are there already."""
+        """Adds a group of files to a file set for the directory `target`, unless it already contains all of them."""
         # A model and its external data are copied together, because neither works without the other.
         if not all(self._same(path, target / path.name) for path in group):
             for path in group:

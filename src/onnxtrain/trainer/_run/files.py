@@ -44,10 +44,10 @@ class Files:
     """Names of a run's files, relative to its directory.
 
     Attributes:
-        manifest: description of the models, e.g. "manifest.json".
+        manifest: name of the manifest, e.g. "manifest.json".
         training_model, eval_model, optimizer_model: names of the models, e.g. "training_model.onnx".
-        checkpoint: file of the weights, e.g. "checkpoint".
-        inference_model: model that predicts; None if the model's only output is its loss.
+        checkpoint: name of the checkpoint, e.g. "checkpoint".
+        inference_model: name of the inference model; None if the model's only output is its loss.
     """
 
     manifest: str
@@ -59,9 +59,9 @@ class Files:
 
 
 def find_files(directory: Path) -> Files:
-    """Returns the names of a run's files, from its manifest.
+    """Returns the names of a run's files, as listed in its manifest.
 
-    Without a manifest file, the files have the default names; the models contain the manifest as well.
+    Without a manifest file, the default names are returned; the models contain the manifest as well.
 
     Raises:
         CheckpointError: the directory contains no run, several runs, or a run without optimizer; or a file is a
@@ -100,7 +100,7 @@ def companions(directory: Path) -> list[str]:
 
 
 def is_companion(name: str) -> bool:
-    """True if this is the name of an optional file of a run.
+    """True if `name` is the name of an optional file of a run.
 
     >>> [is_companion(name) for name in ("best", "predictions-2-10.npz", "predictions-test.npz")]
     [True, True, False]
@@ -109,12 +109,12 @@ def is_companion(name: str) -> bool:
 
 
 def is_predictions(name: str) -> bool:
-    """True if this is the name of an unfinished epoch's predictions, e.g. "predictions-2-10.npz"."""
+    """True if `name` is the name of a file with an unfinished epoch's predictions, e.g. "predictions-2-10.npz"."""
     return _PREDICTIONS.fullmatch(name) is not None
 
 
 def is_run_file(name: str, manifest: str = MANIFEST) -> bool:
-    """True if a trainer writes a file with this name to a run's directory; `manifest` is its manifest's name."""
+    """True if a trainer writes files called `name` to a run's directory; `manifest` is the name of the manifest."""
     prefix = manifest.removesuffix(MANIFEST)
     data = re.fullmatch(r"(.+)\.[0-9a-f]{12}\.data", name)
     written = {f"{prefix}{default}" for default in (MANIFEST, *_DEFAULTS.values())}
@@ -122,7 +122,7 @@ def is_run_file(name: str, manifest: str = MANIFEST) -> bool:
 
 
 def holds_run(directory: Path, manifest: str = MANIFEST) -> bool:
-    """True if a directory contains a run's manifest; files with the names of run files then belong to the run."""
+    """True if a directory contains a run's manifest. If so, files with the names of run files belong to that run."""
     return is_manifest(directory / manifest)
 
 
@@ -134,7 +134,7 @@ def require_free(
     Args:
         directory: directory of the run; may be missing.
         doing: description of the rejected action, for error messages.
-        names: names that are written in addition to those of :func:`is_run_file`.
+        names: names of other files that would be written; see :func:`is_run_file`.
         remedy: text to append to "Choose another directory" in the message.
         manifest: name of the run's manifest.
     """
@@ -150,7 +150,7 @@ def require_free(
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Returns the names of the files by role, e.g. {"checkpoint": "checkpoint"}."""
+    """Reads the names of a run's files from its manifest, by role, e.g. {"checkpoint": "checkpoint"}."""
     try:
         files = parse_json(path.read_bytes())["files"]
         named = {role: files[role] for role in _DEFAULTS if files.get(role) is not None}

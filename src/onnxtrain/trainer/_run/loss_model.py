@@ -1,4 +1,4 @@
-"""Computes the loss of some of a batch's samples, from the model's outputs and the targets.
+"""Computes the loss of the first samples of a batch from the model's outputs and the targets.
 
 A model with a fixed batch size can run on an incomplete batch that is padded, but its loss then includes the padding.
 Therefore the nodes of the loss are cut out of the eval model and run on the outputs of the real samples.
@@ -35,12 +35,12 @@ class LossModel:
     Args:
         path: eval model file.
         manifest: manifest of the run.
-        buffers: parameters and statistics by name, for losses that read some, e.g. for weight decay.
+        buffers: parameters and statistics by name; some losses use parameters, e.g. for weight decay.
         device: execution device of the run.
         options: session options of the run.
 
     Raises:
-        InputError: the loss is not computed from targets and from outputs that have the samples along axis 0.
+        InputError: the loss uses an input other than targets, or an output without samples along axis 0.
     """
 
     def __init__(
@@ -142,10 +142,10 @@ def _refusal(reason: str) -> InputError:
 
 
 def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
-    """Cuts the model at its outputs `names`: they become inputs, and the loss the only output.
+    """Cuts the model at its outputs `names`: they become inputs, and the loss becomes the only output.
 
     Returns:
-        The names of the new inputs, by output.
+        The names of the new inputs, by output name.
     """
     graph = model.graph
     values = {str(value.name): value for value in graph.outputs}

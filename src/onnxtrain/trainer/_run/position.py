@@ -28,7 +28,7 @@ CUSTOM = "custom"
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments of `Trainer` that resuming needs, saved in the checkpoint.
+    """Arguments of `Trainer` that are saved in the checkpoint, so that the run can be resumed.
 
     Attributes:
         loss: class name of the loss.
@@ -36,13 +36,13 @@ class Settings:
         metrics: names of the metrics, :data:`CUSTOM` for functions; None for the default of the loss.
         scheduler: name of the schedule; None for no schedule, :data:`CUSTOM` for a function.
         scheduler_parameters: parameters of the schedule by name, e.g. {"end_factor": 0.1}.
-        warmup_steps: steps of the warm-up.
+        warmup_steps: number of warm-up steps.
         warmup_ratio: fraction of all steps over which the learning rate is warmed up.
-        total_steps: steps of one schedule over all fits; None for one schedule per fit.
+        total_steps: length of a single schedule for all fits, in optimizer steps; None for one schedule per fit.
         ema_decay: decay of the moving averages; None for no averages.
-        threads: threads per operation; None for ONNX Runtime's default.
-        positive: class measured by f1, precision, recall and auroc; None for the default.
-        random: ops that draw random numbers in evaluation or in subgraphs, and restart after a resume, e.g.
+        threads: number of threads per op; None for ONNX Runtime's default.
+        positive: index of the class that f1, precision, recall and auroc measure; None for the default.
+        random: ops whose random numbers in evaluation or in subgraphs start over when the run is resumed, e.g.
             ["RandomNormal"].
     """
 
@@ -71,14 +71,14 @@ class Plan:
         shuffle: True to shuffle the samples in each epoch.
         epochs: number of epochs of the fit.
         validation: fraction that was split off, or number of validation samples (0 if unknown); None for no validation.
-        schedule_epochs: epochs of one schedule over several fits, counted from the trainer's first epoch; None for one
-            schedule per fit.
+        schedule_epochs: length of a schedule for several fits, in epochs counted from the trainer's first epoch; None
+            for one schedule per fit.
         steps_per_epoch: optimizer steps per epoch; None for a full pass over the data.
         drop_last: True to drop an incomplete last batch.
         weighted: True if samples have weights.
         class_weight: weight of each class in the loss, e.g. [0.6, 3.0]; None for equal weights.
         stratify: True if the validation split has the same fraction of each class.
-        evaluate_every: optimizer steps between two evaluations in the middle of epochs; None for none.
+        evaluate_every: optimizer steps between two evaluations in the middle of epochs; None for no such evaluations.
         transform: True if batches are augmented; the function itself cannot be compared after a resume.
     """
 
@@ -170,7 +170,7 @@ class Position:
         return before
 
     def undo(self, before: dict[str, Any]) -> None:
-        """Restores the state before :meth:`begin`."""
+        """Restores the state from before :meth:`begin`, which returned it."""
         self.history.stopped = before.pop("stopped")
         for name, value in before.items():
             setattr(self, name, value)
@@ -181,7 +181,7 @@ class Position:
         Args:
             plan: arguments of the current fit.
             per_epoch: optimizer steps per epoch; None if unknown.
-            total_steps: steps of one schedule over all fits; None for one schedule per fit.
+            total_steps: length of a single schedule for all fits, in optimizer steps; None for one schedule per fit.
         """
         if total_steps is not None:
             return Progress(self.step, total_steps, self.epoch)
@@ -198,7 +198,7 @@ class Position:
         self.unfinished, self.batch, self.averages = False, 0, Averages()
 
     def to_json(self, settings: Settings) -> str:
-        """Returns position and settings as JSON; floats are exact.
+        """Serializes position and settings as JSON text; floats round-trip exactly.
 
         Predictions for metric functions are not included; they are in a separate file.
         """
@@ -215,7 +215,7 @@ class Position:
             Position, settings, and True if the epoch's predictions are in a file next to the checkpoint.
 
         Raises:
-            CheckpointError: the text is damaged, or of a newer version.
+            CheckpointError: the text is damaged, or was written by a newer onnxtrain.
         """
         try:
             content = parse_json(text)
@@ -242,7 +242,7 @@ class Position:
 
 
 def check_threads(threads: int | None) -> int | None:
-    """Returns a number of threads as int; None, ONNX Runtime's default, is returned unchanged.
+    """Checks a number of threads and returns it as an int; None, ONNX Runtime's default, is returned unchanged.
 
     Raises:
         InputError: the number is not an integer from 1 to `MOST_THREADS`.
@@ -258,7 +258,7 @@ def check_threads(threads: int | None) -> int | None:
 def saved_threads(properties: Properties) -> int | None:
     """Returns the number of threads from a checkpoint's properties; None if it is missing or damaged.
 
-    Sessions are opened before the other properties are read; damage is reported then.
+    Damage is not reported here: sessions are opened first, and the other properties are read and checked afterwards.
     """
     try:
         threads = parse_json(str(properties[PROPERTY]))["settings"]["threads"]

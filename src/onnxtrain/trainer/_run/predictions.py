@@ -29,7 +29,7 @@ def write_predictions(files: FileSet, position: Position) -> None:
 
 
 def remove_other_predictions(directory: Path, position: Position) -> None:
-    """Removes the files of other positions; call it after the checkpoint was written."""
+    """Removes the prediction files of other positions. Call it after the checkpoint has been written."""
     # A run resumed from an earlier save may leave files of later positions.
     kept = directory / _name(position)
     for path in directory.iterdir():
@@ -39,7 +39,7 @@ def remove_other_predictions(directory: Path, position: Position) -> None:
 
 
 def read_predictions(directory: Path, position: Position) -> None:
-    """Reads the file that :func:`write_predictions` wrote.
+    """Restores the predictions of a position from the file that :func:`write_predictions` wrote.
 
     Raises:
         CheckpointError: the file is missing or damaged.

@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 
 def open_whole_optimizer(run: Run) -> Optimizer:
-    """Opens the optimizer of all trained parameters."""
+    """Opens an optimizer that updates all trained parameters in this process."""
     return Optimizer(run.directory / run.files.optimizer_model, run.module)
 
 
@@ -61,11 +61,10 @@ class Run:
         files: names of the artifacts.
         training_model, eval_model: paths of the models.
         state: parameters, statistics and optimizer state.
-        module: training and evaluation steps.
-        optimizer: parameter updates.
-        rewrite: the argument `write`, which writes the artifacts again.
-        open_optimizer: opens :attr:`optimizer` when the sessions are opened; workers that shard the optimizer replace
-            it.
+        module: training and eval model, which compute training and evaluation steps.
+        optimizer: optimizer that updates the parameters.
+        rewrite: the argument `write`.
+        open_optimizer: function that opens :attr:`optimizer`; workers that shard the optimizer replace it.
         outputs: names of the model's own outputs, which the training and eval models return after the loss.
         predicted: names of the outputs that :meth:`predict` returns.
         exported: names of the outputs that :meth:`export` writes by default: `predicted`, and the key-value cache of a
@@ -74,10 +73,10 @@ class Run:
     Args:
         directory: directory of the artifacts.
         device: "cpu", "cuda" or "cuda:<index>".
-        threads: threads per operation; None for the number saved in the checkpoint, or else for all cores, divided
-            among the workers on a machine.
-        write: writes the artifacts again, as `write(directory, sample_weight=True)`; None if the original model is not
-            available.
+        threads: number of threads per op. None uses the number saved in the checkpoint; if there is none, the cores are
+            divided among the workers on a machine.
+        write: function that generates the artifacts again: `write(directory, sample_weight=True)`. None if the original
+            model is not available.
 
     Raises:
         CheckpointError: the checkpoint is missing, corrupt, or from a different model.
@@ -134,11 +133,11 @@ class Run:
 
     @property
     def weighted(self) -> bool:
-        """True if the models take a weight for each sample."""
+        """True if the models have an input for sample weights."""
         return self.manifest.sample_weight is not None
 
     def enable_sample_weights(self) -> None:
-        """Rebuilds the models to take a weight for each sample; parameters are not changed.
+        """Rebuilds the models with an input for sample weights; parameters are not changed.
 
         Raises:
             InputError: the loss does not support sample weights, or the original model is no longer available.
@@ -211,7 +210,11 @@ class Run:
         return static_batch(self.manifest.arguments)
 
     def _filled(self, arrays: Sequence[Array]) -> tuple[list[Array], int]:
-        """Pads a batch to a fixed size with copies of its last sample; returns it and its number of real samples."""
+        """Pads a batch with copies of its last sample to the fixed batch size, if there is one.
+
+        Returns:
+            The padded batch, and its number of real samples.
+        """
         count = len(arrays[0])
         missing = 0 if self.batch_size is None else self.batch_size - count
         return (list(arrays) if missing <= 0 else [fill(array, missing) for array in arrays]), count
@@ -299,7 +302,7 @@ class Run:
         )
 
     def require_outputs(self) -> list[str]:
-        """Returns :attr:`predicted`.
+        """Returns :attr:`predicted`, which must not be empty.
 
         Raises:
             TrainingStateError: the models return only the loss.
@@ -329,13 +332,13 @@ class Run:
     ) -> None:
         """Writes the run to a directory, which is created if missing: either all files, or none.
 
-        In another directory, only models that differ are replaced.
+        In a directory other than :attr:`directory`, only models that differ are replaced.
 
         Args:
             target: directory to write to.
             companions: names of further files in :attr:`directory`: copied if they exist, removed from `target` if they
                 do not.
-            write_more: adds further files to the set of files that are replaced together.
+            write_more: function that adds further files to the set of files that are replaced together.
 
         Raises:
             OSError: a file cannot be written.
@@ -392,7 +395,11 @@ class Run:
         return [*groups, *([[manifest]] if manifest.is_file() else [])]
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Copies parameters and statistics from a checkpoint file to the state."""
+        """Copies parameters and statistics from a checkpoint file to the state.
+
+        Raises:
+            CheckpointError: the file is corrupt, or belongs to a different model.
+        """
         other = CheckpointState.load_checkpoint(path)
         groups = ((self.state.parameters, other.parameters), (self.state.statistics, other.statistics))
         for ours, theirs in groups:

@@ -1,4 +1,4 @@
-"""Manages the directory of a run: temporary or the user's, locked, and checked for other trainers' saves."""
+"""Manages the directory of a run: locks it, detects saves by other trainers, and removes temporary directories."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ class Workspace:
 
     @classmethod
     def for_new_run(cls, directory: str | os.PathLike[str] | None, *, overwrite: bool = False) -> Workspace:
-        """Prepares the directory of a new run, which may be missing; None creates a temporary one.
+        """Prepares the directory of a new run, which may be missing; None creates a temporary directory.
 
         Raises:
-            CheckpointError: `overwrite` is not set, and the directory contains a run, or files of the user that a run
-                would overwrite.
+            CheckpointError: `overwrite` is not set, and the directory contains a run, or user files that the run would
+                overwrite; or it contains a `manifest.json` that onnxtrain did not write.
+            InputError: the directory has the suffix ".onnx".
         """
         if directory is None:
             return cls(Path(tempfile.mkdtemp(prefix="onnxtrain-")), temporary=True)
@@ -88,7 +89,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def saving(self, target: Path) -> Iterator[None]:
-        """Locks `target`, this directory or another one, within the block.
+        """Locks the directory `target`, which may be :attr:`path` or a different one, within the block.
 
         Raises:
             CheckpointError: another trainer holds the lock, or has saved to this directory since :meth:`note`.
@@ -130,14 +131,14 @@ class Workspace:
             return None
 
     def remove_earlier(self) -> None:
-        """Removes optional files of an earlier run, which the new run must not inherit."""
+        """Removes the optional files of an earlier run in this directory, which the new run must not inherit."""
         for name in companions(self.path) if self._replaces_run else ():
             if not (self.path / name).is_dir():
                 (self.path / name).unlink(missing_ok=True)
 
     @property
     def temporary(self) -> bool:
-        """True if the directory will be removed."""
+        """True if the directory will be removed together with this object."""
         return self._cleanup is not None
 
     def keep(self) -> None:

@@ -9,7 +9,10 @@ from onnxtrain.trainer._show.terminal import BarReport, PlainReport
 
 
 def make_report(verbose: bool) -> Report:
-    """Returns the report for a notebook, a terminal (bar) or other output (lines); a silent one if not `verbose`."""
+    """Returns a report that suits the output: a notebook, a terminal (progress bar), or anything else (plain lines).
+
+    If `verbose` is False, the report shows nothing.
+    """
     if not verbose:
         return Report()
     if in_notebook():

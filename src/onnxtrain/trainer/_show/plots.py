@@ -46,7 +46,11 @@ _COLUMNS = 3
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure that notebooks display, without a window.
+    """Returns an empty matplotlib figure that notebooks display and that opens no window.
+
+    Args:
+        width: width in inches.
+        height: height in inches.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
@@ -92,7 +96,7 @@ def curves(axes: Any, title: str, lines: Mapping[str, tuple[Sequence[float], Seq
 
 
 def plot_epochs(epochs: Sequence[Mapping[str, float]], keys: Sequence[str]) -> Figure:
-    """Plots one panel per key: its values over the epochs, with the validation values."""
+    """Plots one panel per key, with its training and validation values over the epochs."""
     mpl = optional("matplotlib", "A figure", "matplotlib, or 'onnxtrain[plots]'")
     with mpl.rc_context(STYLE):
         columns = min(len(keys), _COLUMNS)

@@ -31,10 +31,23 @@ class Report:
         """
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
-        """Called after `batches` more batches, with the running averages and the samples per second so far."""
+        """Called after one or more batches.
+
+        Args:
+            batches: number of batches since the last call.
+            values: averages over the epoch so far, by key.
+            rate: samples per second in the epoch so far.
+        """
 
     def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:
-        """Called when an epoch has been recorded."""
+        """Called when an epoch has been recorded.
+
+        Args:
+            epoch: number of the epoch, counted from 1.
+            epochs: number of epochs of the fit.
+            record: history entry of the epoch.
+            rate: samples per second.
+        """
 
     def evaluation(self, values: Mapping[str, float]) -> None:
         """Called when an evaluation in the middle of an epoch has been recorded."""
@@ -56,7 +69,7 @@ def format_value(value: float) -> str:
 
 
 def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: float) -> str:
-    """Returns the line of an epoch, e.g. "epoch 3/20  loss 0.4120  42,000 samples/s"."""
+    """Formats an epoch as a line of text, e.g. "epoch 3/20  loss 0.4120  42,000 samples/s"."""
     # Padded, so that the columns of all epochs are aligned.
     width = len(str(epochs))
     parts = [f"epoch {epoch:>{width}}/{epochs}"]

@@ -1,4 +1,4 @@
-"""Trains one model with several workers: the run's files, its steps, its callbacks and its evaluations."""
+"""Trains one model with several workers: coordinates the run's files, steps, callbacks and evaluations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Announces the events of a fit to callbacks on worker 0, while the other workers wait and take part in its saves."""
+"""Runs the callbacks of a fit on worker 0, while the other workers wait and take part in its saves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Decisions(NamedTuple):
         failure: text of the exception that a callback raised; None if there was none.
         learning_rate: learning rate before the schedule's factor.
         stopped: value of `history.stopped`.
-        averaged: steps in the moving averages; 0 after new parameters were loaded.
+        averaged: number of steps in the moving averages; 0 after new parameters were loaded.
     """
 
     failure: str | None
@@ -32,10 +32,10 @@ class _Decisions(NamedTuple):
 
 
 class WorkerEvents(Events):
-    """Calls callbacks on worker 0 only, except for `on_gradients`, which all workers compute together.
+    """Calls callbacks on worker 0 only, except for `on_gradients`, which all workers call together.
 
     Args:
-        events: calls the callbacks of this process; all workers have the same callbacks.
+        events: object that calls the callbacks in this process; all workers have the same callbacks.
         workers: the group of workers.
         state: state of this worker's trainer.
     """
@@ -52,7 +52,7 @@ class WorkerEvents(Events):
         return self._events.saves(step)
 
     def call(self, event: Event, *arguments: Any) -> None:
-        """Calls the callbacks, then broadcasts the state that the callbacks have changed."""
+        """Calls the callbacks, then broadcasts the state that they may have changed."""
         # All workers see the same summed gradients, and a callback such as SAM has all of them recompute.
         if event == "on_gradients":
             self._events.call(event, *arguments)

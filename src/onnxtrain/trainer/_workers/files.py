@@ -27,7 +27,7 @@ def run_files(run: Run) -> list[str]:
 
 
 def send_files(communicator: Communicator, directory: Path, names: Sequence[str]) -> None:
-    """Sends files to the other workers, which call :func:`receive_files`."""
+    """Sends files from a directory to the other workers, which must call :func:`receive_files`."""
     communicator.share([(name, (directory / name).stat().st_size) for name in names])
     if communicator.size == 1:
         return

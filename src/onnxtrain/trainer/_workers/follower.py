@@ -28,7 +28,7 @@ class FollowerWorkspace(Workspace):
         return self._leader_is_temporary
 
     def keep(self) -> None:
-        """Notes that worker 0 keeps its directory; this directory is removed anyway."""
+        """Records that worker 0 keeps its directory. This directory is removed anyway."""
         self._leader_is_temporary = False
 
     def locked(self) -> contextlib.AbstractContextManager[object]:

@@ -37,7 +37,7 @@ class WorkerGroup(Workers):
     of the models in temporary directories.
 
     Args:
-        communicator: connects the processes.
+        communicator: connection to the other processes.
         strategy: options of data-parallel training.
 
     Attributes:
@@ -62,7 +62,7 @@ class WorkerGroup(Workers):
         return not self._by_itself
 
     def agree(self, error: BaseException | None = None) -> None:
-        """Raises an error in all workers if one failed: `error` in that worker, WorkersError in the others."""
+        """If any worker failed, raises an error in all workers: `error` in the one that failed, else WorkersError."""
         # Exceptions of other packages may not survive pickle.
         texts = self.communicator.gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
@@ -95,11 +95,11 @@ class WorkerGroup(Workers):
         return opened
 
     def _attach(self, run: Run) -> None:
-        """Makes a run work as one of several: it receives rewritten models, and shards its optimizer."""
+        """Adapts a run to the group: worker 0 rewrites models for all workers, and the optimizer may be sharded."""
         write = run.rewrite
 
         def rewrite(folder: Path, *, sample_weight: bool) -> None:
-            """Writes the models again on worker 0, and sends them to the others."""
+            """Writes the models again on worker 0, and sends them to the other workers."""
             error = None
             if self.leads and write is not None:
                 try:
@@ -124,14 +124,14 @@ class WorkerGroup(Workers):
         return self.shards.optimizer
 
     def _open_shard(self, run: Run) -> Optimizer:
-        """Opens this worker's part of the optimizer when the models were rebuilt."""
+        """Opens this worker's shard of the optimizer after the models were rebuilt."""
         # The whole optimizer is opened first, and needs the moments of all parameters.
         if self.shards is not None:
             self.shards.fill(run.store)
         return self._shard(run, open_whole_optimizer(run))
 
     def check_fixed_batch(self, samples: int | None) -> None:
-        """Raises InputError if the model takes exactly `samples` samples, and workers would get shares of a batch."""
+        """Raises InputError if the model has a fixed batch size, `samples`, and several workers would share a batch."""
         if samples is not None and self.worker.size > 1:
             raise InputError(
                 f"The model takes exactly {samples} samples at a time, but each of the {self.worker.size} "
@@ -139,7 +139,7 @@ class WorkerGroup(Workers):
             )
 
     def require_one(self, doing: str) -> None:
-        """Raises InputError if there are several workers; `doing` begins the message."""
+        """Raises InputError if there are several workers. The error message begins with `doing`."""
         if self.worker.size > 1:
             raise InputError(
                 f"{doing} works only in a single process. Do it without strategy, before you start the "
@@ -151,18 +151,18 @@ class WorkerGroup(Workers):
         self.stop_asked = True
 
     def read_share(self, data: Source) -> Iterator[list[Array]]:
-        """Yields the batches that this worker evaluates; within a callback, all batches."""
+        """Yields this worker's share of the batches in an evaluation; inside a callback, yields all batches."""
         return own_batches(data, self.worker) if self.together else data.read(Pass())
 
     def total(self, averages: Averages, metrics: Sequence[Metric], *, summed: bool) -> Averages:
-        """Returns the averages over all workers; inside a callback, which one worker runs alone, returns `averages`."""
+        """Returns the averages over all workers; inside a callback, which only worker 0 runs, returns `averages`."""
         if not self.together:
             return averages
         return total_averages(self.communicator, averages, metrics, summed=summed)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
-        """Yields True in the process that writes a file; the others wait at the end of the block."""
+        """Context manager that yields True in the process that writes a file; others wait at the end of the block."""
         if not self.together:
             yield True
             return
@@ -175,7 +175,7 @@ class WorkerGroup(Workers):
 
     @contextlib.contextmanager
     def saving(self, store: Store) -> Iterator[bool]:
-        """Like :meth:`writing`; within the block, the store of worker 0 holds the whole optimizer state."""
+        """Like :meth:`writing`, but within the block, worker 0's store also contains the whole optimizer state."""
         with self.writing() as writes:
             if self.shards is None:
                 yield writes
@@ -188,7 +188,7 @@ class WorkerGroup(Workers):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Marks code that only this worker runs, e.g. callbacks: no collective calls inside."""
+        """Marks a block that only this worker runs, e.g. a callback. It must not make collective calls."""
         before, self._by_itself = self._by_itself, True
         try:
             yield
@@ -211,7 +211,7 @@ class WorkerGroup(Workers):
         self._broadcast([buffer.read() for buffer in buffers], [buffer.write for buffer in buffers])
 
     def broadcast_statistics(self, store: Store) -> None:
-        """Broadcasts the running statistics of worker 0, as PyTorch's DistributedDataParallel does."""
+        """Broadcasts the running statistics of worker 0, like PyTorch's DistributedDataParallel."""
         buffers = list(store.statistics.values())
         self._broadcast([buffer.read() for buffer in buffers], [buffer.write for buffer in buffers])
 

@@ -38,10 +38,10 @@ class Shards:
     Args:
         run: the run; moments of other workers' parameters are dropped from its store.
         whole: the optimizer of all parameters.
-        communicator: connects the workers.
+        communicator: connection to the other workers.
 
     Attributes:
-        optimizer: updates this worker's parameters, and receives the others.
+        optimizer: optimizer that updates this worker's parameters, and receives the updates of other workers.
     """
 
     def __init__(self, run: Run, whole: Optimizer, communicator: Communicator) -> None:
@@ -75,7 +75,7 @@ class Shards:
 
     @contextlib.contextmanager
     def collected(self, store: Store) -> Iterator[None]:
-        """Gathers all moments in the store of worker 0 within the block; a collective call."""
+        """Within the block, which all workers must enter, worker 0's store contains the moments of all parameters."""
         rank = self._communicator.rank
         if rank == 0:
             self.fill(store)
@@ -103,7 +103,7 @@ class _ShardedOptimizer(Optimizer):
     Args:
         run: the run.
         whole: the optimizer of all parameters, which this one replaces.
-        communicator: connects the workers.
+        communicator: connection to the other workers.
         owners: rank of the worker that updates each parameter.
     """
 
@@ -150,7 +150,7 @@ class _ShardedOptimizer(Optimizer):
         )
 
     def _update(self) -> None:
-        """Updates this worker's parameters, then receives those of the others."""
+        """Updates this worker's parameters, then exchanges updated parameters with the other workers."""
         if not self._idle:
             super()._update()
         # By rank, so that all workers send and receive in the same order.

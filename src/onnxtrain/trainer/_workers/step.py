@@ -76,12 +76,16 @@ class WorkerStepper(Stepper):
         return super()._is_used(step) or (every is not None and step % every == 0)
 
     def _not_finite(self) -> str | None:
-        """Describes the tensors that are not finite on some worker; None if all are finite. Optimizer shards differ."""
+        """Returns which tensors are not finite on some worker; None if all are finite. Each checks its own shard."""
         told = self._workers.communicator.gather(super()._not_finite())
         return next((what for what in told if what is not None), None)
 
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
-        """Computes the gradient of the mean loss over the batches of all workers, in the store."""
+        """Computes the gradients of the mean loss over the batches of all workers, in each worker's store.
+
+        Returns:
+            The results of this worker's batches that were not skipped; and the mean loss of all workers.
+        """
         # A worker may have no samples of a small batch.
         own = [arrays for arrays in batches if arrays and len(arrays[0])]
         done: list[tuple[Step, float | None]] = []
@@ -106,8 +110,16 @@ class WorkerStepper(Stepper):
     ) -> tuple[Array, Averages]:
         """All-reduces counts, losses and metrics.
 
+        Args:
+            own: this worker's shares of the batches.
+            done: results of the shares that were not skipped.
+            diverged: the error, if the step diverged on this worker.
+
+        Returns:
+            The all-reduced vector, see `_FAILED` etc.; and the averages of all workers.
+
         Raises:
-            Diverged: the step diverged on one of the workers; all of them raise.
+            Diverged: the step diverged on one of the workers; the error is raised on all of them.
         """
         averages = Averages()
         for step, count in done:
@@ -137,7 +149,7 @@ class WorkerStepper(Stepper):
         return any(metric.looks_at_predictions for metric in self._state.metrics)
 
     def _gather_parts(self, averages: Averages) -> list[tuple[Array, Array]]:
-        """Returns predictions and targets of all workers for metrics that are functions; empty without such metrics."""
+        """Returns the predictions and targets of all workers; [] if no metric is a function of the whole dataset."""
         if all(metric.function is None for metric in self._state.metrics):
             return []
         return [part for parts in self._workers.communicator.gather(averages.parts) for part in parts]
@@ -152,8 +164,8 @@ class WorkerStepper(Stepper):
 
         Args:
             batches: this worker's shares of the batches.
-            averages: receives the metrics of these shares, of all workers.
-            keep_gradients: True if the store holds gradients of other shares of the step.
+            averages: averages of the step, to which the metrics of these shares on all workers are added.
+            keep_gradients: True if the store contains gradients of other shares of the step.
         """
         store, state = self._run.store, self._state
         sizes = [len(arrays[0]) if arrays else 0 for arrays in batches]
@@ -236,7 +248,7 @@ class WorkerStepper(Stepper):
         add_averages(self._state.position.averages, self._step_averages, summed=summed)
 
     def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
-        """Recomputes the gradients of all workers at other parameters; recorded losses are not changed."""
+        """Recomputes the gradients of all workers at other parameter values; recorded losses are not changed."""
         with self._kept_averages():
             super().recompute_gradients(batches, parameters)
 

@@ -17,7 +17,7 @@ def measured_keys(metrics: Sequence[Metric]) -> list[str]:
 
 
 def numbers_of(averages: Averages, keys: Sequence[str]) -> Array:
-    """Returns total and count of each key, float64 [2 * keys]; zeros for keys without a batch."""
+    """Returns the total and the count of each key, float64 [2 * len(keys)]; zeros for keys without a batch."""
     return np.array([number for key in keys for number in averages.sums.get(key, (0.0, 0.0))], np.float64)
 
 
@@ -25,9 +25,9 @@ def averages_of(numbers: Array, keys: Sequence[str], *, summed: bool) -> Average
     """Returns averages from the all-reduced result of :func:`numbers_of`.
 
     Args:
-        numbers: totals and counts, float64 [2 * keys].
+        numbers: totals and counts, float64 [2 * len(keys)].
         keys: the keys.
-        summed: True if the loss is a sum, not a mean; its count is then 1, whatever the number of batches.
+        summed: True if the loss is a sum, not a mean; its count is then 1, regardless of the number of batches.
     """
     sums = {
         key: [float(total), float(count)]

@@ -20,10 +20,10 @@ from onnxtrain.trainer.data._transform import Transform
 
 @dataclass(kw_only=True)
 class ArraySource(IndexedSource):
-    """Arrays with the samples along axis 0, one per argument of the model; never copied as a whole.
+    """Source of batches from arrays with the samples along axis 0, one array per argument of the model.
 
-    Arrays in memory are checked once, before training. Memory-mapped files (`np.memmap`) and results of a transform are
-    checked batch by batch.
+    The arrays are never copied as a whole. Arrays in memory are checked once, before training; memory-mapped files
+    (`np.memmap`) and results of a transform are checked batch by batch.
 
     Attributes:
         arrays: the arrays as they were passed.
@@ -35,7 +35,7 @@ class ArraySource(IndexedSource):
 
     @classmethod
     def open(cls, layout: Layout, raw: Raw, options: Options, transform: Transform | None) -> ArraySource:
-        """Checks the data and opens it.
+        """Checks the data against the model, and opens it as a source.
 
         Raises:
             InputError: the data does not match the model.
@@ -77,7 +77,7 @@ class ArraySource(IndexedSource):
         return len(self.arrays[0])
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
-        """Yields the batches of an epoch."""
+        """Yields the batches of an epoch, starting with the batch with index `start`."""
         # Without shuffling, batches are slices, which numpy does not copy.
         order = order_of(self.samples, epoch) if epoch.shuffle else None
         for index in range(start, self.batches):
@@ -111,7 +111,7 @@ class ArraySource(IndexedSource):
         return Raw(arrays[:first], arrays[first:last], weights)
 
     def first_target(self) -> Array:
-        """Returns the first target of all samples."""
+        """Returns the values of the model's first target for all samples, [samples, ...]."""
         return self._whole(len(self.layout.inputs))
 
     def sample_weights(self) -> Array | None:
@@ -123,7 +123,7 @@ class ArraySource(IndexedSource):
         return np.asarray(array if self.chosen is None else array[self.chosen])
 
     def held_out(self, samples: Array, transform: Transform | None = None) -> ArraySource:
-        """Returns a source of some of the samples for validation, with `transform` instead of the augmentation."""
+        """Returns a validation source of the samples with the indices `samples`; `transform` replaces augmentation."""
         if self.transform is not None and transform is None:
             # Without the transform, the arrays themselves must fit the model.
             try:
@@ -150,7 +150,14 @@ def _require_samples(arrays: list[Array]) -> None:
 
 
 def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
-    """Raises InputError if incomplete batches are dropped, and the samples do not fill one batch."""
+    """Raises InputError if incomplete batches are dropped and there is no complete batch.
+
+    Args:
+        samples: number of samples.
+        size: batch size.
+        drop: True if incomplete batches are dropped.
+        fixed: True if the model has a fixed batch size, for the error message.
+    """
     if not drop or samples >= size:
         return
     if fixed:
@@ -164,12 +171,12 @@ def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
 
 
 def split_order(samples: int, fraction: float, seed: int, labels: Array | None = None) -> tuple[Array, Array]:
-    """Splits the samples at random; returns the indices of the training and of the validation samples.
+    """Splits samples at random. Returns the indices of the training samples and of the validation samples.
 
     With `labels`, integers [samples], the fraction of validation samples is the same for each class, up to rounding.
 
     Raises:
-        InputError: the fraction leaves one of the two empty.
+        InputError: the fraction leaves no training samples or no validation samples.
     """
     count = round(samples * fraction)
     if not 0 < fraction < 1 or count == 0 or count == samples:

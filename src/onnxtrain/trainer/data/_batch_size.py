@@ -20,7 +20,7 @@ def dynamic_remedy() -> str:
 
 
 def static_batch(specs: Sequence[InputSpec]) -> int | None:
-    """Returns the batch size that the model requires; None for any size.
+    """Returns the fixed batch size of the model; None if it accepts any batch size.
 
     Raises:
         InputError: inputs and targets differ in their first dimension, or it is 0.
@@ -41,10 +41,14 @@ def static_batch(specs: Sequence[InputSpec]) -> int | None:
 
 
 def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int, bool]:
-    """Returns the batch size to use, and True if the model accepts no other batch size.
+    """Returns the batch size to use, and True if it is the only one that the model accepts.
+
+    Args:
+        specs: inputs and targets of the model.
+        asked: batch size that the user passed; None for the model's fixed batch size, or else 32.
 
     Raises:
-        InputError: the model requires another batch size.
+        InputError: the model has a fixed batch size that differs from `asked`.
     """
     if asked is not None:
         asked = check_integer(argument("batch_size"), asked)

@@ -1,4 +1,4 @@
-"""Weighs classes, so that frequent classes do not outweigh rare ones."""
+"""Weights classes in the loss, so that frequent classes do not outweigh rare ones."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def balanced_weights(labels: Array, classes: int, sample_weight: Array | None = 
 
 
 def require_one_label(layout: Layout, purpose: str) -> InputSpec:
-    """Returns the specification of the model's target.
+    """Checks that the model's target is one class label, or one 0 or 1, per sample, and returns its specification.
 
     Raises:
-        InputError: the target does not have one class label, or one 0 or 1, per sample.
+        InputError: the model has no target, or a different kind of target.
     """
     spec = layout.targets[0] if layout.targets else None
     shape = None if spec is None else spec.shape
@@ -131,7 +131,7 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
 
 
 def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
-    """Computes balanced weights from the source's labels, except `ignore_index`."""
+    """Computes balanced weights from the labels of a source, without ignored labels."""
     labels = read_labels(source, argument("class_weight", "balanced"))
     counted = np.ones(len(labels), bool)
     if spec.class_labels is not None and spec.class_labels.ignore_index is not None:
@@ -202,7 +202,7 @@ class ClassWeightedSource:
         return None if batch is None else self._weigh(batch)
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
-        """Yields the batches of an epoch, each with its weights as the last array."""
+        """Yields the batches of an epoch, each with its sample weights as the last array."""
         # The layout has weights by now, so data without weights yields weights of 1.
         return (self._weigh(batch) if batch else [] for batch in self._source.read(epoch, start))
 

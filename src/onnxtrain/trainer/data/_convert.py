@@ -1,4 +1,4 @@
-"""Converts users' data to arrays for a model, and rejects conversions that could change its meaning."""
+"""Converts users' data to arrays for a model, and rejects conversions that could change the data's meaning."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
         word: "input" or "target", for error messages.
         specs: inputs or targets of the model.
         data: one array, a list, a mapping by name, or a frame.
-        loose: ignore unknown names in a mapping.
+        loose: True to ignore unknown names in a mapping.
 
     Raises:
         InputError: the number of arrays or their names do not match the specifications.
@@ -99,7 +99,7 @@ def to_array(word: str, spec: InputSpec, data: Any) -> Array:
 
 
 def of_tensor(data: Any) -> Any:
-    """Converts a PyTorch tensor to one that numpy accepts; returns other data unchanged.
+    """Converts a PyTorch tensor to a tensor that numpy accepts. Other data is returned unchanged.
 
     numpy rejects tensors that require gradients, are on another device, are lazily conjugated or negated, or have dtype
     bfloat16.
@@ -131,7 +131,7 @@ def is_sparse(data: object) -> bool:
 
 
 def _as_numbers(array: Array) -> Array:
-    """Converts an object array of Python numbers, as some datasets return labels; returns other arrays unchanged."""
+    """Converts an object array of Python numbers to a numeric array; returns other object arrays unchanged."""
     try:
         numbers = np.asarray(array.tolist())
     except (ValueError, TypeError):
@@ -140,7 +140,7 @@ def _as_numbers(array: Array) -> Array:
 
 
 def check_form(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError for a dtype that is not cast implicitly, or labels that are not one integer per sample."""
+    """Raises InputError if the dtype cannot be cast implicitly, or class labels are one-hot or [samples, 1]."""
     _check_label_form(spec, array)
     dtype_name = spec.dtype.name
     same = array.dtype.name == dtype_name
@@ -196,7 +196,14 @@ def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
 
 
 def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> None:
-    """Raises InputError for NaN and infinity, which becomes NaN in losses and gradients."""
+    """Raises InputError if the data contains NaN, or infinity, which would become NaN in losses and gradients.
+
+    Args:
+        word: "input" or "target", for error messages.
+        spec: the input or target.
+        part: chunk of the data.
+        first: index of the first sample in `part`.
+    """
     for name, places in (("NaN", np.isnan(part)), ("infinity", np.isinf(part))):
         if not places.any():
             continue
@@ -208,7 +215,7 @@ def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> Non
 
 
 def cast(spec: InputSpec, array: Array) -> Array:
-    """Casts a checked array to the model's dtype, C-contiguous, without a copy if it already has this form.
+    """Casts a checked array to the model's dtype and makes it C-contiguous; copies it only if necessary.
 
     For bfloat16, returns float32 values rounded to bfloat16.
     """

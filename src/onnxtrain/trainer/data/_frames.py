@@ -1,6 +1,6 @@
-"""Converts pandas and polars tables to arrays: columns by name or in order, only numbers, without missing values.
+"""Converts pandas and polars tables to arrays. Columns must be numeric, and have no missing values.
 
-Neither package is imported: their objects are recognized by the module of their class.
+Neither package is imported: their objects are recognized by the module in which their class is defined.
 """
 
 from __future__ import annotations
@@ -43,16 +43,23 @@ def column_names(frame: Any) -> list[str]:
 
 
 def without(frame: Any, names: Sequence[str]) -> Any:
-    """Returns a frame without some of its columns."""
+    """Returns a frame without the columns `names`."""
     kept = [name for name in frame.columns if str(name) not in names]
     return frame[kept]
 
 
 def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Array]:
-    """Converts a frame to one array per input: the columns with their names, or all columns for a single input.
+    """Converts a frame to one array per input or target, matched to columns by name.
+
+    If there is only one input and no column has its name, it gets all columns, in the order of the frame.
+
+    Args:
+        word: "input" or "target", for error messages.
+        specs: inputs or targets of the model.
+        frame: a pandas or polars `DataFrame`.
 
     Raises:
-        InputError: columns are missing, too many or not numeric, or lack values.
+        InputError: the columns do not match the model, are not numeric, or have missing values.
     """
     names = list(frame.columns)
     texts = column_names(frame)
@@ -100,7 +107,7 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
     """Converts a column to an array, of rank 2 if the model expects rank 2.
 
     Raises:
-        InputError: the column is not numeric, or lacks values.
+        InputError: the column is not numeric, or has missing values.
     """
     label = f"column '{series.name}'" if series.name is not None else f"{word} '{spec.name}'"
     values = _numbers(series, label)
@@ -114,7 +121,11 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
 
 
 def _numbers(series: Any, label: str) -> Array:
-    """Converts a pandas or polars column to an array; raises InputError for strings and missing values."""
+    """Converts a pandas or polars column to an array.
+
+    Raises:
+        InputError: the column is not numeric, or has missing or infinite values.
+    """
     polars = _library(series) == "polars"
     missing = np.asarray(series.is_null() if polars else series.isna())
     # polars distinguishes null from NaN, pandas does not; both count as missing.
@@ -149,7 +160,7 @@ def _numbers(series: Any, label: str) -> Array:
 
 
 def _place(series: Any, wrong: Array, polars: bool) -> str:
-    """Returns the first row for which `wrong` is True, for error messages."""
+    """Describes the first row whose entry in `wrong` is True, for error messages."""
     # After a selection, row number and pandas index differ; the message contains both.
     row = int(np.flatnonzero(wrong)[0])
     index = None if polars else series.index[row]
@@ -167,7 +178,7 @@ _OF_PANDAS = (
 
 
 def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
-    """Returns the message for a column that is not numeric."""
+    """Returns the error message for a column that is not numeric."""
     shown = f" such as {series[0]!r}" if polars and len(series) else ""
     if not polars and len(series):
         shown = f" such as {series.iloc[0]!r}"

@@ -1,4 +1,4 @@
-"""Copies data that must survive the next draw: streams, datasets and transforms may reuse one buffer."""
+"""Copies data that must survive the next read, because streams, datasets and transforms may reuse their buffers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _FIXED = (int, float, str, bytes, np.generic, type(None))
 
 
 def held(value: Any) -> Any:
-    """Returns a deep copy of the arrays in a batch, a sample, or an entry of one.
+    """Returns a copy of a batch, a sample, or an entry of either, including its arrays.
 
-    Lists, tuples and mappings are copied recursively; other values that are not arrays, such as strings, are shared.
+    Lists, tuples and mappings are copied recursively. Other values that are not arrays, such as strings, are shared.
 
     >>> buffer = np.zeros(2)
     >>> kept = held((buffer, {"label": 1}))

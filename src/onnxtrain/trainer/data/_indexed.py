@@ -16,13 +16,13 @@ from onnxtrain.trainer.data._transform import Transform
 
 @dataclass(kw_only=True)
 class IndexedSource(ABC):
-    """Samples with indices, which can be shuffled, split, and read from any batch.
+    """Base class for sources whose samples have indices, and can be shuffled, split, and read starting at any batch.
 
     Attributes:
         layout: names, dtypes and shapes of the arrays of a batch.
         batch_size: samples per batch.
         drop: True to drop an incomplete last batch.
-        weighted: True if the data brings sample weights.
+        weighted: True if the data includes sample weights.
         limit: number of batches per epoch; None for all.
         transform: augmentation of batches; None for none.
         chosen: indices of the samples that belong to this source; None for all.
@@ -42,7 +42,7 @@ class IndexedSource(ABC):
 
     @abstractmethod
     def first_target(self) -> Array:
-        """Returns the first target of all samples, [samples, ...]."""
+        """Returns the values of the model's first target for all samples, [samples, ...]."""
 
     @abstractmethod
     def sample_weights(self) -> Array | None:
@@ -50,11 +50,11 @@ class IndexedSource(ABC):
 
     @abstractmethod
     def held_out(self, samples: Array, transform: Transform | None = None) -> Self:
-        """Returns a source of some of the samples for validation, with `transform` instead of the augmentation."""
+        """Returns a validation source of the samples with the indices `samples`; `transform` replaces augmentation."""
 
     @abstractmethod
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
-        """Yields the batches of an epoch, from the batch with index `start`."""
+        """Yields the batches of an epoch, starting with the batch with index `start`."""
 
     def last(self) -> list[Array] | None:
         """Returns the incomplete last batch; None if there is none."""
@@ -77,7 +77,7 @@ class IndexedSource(ABC):
         return self.transform is not None
 
     def _places(self, index: int, worker: Worker) -> slice:
-        """Returns the positions of a worker's samples of a batch in the epoch's order."""
+        """Returns the slice of the epoch's sample order that contains a worker's share of batch `index`."""
         first = index * self.batch_size
         share = worker.share(min(self.batch_size, self.samples - first))
         return slice(first + share.start, first + share.stop)
@@ -90,6 +90,6 @@ class IndexedSource(ABC):
         return
 
     def take(self, samples: Array) -> Self:
-        """Returns some of the samples, without copying."""
+        """Returns a source of the samples with the indices `samples`, without copying."""
         chosen = samples if self.chosen is None else self.chosen[samples]
         return dataclasses.replace(self, chosen=chosen)

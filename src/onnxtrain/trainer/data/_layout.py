@@ -29,7 +29,7 @@ WEIGHT = "sample_weight"
 
 
 class Raw(NamedTuple):
-    """Unconverted inputs, targets and weights, of a batch or of all data; one entry per input or target."""
+    """Unconverted inputs, targets and weights of a batch or a whole dataset, with one entry per input or target."""
 
     inputs: list[Any]
     targets: list[Any]
@@ -108,7 +108,7 @@ class Layout:
     def _of_frame(self, frame: Any, targets: Any, weights: Any) -> tuple[Any, Any, Any]:
         """Splits a frame into inputs, targets and weights.
 
-        Targets are the columns named in `targets` or, if None, those with the names of the model's targets.
+        Targets are the columns named in `targets` or, if it is None, the columns named like the model's targets.
         """
         names = column_names(frame)
         # Otherwise this column would be taken for an input.

@@ -14,7 +14,7 @@ from onnxtrain.runtime.dtypes import Array
 
 
 class _Mixing(ABC):
-    """Mixes each sample of a batch with another one, and their targets in the same proportion."""
+    """Base class for transforms that mix pairs of samples in a batch, and their targets in the same proportion."""
 
     def __init__(self, alpha: float, classes: int | None, probability: float) -> None:
         name = type(self).__name__
@@ -53,7 +53,17 @@ class _Mixing(ABC):
     def _mix(
         self, inputs: Array, partner: Array, share: float, rng: np.random.Generator
     ) -> tuple[Array, float]:
-        """Mixes each sample's inputs with its partner's; returns them and the weight of the sample's own target."""
+        """Mixes the inputs of each sample with the inputs of its partner.
+
+        Args:
+            inputs: inputs of the batch, [samples, ...].
+            partner: index of each sample's partner, [samples].
+            share: fraction of the mixture that should come from the sample itself.
+            rng: generator for other random choices.
+
+        Returns:
+            The mixed inputs, and the weight of the sample's own target.
+        """
 
     def _soft(self, targets: Any) -> Array:
         """One-hot encodes class labels; returns floating-point targets unchanged."""
@@ -79,8 +89,8 @@ class _Mixing(ABC):
 class MixUp(_Mixing):
     """Transform for :meth:`Trainer.fit` that averages pairs of samples and their targets (Zhang et al. 2018).
 
-    With l drawn from Beta(alpha, alpha) once per batch, and a random partner j of each sample i: x = l·x_i + (1 -
-    l)·x_j and t = l·t_i + (1 - l)·t_j. Class targets become probabilities: train with
+    For each batch, l is drawn from Beta(alpha, alpha), and for each sample i a random partner j. The sample becomes x =
+    l·x_i + (1 - l)·x_j, with the target t = l·t_i + (1 - l)·t_j. Class targets become probabilities: train with
     `CrossEntropyLoss(probabilities=True)` or `bce_with_logits`. Regression targets are averaged as well.
 
     Args:
@@ -109,7 +119,7 @@ class MixUp(_Mixing):
 
 
 class CutMix(_Mixing):
-    """Transform for :meth:`Trainer.fit` that pastes a box of another image into each image (Yun et al. 2019).
+    """Transform for :meth:`Trainer.fit` that pastes a box from another image into each image (Yun et al. 2019).
 
     With l drawn from Beta(alpha, alpha) once per batch, the box has sqrt(1 - l) of the image's height and width, is
     centered at a random pixel, and is clipped at the border. Each target's weight is its image's share of the pixels.

@@ -81,7 +81,7 @@ def open_source(
 
 
 def _is_array(data: object) -> bool:
-    """True for an array, including those that are rejected later with a message about arrays."""
+    """True for an array or scalar, including types that are rejected later with a more specific error."""
     return (
         hasattr(data, "__array__")
         or is_frame(data)
@@ -92,7 +92,7 @@ def _is_array(data: object) -> bool:
 
 
 def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
-    """True if the data is all samples at once (arrays or frames), not a stream or a dataset."""
+    """True if the data consists of arrays or frames with all samples, rather than a stream or a dataset."""
     if inputs is None or isinstance(inputs, Mapping) or _is_array(inputs):
         # `datasets.load_dataset` returns a dict of splits.
         if isinstance(inputs, Mapping) and any(_gives_samples_by_index(entry) for entry in inputs.values()):
@@ -121,7 +121,7 @@ def _is_loader(data: object) -> bool:
 
 
 def _gives_samples_by_index(data: object) -> bool:
-    """True for a map-style dataset."""
+    """True for a map-style dataset, which returns samples by index."""
     sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     return (
         sized
@@ -150,7 +150,7 @@ def split(
     stratify: bool = False,
     transform: TransformFunction | None = None,
 ) -> tuple[Source, Source]:
-    """Splits off a random `fraction` of the samples; returns the training and the validation source.
+    """Splits off a random fraction of the samples. Returns the training source and the validation source.
 
     Args:
         source: samples to split.
@@ -180,7 +180,7 @@ def split(
 
 
 class _Grouped:
-    """Groups the samples of an iterable dataset into batches; yields batches unchanged if it yields batches."""
+    """Groups the samples of an iterable dataset into batches. If it already yields batches, they are not changed."""
 
     def __init__(self, layout: Layout, dataset: Any, size: int) -> None:
         self.dataset = dataset

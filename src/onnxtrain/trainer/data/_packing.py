@@ -19,8 +19,8 @@ def pack_tokens(
 ) -> dict[str, Array]:
     """Concatenates token sequences and splits them into rows of equal length, for training with "causal_lm".
 
-    A token attends to all earlier tokens in its row, including those of other sequences. The loss ignores the first
-    token of each sequence, because no earlier token of the sequence predicts it, and the padding of the last row.
+    A token attends to all earlier tokens in its row, even if they belong to other sequences. The loss ignores the
+    padding of the last row, and the first token of each sequence, which no earlier token of the sequence predicts.
 
     Args:
         sequences: sequences of token ids, e.g. [[5, 17, 9], [8, 4]].

@@ -98,7 +98,7 @@ def _taking_turns() -> Iterator[None]:
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """Seeds the random numbers drawn within the block by a key, and restores the generators afterwards."""
+    """Seeds the process's random generators with a key for the duration of the block, and restores them afterwards."""
     with _taking_turns():
         before = _capture()
         _seed(key)
@@ -111,7 +111,7 @@ def seeded(*key: int) -> Iterator[None]:
 class OwnNumbers:
     """Random state for code that runs intermittently, e.g. an iterator of batches: seeded once, then continued.
 
-    An iterator runs only while the next batch is drawn; in between, the program draws its own random numbers.
+    An iterator only runs while the next batch is fetched; in between, the program draws its own random numbers.
     """
 
     def __init__(self, *key: int) -> None:
@@ -120,7 +120,7 @@ class OwnNumbers:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Draws the next numbers within the block, and restores the generators afterwards."""
+        """Within the block, the process's generators continue from this state; afterwards, they are restored."""
         with _taking_turns():
             outer = _capture()
             if self._inner is None:

@@ -26,14 +26,14 @@ from onnxtrain.trainer.data._transform import Transform
 
 @dataclass(kw_only=True)
 class SampleSource(IndexedSource):
-    """Dataset with `__len__` and `__getitem__`; a sample is a batch without the sample axis.
+    """Source that reads a dataset with `__len__` and `__getitem__`; a sample is a batch without the sample axis.
 
-    The trainer shuffles indices as for arrays, and stacks samples into batches. Random numbers that augment samples are
+    Indices are shuffled as for arrays, and samples are stacked into batches. Random numbers that augment samples are
     seeded for each batch.
 
     Attributes:
         dataset: the user's dataset.
-        padding: pads token sequences; None for samples of equal shape.
+        padding: padding of token sequences; None if all samples have the same shape.
     """
 
     dataset: Any
@@ -89,7 +89,7 @@ class SampleSource(IndexedSource):
         return self.padding.batch(samples, indices) if self.padding else collate(samples, indices)
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
-        """Yields the batches of an epoch."""
+        """Yields the batches of an epoch, starting with the batch with index `start`."""
         order = order_of(self.samples, epoch)
         if self.chosen is not None:
             order = self.chosen[order]
@@ -110,18 +110,18 @@ class SampleSource(IndexedSource):
             raise InputError(f"{epoch.place(index)} (samples {_shown(indices)}): {error}") from error
 
     def first_target(self) -> Array:
-        """Reads all samples once; returns their first targets."""
+        """Reads all samples once, and returns their values of the model's first target, [samples, ...]."""
         targets = [np.asarray(raw.targets[0]) for raw in self._raw_batches()]
         return np.concatenate(targets)
 
     def sample_weights(self) -> Array | None:
-        """Reads all samples once; returns their weights."""
+        """Reads all samples once, and returns their weights; returns None if there are none."""
         if not self.weighted:
             return None
         return np.concatenate([np.asarray(raw.weights) for raw in self._raw_batches()])
 
     def _raw_batches(self) -> Iterator[Raw]:
-        """Yields all samples in order, without augmenting batches."""
+        """Yields all samples in batches, in order and without augmenting the batches."""
         order = np.arange(self._size()) if self.chosen is None else self.chosen
         for first in range(0, len(order), self.batch_size):
             indices = order[first : first + self.batch_size].tolist()
@@ -131,12 +131,12 @@ class SampleSource(IndexedSource):
             yield self.layout.arrays(self.layout.batch(self._joined(samples, indices)))
 
     def held_out(self, samples: Array, transform: Transform | None = None) -> SampleSource:
-        """Returns a source of some of the samples for validation, with `transform` instead of the augmentation."""
+        """Returns a validation source of the samples with the indices `samples`; `transform` replaces augmentation."""
         return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=transform)
 
 
 def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """Fetches samples, in one call if the dataset has `__getitems__`, as in PyTorch and Hugging Face."""
+    """Fetches samples by index, in one call if the dataset has `__getitems__`, a convention of PyTorch."""
     together = getattr(dataset, "__getitems__", None)
     if callable(together):
         return list(together(indices))
@@ -149,7 +149,7 @@ def _shown(indices: Sequence[int]) -> str:
 
 
 def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
-    """Stacks samples into a batch: a tuple or dict like the samples, of arrays.
+    """Stacks samples into a batch. If a sample is a tuple or dict, the batch is a tuple or dict of arrays.
 
     >>> collate([(np.zeros(2), 1), (np.ones(2), 0)])
     (array([[0., 0.],

@@ -13,7 +13,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._layout import Layout
 
-# Each use of the trainer's seed has a number of its own, so that shuffling and augmentation are independent.
+# Each use of the trainer's seed has its own number, so that shuffling and augmentation are independent.
 SHUFFLE, SPLIT, TRANSFORM, STREAM = 0, 1, 2, 3
 
 
@@ -74,7 +74,7 @@ class Pass(NamedTuple):
 
 
 class Source(Protocol):
-    """Interface for reading a dataset in batches, checked and cast to the model's dtypes.
+    """Interface for reading a dataset in batches, which are checked and cast to the model's dtypes.
 
     Attributes:
         layout: names, dtypes and shapes of the arrays of a batch.
@@ -151,7 +151,7 @@ class Options(NamedTuple):
 
 
 def order_of(samples: int, epoch: Pass) -> Array:
-    """Returns the sample order of an epoch, int64 [samples], a pure function of the arguments."""
+    """Returns the sample order of an epoch, int64 [samples]; it depends only on the arguments."""
     if not epoch.shuffle:
         return np.arange(samples)
     # No generator state to save: the order of any epoch can be drawn again.

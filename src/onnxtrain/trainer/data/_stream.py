@@ -58,7 +58,12 @@ class _Reading:
         return batch
 
     def unless_incomplete(self, raw: Raw, size: int | None) -> Raw | None:
-        """Returns a batch, or None if it is the last batch and smaller than the first one (or than `size`)."""
+        """Returns the batch `raw`, or None if it is an incomplete last batch.
+
+        Args:
+            raw: the batch that :meth:`take` returned last.
+            size: number of samples in a complete batch; None for the size of the first batch.
+        """
         count = len(raw.inputs[0])
         # A smaller batch is incomplete only at the end of the stream; some loaders vary the batch size.
         self._size = self._size or size or count
@@ -74,7 +79,7 @@ class _Reading:
 
 
 class StreamSource:
-    """Batches that can only be read from the beginning.
+    """Source that reads a stream of batches, which can only be read from the beginning.
 
     An epoch is one pass over the stream. With a `limit`, an epoch has that number of batches and starts where the
     previous epoch ended; at the end of the stream, the next pass begins. The global generators (random, numpy.random,
@@ -127,7 +132,7 @@ class StreamSource:
             return None
 
     def look(self, epoch: Pass) -> None:
-        """Checks the first batch, and whether it has weights.
+        """Checks the first batch, and records whether it has sample weights.
 
         Raises:
             InputError: there is no batch, or it does not match the model.
@@ -150,7 +155,7 @@ class StreamSource:
             raise InputError(f"The first batch: {error}") from error
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Prepares the stream for a fit; on resuming, restores the random generators that the stream itself holds.
+        """Prepares the stream for a fit. In a resumed fit, restores the stream's own random generators.
 
         Raises:
             InputError: the stream is an iterator, but must be read again.
@@ -225,7 +230,7 @@ class StreamSource:
             self._mark = self._states()
 
     def _next(self, epoch: Pass, index: int) -> Raw | None:
-        """Returns the next batch that is not dropped; None at the end of an epoch that is one pass."""
+        """Returns the next batch that is not dropped. Without a `limit`, returns None at the end of the stream."""
         while True:
             if self._reading is None:
                 self._reading = self._open(epoch, self._number)
@@ -267,7 +272,7 @@ class StreamSource:
         self._reading = None
 
     def _open(self, epoch: Pass, number: int) -> _Reading:
-        """Starts a pass."""
+        """Starts a pass over the stream; `number` counts the passes of the fit."""
         if self._once:
             return _Reading(lambda: self._stream, None)
         count = epoch.fit_start + number if self._options.limit else epoch.epoch
@@ -323,7 +328,7 @@ class StreamSource:
 
 
 def _own_generators(stream: Any) -> list[Any]:
-    """Returns the PyTorch generators that a DataLoader and its samplers use instead of the process's."""
+    """Returns the PyTorch generators that a DataLoader and its samplers use instead of the process's generator."""
     batches = getattr(stream, "batch_sampler", None)
     owners = (stream, getattr(stream, "sampler", None), batches, getattr(batches, "sampler", None))
     generators: list[Any] = []

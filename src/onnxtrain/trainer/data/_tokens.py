@@ -51,16 +51,16 @@ class Columns:
 
 @dataclass(frozen=True)
 class Padding:
-    """Combines samples with sequences into batches, padded to the longest sequence.
+    """Combines samples with token sequences into batches, and pads the sequences to the longest one.
 
     Sequences are padded at the end: tokens, masks and other inputs with 0, labels with the ignored label. A missing
-    attention mask and missing positions are created. Missing labels of a loss that predicts the next token are the
-    tokens.
+    attention mask and missing positions are created. If the loss predicts the next token, the tokens replace missing
+    labels.
 
     Attributes:
         layout: arguments of the model.
         tokens: description of the token input, [batch, sequence].
-        length: length of padded sequences; None for the longest one in the batch.
+        length: length of padded sequences; None for the length of the longest sequence in the batch.
     """
 
     layout: Layout
@@ -90,7 +90,7 @@ class Padding:
         return _is_sequence(tokens)
 
     def columns(self, inputs: Any, targets: Any, weights: Any) -> Columns | None:
-        """Arranges a whole dataset as columns; returns None if it consists of arrays that need no padding."""
+        """Arranges a whole dataset as columns. Returns None if nothing needs padding, or a name is unknown."""
         columns = self._by_name(inputs)
         tokens = columns.get(self.tokens.name)
         if tokens is None or len(tokens) == 0 or not _is_sequence(tokens[0]):
@@ -111,7 +111,10 @@ class Padding:
         return Columns(given | ({} if weights is None else {WEIGHT: weights}))
 
     def to_longest(self, samples: Any) -> Padding:
-        """Returns a copy that pads to the longest of all sequences, so that all batches have the same shape."""
+        """Returns a copy that pads to the longest of all sequences, so that all batches have the same shape.
+
+        If :attr:`length` is set, it is not changed.
+        """
         lengths = (len(self._entries(samples[index])[self.tokens.name]) for index in range(len(samples)))
         return self if self.length is not None else dataclasses.replace(self, length=max(lengths))
 
@@ -154,7 +157,11 @@ class Padding:
         return [spec.name for spec in (*self.layout.inputs, *self.layout.targets)]
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
-        """Arranges inputs as columns by name: those of a mapping or a frame, or the tokens alone."""
+        """Returns the columns of the inputs by name.
+
+        Args:
+            inputs: a frame, a mapping, a list of mappings, or only the token sequences.
+        """
         if is_frame(inputs):
             names = column_names(inputs)
             return {name: _listed(inputs[name]) for name in {*self._names, WEIGHT} if name in names}
@@ -170,7 +177,7 @@ class Padding:
     def _entries(self, sample: Any) -> dict[str, Any]:
         """Converts a sample to a dict from input or target name to array.
 
-        A sample is a mapping or a token sequence, or a tuple of one of these with its target and sample weight.
+        A sample is a mapping, a token sequence, or a tuple of either with a target and, optionally, a sample weight.
         """
         inputs, target, weight = sample, None, None
         # A tuple of numbers is a token sequence.
@@ -182,7 +189,7 @@ class Padding:
         return entries | ({} if weight is None else {WEIGHT: weight})
 
     def _complete(self, row: dict[str, Any], number: int) -> None:
-        """Adds mask, positions and labels that a sample lacks.
+        """Adds the mask, the positions and the labels to a sample if they are missing.
 
         Raises:
             InputError: the sample has no tokens, or lacks other entries.
@@ -229,7 +236,19 @@ class Padding:
     def _padded(
         self, spec: InputSpec, entries: list[Array], numbers: list[int], lengths: list[int], length: int
     ) -> Array:
-        """Stacks one sequence per sample, padded to a length."""
+        """Pads one sequence per sample to a common length, and stacks them.
+
+        Args:
+            spec: the input or target that is padded.
+            entries: one sequence per sample.
+            numbers: index of each sample, for error messages.
+            lengths: number of tokens of each sample.
+            length: length after padding.
+
+        Raises:
+            InputError: the labels need padding, but the loss ignores no label; or a sequence does not have one entry
+                per token.
+        """
         labels = spec.class_labels
         # The model would be trained on any other label.
         if labels is not None and labels.ignore_index is None and min(lengths) < length:

@@ -23,8 +23,9 @@ class Transform:
     """Augmentation `(inputs, targets) -> (inputs, targets)`, optionally with a numpy Generator as third argument.
 
     Args:
-        function: called with the inputs and the targets: an array if there is one, a dict by name if there are several,
-            None if there are no targets. The Generator is its third argument, or the one named `rng` or `generator`.
+        function: function that is called with the inputs and the targets. Each is an array, a dict by name if there are
+            several, or None if there are no targets. The Generator is passed as the third argument, or as the parameter
+            named `rng` or `generator`.
 
     Raises:
         InputError: the function does not take two or three arguments.
@@ -46,7 +47,7 @@ class Transform:
             raw: arrays of the batch.
             epoch: the pass that is read.
             batch: index of the batch in the epoch.
-            lent: True if the user may still use the arrays, e.g. those of a list of batches.
+            lent: True if the arrays may still belong to the user, e.g. to a list of batches, and must be copied.
 
         Raises:
             InputError: the function does not return inputs and targets.
@@ -78,7 +79,7 @@ class Transform:
 
 
 def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array], lent: bool) -> Any:
-    """Returns the argument for the user's transform, as arrays that it may modify.
+    """Returns an argument for the user's transform, with arrays that the transform may modify.
 
     A single input is passed as an array; several inputs are passed as a dict by name.
     """

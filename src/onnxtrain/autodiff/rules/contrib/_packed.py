@@ -33,8 +33,8 @@ def product_with_weight(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | No
     arithmetic ops would be folded to float32 when the session is created, which takes eight times the memory of 4 bits.
 
     Returns:
-        The product, or None if codes or zero points are not constant, for 2 bits, with `g_idx`, and for floating-point
-        zero points that are not float32.
+        The product, or None if this is not supported: the codes or integer zero points are not constant, the codes have
+        2 bits, the node has a `g_idx`, or the zero points are floating point but not everything is float32.
     """
     bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
     codes, zero_points = _tensor(n.B), _tensor(n.zero_points)

@@ -1,4 +1,4 @@
-"""Decomposes activations of com.microsoft, and the activations that ONNX Runtime fuses into the preceding op."""
+"""Decomposes com.microsoft activation ops, and the activations that ONNX Runtime fuses into the preceding op."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def activated(op: Emitter, n: NodeView, x: ir.Value, kind: str | bytes, numbers:
 
 @defbody("Gelu", MS, "X", "Y")
 def gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes Gelu: X·Phi(X), where Phi is the normal distribution, computed with the error function."""
+    """Decomposes Gelu: X·Phi(X), where Phi is the standard normal CDF, computed with the error function."""
     return op.Gelu(n.X)
 
 
@@ -69,7 +69,7 @@ def quick_gelu(op: Emitter, n: NodeView) -> ir.Value:
 
 @defbody("BiasSplitGelu", MS, "X bias", "Y")
 def bias_split_gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes BiasSplitGelu: Y = left·gelu(right), the halves of X + bias along the last axis."""
+    """Decomposes BiasSplitGelu: Y = left·gelu(right), with the halves of X + bias along the last axis."""
     left, right = op.Split(op.Add(n.X, n.bias), axis=-1, num_outputs=2, _outputs=2)
     return op.Mul(left, op.Gelu(right))
 

@@ -1,4 +1,4 @@
-"""Decomposes attention and rotary embeddings of com.microsoft into standard ops."""
+"""Decomposes com.microsoft attention and rotary embedding ops into standard ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxtrain.functions import causal_attention
     rotary_embedding_dim=0, past_present_share_buffer=0,
 )  # fmt: skip
 def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Decomposes Attention: self-attention, where input·weights + bias is queries, keys and values, concatenated.
+    """Decomposes Attention: self-attention; input·weights + bias is the concatenation of queries, keys and values.
 
     The cached keys and values in `past`, [2, batch, heads, sequence, size], precede the new ones.
     """
@@ -76,8 +76,9 @@ def attention_of(
 def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     """Decomposes MultiHeadAttention: queries, keys and values are `[batch, sequence, hidden]`.
 
-    Cached keys and values precede the new ones. All three can be packed as `[batch, sequence, heads, 3, size]`, or keys
-    and values as `[..., 2, size]`. Keys and values can also be `[batch, heads, sequence, size]`.
+    Cached keys and values precede the new ones. Queries, keys and values can be packed into one tensor, `[batch,
+    sequence, heads, 3, size]`, or only keys and values, `[batch, sequence, heads, 2, size]`. Unpacked keys and values
+    can also be `[batch, heads, sequence, size]`.
     """
     if n.past_sequence_length is not None or n.cache_indirection is not None:
         raise unsupported(n, "a cache that is updated in place")
@@ -170,7 +171,7 @@ def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Seque
 def _hidden_keys(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | None = None) -> ir.Value:
     """Returns a mask, bool `[..., queries, keys]`: True for keys to which the query must not attend.
 
-    These are the keys after the query, and with a window of `before` keys, those at least `before` positions before it.
+    Keys after the query are hidden. With a window of `before` keys, so are keys `before` or more positions earlier.
 
     Args:
         op: emitter.
@@ -249,7 +250,7 @@ _UNSUPPORTED_INPUTS = _GROUP_QUERY_INPUTS.split()[10:]
 
 
 def _query_positions(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
-    """Returns the number of valid cached keys of each sequence, [batch, 1], and the positions of its queries."""
+    """Returns each sequence's number of valid cached keys, [batch, 1], and its queries' positions among the keys."""
     length = op.Squeeze(op.Shape(n.query, start=1, end=2), [0])
     # Shape inference doesn't know the length of a Range, but it knows that of this shape.
     order = op.Reshape(op.Range(0, length, 1), op.Concat([1], op.Shape(n.query, start=1, end=2), axis=0))
@@ -263,10 +264,10 @@ def _query_positions(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
 
 
 def _cache_order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
-    """Returns, for each position of the new cache, its index in the old cache followed by the new keys: [batch, keys].
+    """Returns which key goes to each position of the new cache: [batch, keys].
 
-    The old cache may have free space after its valid keys. The new keys fill that space, so the order differs between
-    sequences.
+    Keys are indices into the concatenation of the old cache and the new keys. The old cache may have free space after
+    its valid keys. The new keys fill that space, so the order differs between sequences.
     """
     past, new = op.Shape(n.past_key, start=2, end=3), op.Shape(n.query, start=1, end=2)
     total = op.Max(past, op.Reshape(op.Cast(n.total_sequence_length, to=ir.DataType.INT64), [-1]))
@@ -278,7 +279,7 @@ def _cache_order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
 
 
 def _gather_in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir.Value:
-    """Gathers keys or values `[batch, heads, keys, size]` from cached and new ones; see :func:`_cache_order`."""
+    """Gathers the new cache of keys or values, `[batch, heads, keys, size]`; `order` is from :func:`_cache_order`."""
     joined = op.Concat(past, new, axis=2)
     ends = op.Shape(joined, start=0, end=2), op.Shape(order, start=1, end=2), op.Shape(joined, start=3)
     places = op.Expand(op.Unsqueeze(order, [1, 3]), op.Concat(*ends, axis=0))

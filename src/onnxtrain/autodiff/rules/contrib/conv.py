@@ -1,4 +1,4 @@
-"""Decomposes convolutions of com.microsoft into standard ops."""
+"""Decomposes com.microsoft convolution ops into standard ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decomposes matrix products of com.microsoft, and registers VJPs of Inverse, CDist and MatMulNBits."""
+"""Decomposes com.microsoft matrix product ops, and registers VJPs of Inverse, CDist and MatMulNBits."""
 
 from __future__ import annotations
 
@@ -110,7 +110,10 @@ def matmul_nbits(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _check_nbits(n: NodeView) -> None:
-    """Raises NoGradientRule for weights that the kernel would interpret differently than the gradient does."""
+    """Raises NoGradientRule for weights for which the rule would contradict the kernel.
+
+    These are prepacked weights, bit widths other than 2, 4 and 8, and `g_idx` orders that the kernel computes wrongly.
+    """
     bits = n.attr("bits")
     if bits not in (2, 4, 8):
         raise unsupported(n, f"{bits}-bit weights")

@@ -1,4 +1,4 @@
-"""Decomposes elementwise ops of com.microsoft into standard ops."""
+"""Decomposes elementwise com.microsoft ops into standard ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decomposes the normalization layers of com.microsoft into standard ops."""
+"""Decomposes com.microsoft normalization ops into standard ops."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Decomposes quantized ops into standard ops: dequantize, compute in floating point, quantize again.
 
 With `straight_through=True`, gradients pass through the rounding. The weights are integers and are not trained. ONNX
-Runtime's kernels multiply integers instead; both round once, so that results differ by at most one step.
+Runtime's kernels multiply integers instead; both round only once, so results differ by at most one quantization step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ not_yet(
 def _dequantize(
     op: Emitter, q: ir.Value, scale: ir.Value, zero: ir.Value | None = None, axis: int | None = None
 ) -> ir.Value:
-    """Dequantizes integers; `axis` is the axis to which a vector of scales belongs."""
+    """Dequantizes integers; `axis` is the axis along which a vector of scales varies."""
     return op.DequantizeLinear(q, scale, *([zero] if zero is not None else []), axis=axis)
 
 
@@ -95,7 +95,7 @@ def _rescale(op: Emitter, integers: ir.Value, *scales: ir.Value) -> ir.Value:
 
 @defbody("QLinearConv", MS, _QCONV, "y", channels_last=0, **CONV)
 def contrib_qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes com.microsoft's QLinearConv like the standard op, also for channels-last images."""
+    """Decomposes com.microsoft's QLinearConv: like the standard op, but images may be channels-last."""
     return _qlinear_conv(op, n, last=bool(n.attr("channels_last")))
 
 

@@ -1,4 +1,4 @@
-"""Decomposes ops of com.microsoft that move or select elements into standard ops."""
+"""Decomposes com.microsoft ops that move or select elements into standard ops."""
 
 from __future__ import annotations
 

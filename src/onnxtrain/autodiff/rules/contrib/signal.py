@@ -1,4 +1,4 @@
-"""Decomposes Fourier transforms and complex products of com.microsoft into standard ops."""
+"""Decomposes com.microsoft Fourier transform and complex product ops into standard ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declares ops of com.microsoft without a gradient."""
+"""Declares the com.microsoft ops that have no gradient."""
 
 from __future__ import annotations
 

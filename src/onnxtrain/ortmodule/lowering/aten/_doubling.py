@@ -1,4 +1,4 @@
-"""Writes computations whose number of steps is the logarithm of a size."""
+"""Emits computations whose number of steps is the logarithm of a size."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Step = Callable[[Emitter, ir.Value, Sequence[ir.Value]], list[ir.Value]]
 
 
 def doubling(op: Emitter, limit: int | ir.Value, step: Step, state: Sequence[ir.Value]) -> list[ir.Value]:
-    """Applies `step` for the shifts 1, 2, 4, ... below a limit; returns the final state.
+    """Applies `step` with the shifts 1, 2, 4, ... below `limit`, and returns the final state.
 
     Args:
         op: emitter.
-        limit: the limit. An int unrolls the steps; a value, int64 [], writes a Loop.
-        step: writes one step: takes an emitter, the shift (int64 [1]) and the state, and returns the next state, of the
-            same dtypes and shapes.
-        state: the first state.
+        limit: the limit. The steps are unrolled for an int, and run in a Loop for an ONNX value, int64 [].
+        step: emits one step. Takes an emitter, the shift (int64 [1]) and the state, and returns the next state, with
+            the same dtypes and shapes.
+        state: the initial state.
     """
     if isinstance(limit, int):
         for power in range(max(limit - 1, 0).bit_length()):

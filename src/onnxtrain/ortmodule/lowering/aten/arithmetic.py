@@ -14,13 +14,13 @@ from onnxtrain.passes import known_array
 
 
 def _operands(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
-    """Returns the operands in the dtype of the result, but bool as int32, because ONNX's Add and Mul lack bool."""
+    """Casts the operands to the result's dtype, or to int32 for bool, because ONNX's Add and Mul don't support bool."""
     dtype = ir.DataType.INT32 if low.dtype == ir.DataType.BOOL else low.dtype
     return tuple(low.tensor(value, dtype) for value in values)
 
 
 def _factors(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ...]:
-    """Returns the operands of a product or quotient, in float32 for a half-precision tensor and a Python float."""
+    """Casts the operands of a product or quotient: to float32 for a half-precision tensor and a Python float."""
     # PyTorch rounds only the result to the narrow dtype, not the Python number.
     has_number = any(isinstance(low.fake(index), float | torch.SymFloat) for index in range(2))
     if has_number and low.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
@@ -89,13 +89,13 @@ def div_mode(low: Lowering, a: Any, b: Any, *, rounding_mode: str | None) -> ir.
 
 
 def truncated_quotient(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Returns the quotient of integers, rounded towards zero. As in PyTorch, the lowest integer by -1 is itself."""
+    """Returns the quotient of integers, rounded towards zero. As in PyTorch, the lowest integer divided by -1 wraps."""
     divisor = known_array(b)
     if divisor is not None and not np.any(divisor == -1):
         return op.Div(a, b)
     if b.dtype is not None and not b.dtype.is_signed():
         return op.Div(a, b)
-    # The processor has no result for the smallest integer divided by -1: ONNX Runtime (1.32) ends with SIGFPE there.
+    # Processors trap when the smallest integer is divided by -1: ONNX Runtime (1.32) crashes with SIGFPE.
     negated = op.Equal(b, op.const(-1, like=b))
     # A product with -1 wraps around, and ONNX Runtime lacks Neg of int16.
     wide = ir.DataType.INT32 if a.dtype in (ir.DataType.INT8, ir.DataType.INT16) else a.dtype
@@ -115,7 +115,7 @@ def floored_quotient(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def _chosen(op: Emitter, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Emits Where on integers; computes int16 as int32, because ONNX Runtime has no int16 kernel."""
+    """Emits a Where on integers, in int32 for int16, because ONNX Runtime's Where has no int16 kernel."""
     if a.dtype != ir.DataType.INT16:
         return op.Where(condition, a, b)
     wide = ir.DataType.INT32
@@ -143,7 +143,7 @@ def _floored_ratio(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def _fmod_and_correction(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Returns fmod(a, b), and a mask of where `b` must be added to get Python's `a % b`, which has the sign of `b`."""
+    """Returns fmod(a, b), and a mask of the elements that need `b` added to get Python's `a % b`, with `b`'s sign."""
     op = low.op
     remainder = op.Mod(a, b, fmod=1)
     signs_differ = op.Xor(op.Less(remainder, 0.0), op.Less(b, 0.0))

@@ -44,7 +44,7 @@ def _fake_attention(
 
 @register_flop_formula(torch.ops.onnxtrain.attention)
 def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, **named: Any) -> int:
-    """Returns the number of floating-point operations of both products."""
+    """Returns the number of floating-point operations of attention's two matrix products."""
     return 2 * prod(q[:3]) * k[2] * (q[3] + v[3])
 
 
@@ -90,7 +90,7 @@ def _is_supported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch
 
 
 ATTENTION: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: _attention}
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for attention functions when a Dynamo graph is traced."""
 
 
 @lower("onnxtrain.attention.default")
@@ -103,7 +103,10 @@ def attention(
     is_causal: bool,
     scale: float,
 ) -> ir.Value:
-    """Lowers to an attention function. As in PyTorch, queries with all keys masked get zeros, and zero gradients."""
+    """Lowers to a call of an attention function from `functions`.
+
+    As in PyTorch, queries whose keys are all masked get zeros, and zero gradients.
+    """
     op = low.op
     if mask is None:
         kind = functions.causal_attention if is_causal else functions.attention
@@ -150,7 +153,7 @@ def _embedding(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Replaces `embedding`, so that tracing records the in-place update of the weight with `max_norm`."""
+    """Replaces `embedding`, so that tracing records the in-place update of the weight for `max_norm`."""
     if max_norm is not None:
         _renormalize_rows(weight, indices, max_norm, norm_type)
     return functional.embedding(indices, weight, padding_idx, None, norm_type, *args, **kwargs)
@@ -165,7 +168,7 @@ def _embedding_bag(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """Replaces `embedding_bag`, as `_embedding` does."""
+    """Replaces `embedding_bag`, so that tracing records the in-place update of the weight for `max_norm`."""
     if max_norm is not None:
         _renormalize_rows(weight, indices, max_norm, norm_type)
     return functional.embedding_bag(indices, weight, offsets, None, norm_type, *args, **kwargs)
@@ -184,7 +187,7 @@ EMBEDDINGS: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
 }
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for embedding functions when a Dynamo graph is traced."""
 
 
 @lower("aten.embedding.default")
@@ -224,7 +227,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[ir.Value | None, ...]:
-    """Lowers to a Gather of rows and a ScatterElements that reduces each bag. Empty bags are zero."""
+    """Lowers to a Gather of rows and a ScatterND that reduces each bag. Empty bags are zero."""
     if scale_grad_by_freq or sparse or any(low.uses_result(i) for i in (1, 2, 3)):
         raise low.unsupported(
             "sparse gradients, gradients scaled by frequency, or uses of more than the first result"

@@ -61,7 +61,7 @@ _FILL_VALUES = {
 
 
 def _by_parts(function: Callable[..., Any]) -> Callable[..., Complex]:
-    """Returns a complex lowering that applies a real one to the real parts and to the imaginary parts."""
+    """Returns a complex lowering that applies a real lowering separately to real and imaginary parts."""
 
     def lowered(low: Lowering, *args: Any, **kwargs: Any) -> Any:
         fill_values = _FILL_VALUES.get(str(low.node.target).split(".")[1].replace("_copy", ""), ())
@@ -92,7 +92,7 @@ _LINEAR = (
 
 
 def register_linear_functions() -> None:
-    """Registers complex lowerings of the ops in `_LINEAR`. Their real lowerings must be registered before."""
+    """Registers complex lowerings of the ops in `_LINEAR`. Their real lowerings must already be registered."""
     for name, function in list(LOWERINGS.items()):
         if name.startswith("aten.") and name.split(".")[1] in _LINEAR:
             lower_complex(name)(_by_parts(function))
@@ -261,7 +261,7 @@ def absolute(low: Lowering, z: Complex) -> ir.Value:
 
 @lower_complex("aten.angle.default")
 def angle(low: Lowering, z: Complex) -> ir.Value:
-    # The gradient of our atan2 at 0 is 0, as PyTorch's gradient of angle.
+    # The gradient of our atan2 at 0 is 0, like PyTorch's gradient of angle.
     return atan2(low, z.im, z.re)
 
 

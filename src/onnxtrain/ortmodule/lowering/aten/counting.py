@@ -14,8 +14,8 @@ INT64 = ir.DataType.INT64
 def segment_numbers(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Value:
     """Returns the 1-based segment number of each of the positions 0, 1, ..., count - 1.
 
-    The segment number of a position is the number of `starts` that are not greater. E.g. starts of [0, 2] and a count
-    of 3 give [1, 1, 2].
+    The segment number of a position is the number of `starts` at or before it. For example, starts of [0, 2] and a
+    count of 3 result in [1, 1, 2].
 
     Args:
         low: the lowering.

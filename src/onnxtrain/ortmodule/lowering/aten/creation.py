@@ -47,7 +47,7 @@ def fill(low: Lowering, x: ir.Value, value: Any) -> ir.Value:
 
 
 def _constant_fills(number: int) -> tuple[Callable[..., ir.Value], ...]:
-    """Returns three lowerings that fill with `number`, with the arguments of `zeros`, `zeros_like` and `new_zeros`."""
+    """Returns lowerings with the signatures of `zeros`, `zeros_like` and `new_zeros` that fill with `number`."""
     return (
         lambda low, size, *_, **__: _filled(low, number, size),
         lambda low, x, **__: _filled(low, number, None, x),

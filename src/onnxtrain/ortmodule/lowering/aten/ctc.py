@@ -81,12 +81,12 @@ def ctc_loss(
 
 
 def _lengths(low: Lowering, lengths: Any) -> ir.Value:
-    """Returns lengths, a tensor or a list of numbers, as int64 [batch]."""
+    """Converts `lengths`, a tensor or a list of numbers, to int64 [batch]."""
     return low.tensor(lengths, INT64) if isinstance(lengths, ir.Value) else low.ints(list(lengths))
 
 
 def _pad_targets(low: Lowering, concatenated: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Returns concatenated targets, one per row, [batch, sum of lengths]. Each is padded with arbitrary labels."""
+    """Splits concatenated targets into rows, [batch, sum of lengths], padded with arbitrary labels."""
     op = low.op
     starts = op.Sub(op.CumSum(lengths, op.const(0)), lengths)
     count = op.Shape(concatenated)
@@ -105,7 +105,7 @@ def _with_blanks(low: Lowering, targets: ir.Value, blank: int) -> ir.Value:
 
 
 def _logsumexp(low: Lowering, terms: list[ir.Value]) -> ir.Value:
-    """Returns the elementwise log(sum(exp(terms))) of finite terms, numerically stable."""
+    """Returns the elementwise log(sum(exp(terms))) of finite terms, computed in a numerically stable way."""
     op = low.op
     largest = low.op.stop_gradient(op.Max(*terms))
     total = op.Sum(*(op.Exp(op.Sub(term, largest)) for term in terms))
@@ -128,7 +128,7 @@ def _final_state(
         labels: the targets with blanks, [batch, 2 S + 1].
         input_lengths: number of time steps of each sample, [batch].
         target_lengths: number of labels of each target, [batch].
-        blank: the label of the blank.
+        blank: label that means blank, e.g. 0.
 
     Returns:
         Log-probabilities [batch, 2 S + 1]: element s sums over all paths that end in label s.

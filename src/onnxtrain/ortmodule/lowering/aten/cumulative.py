@@ -1,7 +1,7 @@
 """Lowers cumulative ops (prefix scans): cumsum, cumprod, logcumsumexp, cummax and cummin.
 
-ONNX of this opset has CumSum only. For the other ops, log2(size) steps combine each element with the element 1, 2, 4,
-... places before; a Loop has these steps where the size is not known.
+Of these, opset 21 has only CumSum. The other ops take log2(size) steps: step k combines each element with the element
+2^k positions before it. The steps are unrolled if the size is fixed, and otherwise run in a Loop.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _scan(
         x: any shape.
         dim: the axis.
         neutral: identity element of `combine`, e.g. 1 for products.
-        combine: writes the associative operation on two tensors, e.g. Mul.
+        combine: emits the associative operation on two tensors, e.g. Mul.
     """
     rank = low.fake(0).dim()
     if not rank:
@@ -69,7 +69,7 @@ def _scan(
 
 
 def _size(low: Lowering, x: ir.Value, axis: int) -> int | ir.Value:
-    """Returns the size of an axis of the first argument: an int, or int64 []."""
+    """Returns the size of an axis of `x`, the first argument: an int, or an int64 [] value if it is symbolic."""
     size = low.fake(0).shape[axis]
     return size if isinstance(size, int) else low.op.Squeeze(low.op.dim(x, axis), [0])
 
@@ -90,7 +90,7 @@ def cumulative_extremum(low: Lowering, x: ir.Value, dim: int) -> tuple[ir.Value,
     places.shape = x.shape
 
     def before(op: Emitter, shift: ir.Value, value: ir.Value) -> ir.Value:
-        """Shifts the elements back by `shift` positions along the axis; the first `shift` positions keep theirs."""
+        """Shifts `value` by `shift` positions towards the end of the axis; its first `shift` elements are repeated."""
         first = op.Slice(value, [0], shift, [axis])
         return op.Concat(first, op.Slice(value, [0], op.Neg(shift), [axis]), axis=axis)
 

@@ -1,8 +1,8 @@
 """Lowers discrete Fourier transforms (DFTs) to products with matrices of cosines and sines.
 
 A long axis of fixed, composite size is transformed by smaller DFTs (Cooley and Tukey, Math. Comp. 19 (1965), 297-301).
-Primes, and sizes that are known at run time only, are transformed by DFTs whose size is a power of two (Bluestein, IEEE
-Trans. Audio Electroacoust. 18 (1970), 451-455).
+Large primes, and sizes that are only known at run time, are transformed by DFTs whose size is a power of two
+(Bluestein, IEEE Trans. Audio Electroacoust. 18 (1970), 451-455).
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def _transformed(
     normalization: int,
     sign: int,
 ) -> Complex:
-    """Transforms some axes, and normalizes the result.
+    """Transforms `axes` of `z`, and normalizes the result.
 
     Args:
         low: the lowering.
         z: the input, of any shape.
         axes: the axes to transform.
-        normalized: the axes whose sizes count for the normalization.
+        normalized: the axes whose sizes determine the normalization.
         shape: sizes before the transform.
         normalization: see `_normalized`.
         sign: `_FORWARD` or `_BACKWARD`.
@@ -113,7 +113,7 @@ def _normalized(
 
 
 def _size(low: Lowering, shape: Sequence[Any], axis: int, z: Complex) -> ir.Value:
-    """Returns `shape[axis]`, int64 [1]. A symbolic size is read from the op's input, if equal there, else from `z`."""
+    """Returns `shape[axis]`, int64 [1]. Reads a symbolic size from the op's input if it is there, else from `z`."""
     if isinstance(shape[axis], int):
         return low.op.const([shape[axis]])
     source = low.env[low.node.args[0]]  # type: ignore[index]
@@ -179,7 +179,7 @@ def _angles(j: np.ndarray, k: np.ndarray, size: int, sign: int) -> np.ndarray:
 
 
 def _run_time_angles(low: Lowering, j: ir.Value, k: ir.Value, size: ir.Value, sign: int) -> ir.Value:
-    """Returns `_angles`, computed at run time. `size` is an int64 [1] value. The result is float64."""
+    """Like `_angles`, but computed at run time. `size` is an int64 [1] value. The result is float64."""
     op = low.op
     # float64 for all dtypes, because float32 angles would not be accurate enough for float32 results.
     products = op.Mod(op.Mul(j, k), size)
@@ -193,15 +193,15 @@ def _factor(size: int) -> int:
 
 
 def _is_factored(size: int) -> bool:
-    """True if a DFT of this size is computed by smaller ones, or by larger ones with small factors."""
+    """True if a DFT of this size is computed by other DFTs, False if it is a single matrix product."""
     return size > _MAX_MATRIX_SIZE and (_factor(size) > 1 or size > _MAX_PRIME)
 
 
 def _cooley_tukey(low: Lowering, z: Complex, rank: int, size: int, sign: int, real: bool = False) -> Complex:
-    """Returns the DFT along the last axis of `rank` axes, recursively factored.
+    """Returns the DFT of `z` along the last of its `rank` axes, factored recursively into smaller DFTs.
 
-    With size = a b, j = b j1 + j2 and k = k1 + a k2: DFTs of size a over j1, multiplication by the twiddle factors
-    exp(sign * 2 pi i j2 k1 / size), and DFTs of size b over j2.
+    With size = a b, j = b j1 + j2 and k = k1 + a k2, the factors are DFTs of size a over j1, a multiplication by the
+    twiddle factors exp(sign * 2 pi i j2 k1 / size), and DFTs of size b over j2.
     """
     op = low.op
     if not _is_factored(size):
@@ -231,7 +231,7 @@ def _cooley_tukey(low: Lowering, z: Complex, rank: int, size: int, sign: int, re
 
 
 def _product(low: Lowering, a: Complex, b: Complex, real: bool = False) -> Complex:
-    """Returns a b. If `real`, the imaginary part of `a` is taken as zero."""
+    """Returns the product a b. If `real`, the imaginary part of `a` is taken as zero."""
     op = low.op
     if real:
         return Complex(op.Mul(a.re, b.re), op.Mul(a.re, b.im))
@@ -241,10 +241,10 @@ def _product(low: Lowering, a: Complex, b: Complex, real: bool = False) -> Compl
 
 
 def _bluestein(low: Lowering, z: Complex, rank: int, size: int, sign: int, real: bool) -> Complex:
-    """Returns the DFT of a fixed size along the last axis of `rank` axes as a cyclic convolution with a chirp.
+    """Returns the DFT of `z` along the last of its `rank` axes, computed as a cyclic convolution with a chirp.
 
-    As j k = (j² + k² - (k - j)²) / 2, with the chirp c_j = exp(sign * pi i j² / size) the DFT is c_k times the
-    convolution of z_j c_j with the conjugate of c. Convolved are DFTs of `longer` places, a power of two.
+    Because j k = (j² + k² - (k - j)²) / 2, the DFT is c_k times the convolution of z_j c_j with the conjugate of the
+    chirp c_j = exp(sign * pi i j² / size). The convolution uses DFTs of size `longer`, a power of two.
     """
     op = low.op
     longer = 1 << (2 * size - 2).bit_length()
@@ -267,7 +267,7 @@ def _bluestein(low: Lowering, z: Complex, rank: int, size: int, sign: int, real:
 
 
 def _bluestein_at_run_time(low: Lowering, z: Complex, sign: int, real: bool) -> Complex:
-    """Returns what `_bluestein` does, for a size that is known at run time only."""
+    """Like `_bluestein`, for a size that is only known at run time."""
     op, rank = low.op, len(low.fake(0).shape)
     size = op.Shape(z.re, start=-1)
     # Exact in float64 for all sizes that fit into memory.
@@ -296,7 +296,7 @@ def _bluestein_at_run_time(low: Lowering, z: Complex, sign: int, real: bool) -> 
     pads = op.Concat([0], op.Sub(longer, size), axis=0)
     z = Complex(*(op.pad(part, pads, [rank - 1], rank) for part in (z.re, z.im)))
     z = _product(low, _power_of_two(low, z), _power_of_two(low, filter_))
-    # The inverse, by conjugates, and without its normalization.
+    # The inverse DFT, computed with conjugates.
     z = _power_of_two(low, Complex(z.re, op.Neg(z.im)))
     scale = low.tensor(longer, low.dtype)
     z = Complex(op.Div(z.re, scale), op.Div(op.Neg(z.im), scale))
@@ -305,7 +305,7 @@ def _bluestein_at_run_time(low: Lowering, z: Complex, sign: int, real: bool) -> 
 
 
 def _power_of_two(low: Lowering, z: Complex) -> Complex:
-    """Returns the forward DFT along the last axis, whose size must be a power of two, by ONNX's DFT."""
+    """Returns ONNX's forward DFT along the last axis, whose size must be a power of two."""
     op = low.op
     pairs = op.Concat(op.Unsqueeze(z.re, [-1]), op.Unsqueeze(z.im, [-1]), axis=-1)
     # DFT needs an axis of batches.
@@ -314,7 +314,7 @@ def _power_of_two(low: Lowering, z: Complex) -> Complex:
 
 
 def _real_inverse(low: Lowering, z: Complex, axis: int, half: Any, size: Any, run_time_size: Any) -> ir.Value:
-    """Returns the real inverse DFT along an axis, without normalization, of a one-sided input.
+    """Returns the real inverse DFT of a one-sided input along an axis, without normalization.
 
     Args:
         low: the lowering.

@@ -20,7 +20,7 @@ INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 
 def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Replaces `one_hot` with a scatter, which raises for classes that are out of range."""
+    """Replaces `one_hot` with a scatter, which raises an error for classes that are out of range."""
     if isinstance(num_classes, int) and num_classes <= 0:
         return _torch.one_hot(classes, num_classes)
     zeros = torch.zeros((*classes.shape, num_classes), dtype=torch.int64, device=classes.device)
@@ -31,7 +31,7 @@ INDEXING: dict[Any, Callable[..., Any]] = {
     _torch.one_hot: _one_hot,
     torch.nn.functional.one_hot: _one_hot,
 }
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for indexing functions when a Dynamo graph is traced."""
 
 
 class _AdvancedIndex:
@@ -78,7 +78,7 @@ class _AdvancedIndex:
         return transposed(low, data, [order.index(axis) for axis in range(len(order))])
 
     def order(self) -> list[int]:
-        """Returns the permutation that maps the axes of GatherND's result, (*b, *others), to those of `x[...]`."""
+        """Returns the permutation from the axes of GatherND's result, (*b, *others), to the axes of `x[...]`."""
         others = [self.rank + i for i in range(len(self.others))]
         return [*others[: self.at], *range(self.rank), *others[self.at :]]
 
@@ -115,9 +115,9 @@ _NON_NEGATIVE = ("arange", "argmax", "argmin", "argsort", "max", "min", "sort", 
 
 
 def checked_indices(low: Lowering, argument: int, index: ir.Value, ignored: int | None = None) -> ir.Value:
-    """Replaces negative indices with one that is out of range, so that ONNX Runtime raises.
+    """Replaces negative indices with an out-of-range index, so that ONNX Runtime raises an error.
 
-    Used for ops whose PyTorch version raises for negative indices; ONNX's ops count them from the end.
+    For ops that raise an error for negative indices in PyTorch, but count them from the end in ONNX.
 
     Args:
         low: the lowering of the node that uses the index tensor.
@@ -247,7 +247,7 @@ def gather(low: Lowering, x: ir.Value, dim: int, index: ir.Value, *, sparse_grad
 
 
 def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any, reduction: str) -> ir.Value:
-    """Returns ScatterElements of `source`, which is a number, or a tensor of at least the shape of `index`."""
+    """Emits a ScatterElements of `source`, which is a number, or a tensor at least as large as `index` on each axis."""
     op = low.op
     if not low.fake(0).shape or not low.fake(2).shape:
         raise low.unsupported("scalars")

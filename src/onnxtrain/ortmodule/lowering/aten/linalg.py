@@ -43,7 +43,7 @@ def addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, a
 
 
 def _loses_digits(low: Lowering, *numbers: float) -> bool:
-    """True if the result is float64, and a number is rounded as an attribute, which is float32."""
+    """True if the result is float64 and a number is not exact in float32, the dtype of ONNX attributes."""
     return low.is_double and any(float(np.float32(number)) != number for number in numbers)
 
 
@@ -132,7 +132,7 @@ def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any =
 
 @lower("aten._pdist_forward.default")
 def pdist(low: Lowering, x: ir.Value, p: float = 2.0) -> ir.Value:
-    """Lowers to the norms of the differences between rows i and j of `x`, for all i < j in the order of i, then j."""
+    """Lowers to the norms of the differences between rows i and j of `x` for all i < j, sorted by i, then j."""
     op = low.op
     rows = op.dim(x, 0)
     square = op.Expand(op.const(1.0), op.Concat(rows, rows, axis=0))
@@ -142,7 +142,7 @@ def pdist(low: Lowering, x: ir.Value, p: float = 2.0) -> ir.Value:
 
 
 def _distance(low: Lowering, difference: ir.Value, p: float) -> ir.Value:
-    """Returns the norms of order `p` along the last axis, which the result of the node lacks."""
+    """Returns the norms of order `p` of `difference` along its last axis, which is removed."""
     op = low.op
     # Not [-1], which ONNX Runtime (1.31) does not support for tensors without elements.
     axes = [low.result.dim()]

@@ -176,8 +176,8 @@ def multilabel_margin_loss(
 ) -> tuple[ir.Value, ir.Value]:
     """Lowers to the loss and a mask of the target classes.
 
-    The loss is the sum, over all pairs of a target class t and another class i, of max(0, 1 - x_t + x_i) / classes. A
-    negative number ends the list of target classes of a sample. x, target: [*batch, classes].
+    The loss is the sum of max(0, 1 - x_t + x_i) / classes over all pairs of a target class t and a non-target class i.
+    A negative number ends the list of target classes of a sample. x, target: [*batch, classes].
     """
     op = low.op
     axis = low.fake(0).dim() - 1

@@ -28,8 +28,8 @@ def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
     """Lowers to sign and logarithm of the determinant, after normalizing the rows to length 1.
 
     The determinant of the normalized matrix cannot overflow, but it may underflow in float32, so the rows are
-    multiplied by a power of two. Up to 16 rows, one of the powers in `_EXPONENTS` works even if the pivots are 1 or
-    rounding errors of 2^-24. With more rows, intermediate products may overflow.
+    multiplied by a power of two. For up to 16 rows, one of the powers in `_EXPONENTS` works, even if each pivot is 1 or
+    a rounding error of 2^-24. Larger matrices are not supported, because intermediate products may overflow.
     """
     if low.uses_result(2) or low.uses_result(3):
         raise low.unsupported("uses of the LU factors")
@@ -49,7 +49,7 @@ def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
 
 
 def _scale(low: Lowering, rows: ir.Value) -> ir.Value:
-    """Returns the smallest power of two, per matrix, for which the determinant is a normal number, or 1: [*, 1, 1]."""
+    """Returns the scale of each matrix, [*, 1, 1]: the smallest power of two that prevents underflow, or else 1."""
     op = low.op
     scale = op.const(1.0, low.dtype)
     for exponent in reversed(_EXPONENTS):

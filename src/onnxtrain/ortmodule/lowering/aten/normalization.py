@@ -72,7 +72,7 @@ def _batch_norm(
         # PyTorch decomposes an instance norm into a batch norm with batch size 1.
         if low.fake(0).shape[0] == 1 and low.fake(0).dim() > 2:
             return _instance_norm(low, x, scale, shift, eps), None, None
-        # ONNX's op requires running statistics, so it gets any [channels] tensors. Nothing reads their updates.
+        # ONNX's op requires running statistics, so it gets arbitrary [channels] tensors. Nothing reads their updates.
         # `_training_batch_norm` needs values that are neither inputs nor constants, hence computed from x.
         statistics = op.Slice(op.Reshape(x, [-1]), [0], op.dim(x, 1))
         return _training_batch_norm(low, x, scale, shift, statistics, op.Neg(statistics), eps)[0], None, None
@@ -175,7 +175,7 @@ _FEW_PIXELS = 1024
 
 
 def _instance_norm(low: Lowering, x: ir.Value, scale: ir.Value, shift: ir.Value, eps: float) -> ir.Value:
-    """Standardizes each channel of a single sample."""
+    """Standardizes each channel of a single sample, then applies `scale` and `shift`, [channels] each."""
     op, (_, channels, *sizes) = low.op, low.fake(0).shape
     if all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= _FEW_PIXELS:
         return op.InstanceNormalization(x, scale, shift, epsilon=eps)
@@ -282,7 +282,7 @@ def log_softmax(low: Lowering, x: ir.Value, dim: int, half_to_float: Any = False
 
 
 def _softmax_along(low: Lowering, function: Write, x: ir.Value, dim: int) -> ir.Value:
-    """Applies a softmax along an axis. A scalar is reshaped to [1], and back."""
+    """Applies `function`, a softmax, along an axis. A scalar is reshaped to [1], and back."""
     x = low.tensor(x, low.dtype)
     if low.fake(0).dim() > 0:
         return function(x, axis=dim)

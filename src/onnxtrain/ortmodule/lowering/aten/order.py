@@ -22,7 +22,7 @@ SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8)
 
 
 def axes_of(low: Lowering, dim: Any) -> list[int] | None:
-    """Converts PyTorch's `dim` to a list of non-negative axes, or to None if it is None or empty: all axes."""
+    """Converts PyTorch's `dim` to a list of non-negative axes. Returns None if it means all axes."""
     if dim is None or (isinstance(dim, list | tuple) and not dim) or not low.fake(0).shape:
         return None
     return [axis_of(low, d) for d in (dim if isinstance(dim, list | tuple) else [dim])]
@@ -37,11 +37,11 @@ def _nan_mask(low: Lowering, x: ir.Value) -> ir.Value:
 def _unless_nan(
     low: Lowering, nans: ir.Value, axes: list[int] | None, keepdim: bool, y: ir.Value, nan: Any
 ) -> ir.Value:
-    """Returns `y`, a reduction of some tensor, with `nan` wherever the tensor has a NaN.
+    """Replaces the elements of `y`, a reduction, with `nan` where the reduced elements include a NaN.
 
     Args:
         low: the lowering.
-        nans: `_nan_mask` of the tensor.
+        nans: `_nan_mask` of the reduced tensor.
         axes: the reduced axes, None for all.
         keepdim: True if `y` keeps the reduced axes.
         y: the reduction.
@@ -53,7 +53,7 @@ def _unless_nan(
 
 
 def with_nan(low: Lowering, y: ir.Value, x: ir.Value, axis: int) -> ir.Value:
-    """Returns `y` with all elements of a row, along the axis, set to NaN if that row of `x` has a NaN."""
+    """Fills each row of `y` along `axis` with NaN if the same row of `x` contains a NaN; returns the result."""
     return _unless_nan(low, _nan_mask(low, x), [axis], True, y, low.op.const(math.nan, like=x))
 
 
@@ -77,7 +77,7 @@ def extremum(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False)
 
 
 def _extremum_of_all(low: Lowering, op_type: str, x: ir.Value) -> ir.Value:
-    """Reduces all elements by ReduceMax or ReduceMin. If there are NaN, they share the gradient, as in PyTorch."""
+    """Reduces all elements with ReduceMax or ReduceMin. If there are NaNs, they share the gradient, as in PyTorch."""
     op, is_nan = low.op, low.op.IsNaN(x)
     y = op.emit(op_type, op.Where(is_nan, -math.inf if op_type == "ReduceMax" else math.inf, x), keepdims=0)
     count = op.ReduceSum(op.Cast(is_nan, to=ir.DataType.FLOAT), keepdims=0)
@@ -90,7 +90,7 @@ def _extremum_of_all(low: Lowering, op_type: str, x: ir.Value) -> ir.Value:
 def _check_not_empty(low: Lowering, x: ir.Value) -> ir.Value:
     """Returns `x`. If its size depends on the data, adds a check that fails at run time if `x` has no elements.
 
-    Eager PyTorch raises for `max()` and `min()` of such a tensor; ONNX Runtime would return infinity.
+    Eager PyTorch raises an error for `max()` and `min()` of an empty tensor; ONNX Runtime would return infinity.
     """
     # `statically_known_true(numel > 0)` would be useless here: tracing `amax` has already assumed it.
     if not free_unbacked_symbols(low.fake(0).numel()):
@@ -213,7 +213,7 @@ def _kth(
 ) -> tuple[ir.Value, ir.Value]:
     """Returns the k-th largest or smallest element along an axis, and its index.
 
-    If there is a NaN, returns the first one if `nan_first`, else NaN is ordered above all numbers.
+    If `nan_first`, returns the first NaN if there is one. Otherwise, NaN counts as larger than all numbers.
     """
     op = low.op
     if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS:
@@ -290,13 +290,13 @@ def _sorted(low: Lowering, x: ir.Value, dim: int = -1, descending: bool = False)
 def ordered_topk(
     low: Lowering, x: ir.Value, k: Any, axis: int, largest: bool, sorted: bool = True
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns TopK, with NaN as the largest number."""
+    """Returns values and indices of the `k` largest or smallest elements; NaN counts as larger than all numbers."""
     op, attributes = low.op, {"axis": axis, "largest": int(largest), "sorted": int(sorted)}
     if not is_float(x):
         values, indices = op.TopK(x, k, **attributes, _outputs=2)
         return values, indices
-    # TopK only finds the order; the elements, and their gradients, come by GatherElements.
-    # NaN takes the place of infinity, and infinity that of the largest finite number.
+    # TopK only finds the order; GatherElements returns the elements, and passes on their gradients. In the sorting key,
+    # NaN is replaced with infinity, and infinity with the largest finite number.
     largest_finite = op.const(torch.finfo(low.fake(0).dtype).max, like=x)
     finite = op.Where(op.IsInf(x, detect_negative=0), largest_finite, x)
     key = low.op.stop_gradient(op.Where(op.IsNaN(x), op.const(math.inf, like=x), finite))

@@ -41,7 +41,7 @@ _UNARY = {
 
 
 def _unary(op_type: str) -> Callable[[Lowering, ir.Value], ir.Value]:
-    """Returns a lowering to one ONNX op that casts its argument to the floating-point dtype of PyTorch's result."""
+    """Returns a lowering that casts its argument to the dtype of PyTorch's result, and emits one ONNX op."""
     return lambda low, x: low.op.emit(op_type, low.tensor(x, low.dtype))
 
 
@@ -132,13 +132,13 @@ def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
     # Divides the smaller by the larger magnitude, which cannot overflow.
     steep = op.Greater(op.Abs(y), op.Abs(x))
     bottom = op.Where(steep, y, x)
-    # The quotient of two infinities is taken for that of their signs.
+    # The quotient of two infinities is replaced with the quotient of their signs.
     origin = op.And(op.Equal(x, 0.0), op.Equal(y, 0.0))
     infinite = op.And(op.IsInf(x), op.IsInf(y))
     top, bottom = op.Where(steep, x, y), op.Where(origin, 1.0, bottom)
     top = op.Where(origin, 0.0, op.Where(infinite, op.Sign(y), top))
     angle = op.Atan(op.Div(top, op.Where(infinite, op.Sign(x), bottom)))
-    # The sign of a zero tells from which side it is approached.
+    # The sign of a zero shows from which side it is approached.
     down = signbit(low, y)
     from_steep = op.Sub(op.Where(down, *_constants(low, -math.pi / 2, math.pi / 2)), angle)
     turn = op.Where(signbit(low, x), op.Where(down, *_constants(low, -math.pi, math.pi)), 0.0)
@@ -147,7 +147,7 @@ def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
 
 
 def _constants(low: Lowering, *numbers: float) -> tuple[ir.Value, ...]:
-    """Returns the numbers as scalars of the result's dtype."""
+    """Returns the numbers as scalars of dtype `low.wide_dtype`."""
     return low.wide(*numbers)
 
 
@@ -243,7 +243,7 @@ def clamp_tensor(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max:
 
 
 def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
-    """Clamps `x` by Where, so that a bound gets the gradient of the elements that it replaces."""
+    """Clamps `x` with Where, so that a bound gets the gradient of the elements that it replaces."""
     y = _clamped(low, x, lowest, highest)
     if not is_float(x):
         return y
@@ -264,7 +264,7 @@ def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: 
 
 
 def _clamped(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
-    """Returns the elements of `x` between two bounds; NaN where a bound is NaN."""
+    """Returns `x` limited to the range between the bounds; NaN where a bound is NaN."""
     op = low.op
 
     def replaced(outside: ir.Value, bound: ir.Value) -> ir.Value:

@@ -64,7 +64,7 @@ def avg_pool(
 
 @lower("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
 def adaptive_avg_pool(low: Lowering, x: ir.Value, sizes_out: list[Any]) -> ir.Value:
-    """Lowers to ReduceMean for one position per plane, AveragePool for equal windows, else one axis after the other."""
+    """Lowers to ReduceMean for output sizes of 1, to AveragePool for equal windows, else pools one axis at a time."""
     rank = len(sizes_out)
     if all(isinstance(n, int) and n == 1 for n in sizes_out):
         return low.op.ReduceMean(x, list(range(-rank, 0)), keepdims=1)
@@ -87,7 +87,7 @@ def _average_axis(
 
     Args:
         low: the lowering.
-        x: the input, pooled already along the spatial axes before `axis`.
+        x: the input, already pooled along the spatial axes before `axis`.
         axis: the axis to pool, counted from the end, e.g. -2.
         size_in: size of the axis, e.g. 7.
         size_out: its size after pooling, e.g. 3.
@@ -114,7 +114,7 @@ def _average_axis(
 
 @lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
 def adaptive_max_pool(low: Lowering, x: ir.Value, sizes_out: list[int]) -> tuple[ir.Value, ir.Value | None]:
-    """Lowers to a Gather that makes all windows disjoint and equally long, by repeating elements, and a MaxPool."""
+    """Lowers to a Gather, which repeats elements so that windows are disjoint and equally long, and a MaxPool."""
     rank = len(sizes_out)
     if all(n == 1 for n in sizes_out) and not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.GlobalMaxPool(x)), None
@@ -141,13 +141,13 @@ def adaptive_max_pool(low: Lowering, x: ir.Value, sizes_out: list[int]) -> tuple
 
 
 def _window_bounds(size_in: int, size_out: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where the windows of adaptive pooling start and end, [size_out] each."""
+    """Returns the start and end positions of adaptive pooling's windows, [size_out] each."""
     numbers = np.arange(size_out)
     return numbers * size_in // size_out, -(-(numbers + 1) * size_in // size_out)
 
 
 def _equal_windows(size_in: int, size_out: int) -> np.ndarray:
-    """Returns the positions [size_out, length] in adaptive pooling's windows; short windows repeat the last one."""
+    """Returns the positions in adaptive pooling's windows, [size_out, length]; short windows repeat their last one."""
     starts, ends = _window_bounds(size_in, size_out)
     steps = np.arange((ends - starts).max())
     places: np.ndarray = np.minimum(starts[:, None] + steps, ends[:, None] - 1)
@@ -158,7 +158,7 @@ def _equal_windows(size_in: int, size_out: int) -> np.ndarray:
 def max_unpool(
     low: Lowering, x: ir.Value, indices: ir.Value, size: list[Any], *windows: list[int]
 ) -> ir.Value:
-    """Lowers to a ScatterElements into zeros. For duplicate indices, any of the values is kept, as in PyTorch."""
+    """Lowers to a ScatterElements into zeros. For duplicate indices, any one value may be kept, as in PyTorch."""
     op, leading = low.op, len(low.fake(0).shape) - len(size)
     sizes = low.ints(size)
     leading_sizes = op.Shape(x, end=leading)
@@ -184,10 +184,10 @@ def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode:
 
 
 _LARGEST_MATRIX = 1 << 14
-"""Averages along one axis are a matrix product up to this many elements of the matrix."""
+"""Maximum number of elements of a matrix that averages one axis."""
 
 _MAX_UNLIMITED_KERNEL = 32
-"""Kernels up to this size are left as they are in ceil mode."""
+"""Kernels up to this size are not limited in ceil mode."""
 
 
 def _limited_windows(
@@ -209,7 +209,7 @@ def _limited_windows(
 
 
 def _pad_to_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
-    """Replaces ceil mode with padding at the end, in place, so that AveragePool counts it. Specializes the sizes."""
+    """Replaces ceil mode with end padding, in place, so that AveragePool counts the padding. Specializes the sizes."""
     rank = len(attributes["kernel_shape"])
     sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)
     for axis, (size_in, size_out) in enumerate(sizes):

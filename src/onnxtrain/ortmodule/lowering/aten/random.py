@@ -24,7 +24,7 @@ Fill = Callable[[torch.Tensor], Any]
 
 
 def _random_input(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
-    """Adds a graph input that `fill` fills with random numbers in each call, in the memory layout of `fake`."""
+    """Adds a graph input that `fill` fills with random numbers at each call, in the memory layout of `fake`."""
     if generator is not None:
         raise low.unsupported("a generator other than PyTorch's default one")
     try:
@@ -53,7 +53,7 @@ def _draw_function(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], 
 
 
 def _check_constant(low: Lowering, *values: Any) -> None:
-    """Raises UnsupportedATenOp if a parameter is computed in the graph: random inputs are drawn before it runs."""
+    """Raises UnsupportedATenOp if a parameter is computed in the graph, because numbers are drawn before it runs."""
     if any(isinstance(value, ir.Value) for value in values):
         raise low.unsupported("parameters of a distribution that are computed in the graph")
 
@@ -103,7 +103,7 @@ def _probability(p: float) -> float:
 
 
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Computes dropout as eager PyTorch does on the CPU; also supports symbolic sizes."""
+    """Replaces `dropout` with the ops that eager PyTorch runs on the CPU; also supports symbolic sizes."""
     p = _probability(p)
     # Only PyTorch's own operators know how vmap draws, e.g. one mask for all examples with `randomness="same"`.
     if not training or p == 0 or isinstance(p, torch.SymFloat) or get_dynamic_layer_stack_depth():
@@ -155,7 +155,7 @@ DROPOUTS: dict[Any, Callable[..., Any]] = {
 def native_dropout(
     low: Lowering, x: ir.Value, p: Any, train: bool | None
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Lowers to x * bernoulli(1 - p) / (1 - p), and the mask of the elements that are kept."""
+    """Lowers to x * bernoulli(1 - p) / (1 - p), and the mask of kept elements."""
     _check_constant(low, p)
     # Unlike `dropout`, PyTorch's CPU kernel draws for p = 0 and p = 1, too.
     draws = train is not False and (0 < p < 1 or low.fake(0).device.type == "cpu")

@@ -39,7 +39,7 @@ def _fake_layer(
     bias: bool,
     bidirectional: bool,
 ) -> list[torch.Tensor]:
-    """Returns fake outputs: the hidden states, [time, batch, directions * hidden], and the final states."""
+    """Returns fake tensors for the outputs: hidden states, [time, batch, directions * hidden], and final states."""
     hidden = states[0].shape[-1] * (2 if bidirectional else 1)
     return [x.new_empty((x.shape[0], x.shape[1], hidden)), *(torch.empty_like(state) for state in states)]
 
@@ -134,7 +134,7 @@ WHOLE_LAYERS: dict[Any, Callable[..., Any]] = {
     function: partial(_by_layers, function)
     for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 }
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for recurrent layers when a Dynamo graph is traced."""
 
 
 @lower("onnxtrain.recurrent_layer.default")

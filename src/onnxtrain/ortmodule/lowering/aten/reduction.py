@@ -22,7 +22,7 @@ def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -
 
 
 def reduce_mean(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
-    """Returns the mean of the node's first argument `x`, or of a tensor of the same shape."""
+    """Returns the mean over `axes` of `x`, the node's first argument or a tensor of the same shape."""
     if low.has_no_elements(0):
         # The mean of no elements is NaN in PyTorch, and 0 in ONNX Runtime.
         return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)
@@ -55,7 +55,7 @@ _COUNTED = (ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.I
 def _integer_sum(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
     """Returns the sum of int64 numbers modulo 2^64, as PyTorch computes it.
 
-    ONNX Runtime (1.32) adds up in float64 in ReduceSum: 2^53 + 1 becomes 2^53. Its MatMul of integers is exact.
+    ONNX Runtime's ReduceSum (1.32) adds integers in float64, so 2^53 + 1 becomes 2^53. Its integer MatMul is exact.
     """
     op, rank = low.op, len(low.fake(0).shape)
     axes = list(range(rank)) if axes is None else axes
@@ -180,7 +180,7 @@ def _deviation(
 
 
 def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
-    """Returns x to a power between 0 and 1, with a gradient of 0 at 0, as in PyTorch's std and norms."""
+    """Returns `x` raised to a power between 0 and 1, with a gradient of 0 at 0, as in PyTorch's std and norms."""
     op = low.op
     is_zero = op.Equal(x, 0.0)
     nonzero = op.Where(is_zero, 1.0, x)

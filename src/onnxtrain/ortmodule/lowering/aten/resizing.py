@@ -23,7 +23,7 @@ def _interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Any:
-    """Replaces `interpolate` with one ATen op, which tracing keeps whole; it decomposes the function itself."""
+    """Replaces `interpolate` with one ATen op, because tracing would decompose the function into many ops."""
     rank = x.dim() - 2
     # The ATen ops below do not support these arguments.
     if antialias or recompute_scale_factor or mode not in _UPSAMPLE:
@@ -51,7 +51,7 @@ _UPSAMPLE = {
     "trilinear": "upsample_trilinear",
 }
 INTERPOLATE: dict[Any, Callable[..., Any]] = {functional.interpolate: _interpolate}
-"""Functions in a Dynamo graph that are traced as another function."""
+"""Replacements for interpolation functions when a Dynamo graph is traced."""
 
 
 @lower(
@@ -129,7 +129,7 @@ def _resize(
     exact_ratios: tuple[int, ...],
     **attributes: Any,
 ) -> ir.Value:
-    """Returns Resize with scales if PyTorch computes coordinates from scales, else with sizes.
+    """Emits a Resize with scales if PyTorch computes coordinates from scales, else with sizes.
 
     Args:
         low: the lowering.
@@ -158,7 +158,7 @@ def _scales(
     sizes_out: Sequence[Any],
     exact_ratios: tuple[int, ...],
 ) -> np.ndarray | None:
-    """Returns the scales from which PyTorch computes coordinates, float32 [spatial rank]; None if it uses the sizes."""
+    """Returns the scales from which PyTorch computes coordinates, float32 [spatial rank]; None to use sizes instead."""
     if not scales or None in scales:
         return None
     factors = [float(scale or 0) for scale in scales]

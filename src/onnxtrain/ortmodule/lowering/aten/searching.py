@@ -32,7 +32,7 @@ def unique(
 
 
 def _unique_floats(low: Lowering, x: ir.Value) -> tuple[ir.Value, ...]:
-    """Returns the same results as `unique`. ONNX Runtime's Unique (1.32) loses numbers where there are NaN."""
+    """Returns the same results as `unique`. ONNX Runtime's Unique (1.32) loses numbers if there are NaNs."""
     op = low.op
     flat = op.Reshape(x, [-1])
     size = op.Shape(flat)
@@ -87,14 +87,15 @@ def _first_place(
     shape: ir.Value,
     is_beyond: Callable[[Emitter, ir.Value], ir.Value],
 ) -> ir.Value:
-    """Returns the first place, of `size` ones, at which a condition holds, or `size` if there is none, by bisection.
+    """Finds, by bisection, the first of `size` positions at which a condition is true; `size` if there is none.
 
     Args:
         low: the lowering.
-        size: number of places: an int, or a symbol.
-        length: number of places, int64 [].
+        size: number of positions: an int, or a symbol.
+        length: the same number as an ONNX value, int64 [].
         shape: shape of the result, int64 vector.
-        is_beyond: writes the condition at given places of the result's shape. It holds from some place on.
+        is_beyond: emits the condition for positions of the result's shape. If it is true at a position, it must be true
+            at all later positions.
     """
     op = low.op
     start = op.Expand(op.const(0), shape)
@@ -103,7 +104,7 @@ def _first_place(
     def halve(op: Emitter, shift: ir.Value, bounds: Sequence[ir.Value]) -> list[ir.Value]:
         start, end = bounds
         middle = op.Div(op.Add(start, end), op.const(2))
-        # A search that has ended may stand behind the last element.
+        # After a search has ended, `middle` may be past the last element.
         beyond = is_beyond(op, op.Min(middle, op.Sub(length, op.const(1))))
         behind = op.And(op.Not(beyond), op.Less(start, end))
         return [op.Where(behind, op.Add(middle, op.const(1)), start), op.Where(behind, end, middle)]

@@ -17,7 +17,7 @@ INT64_MIN = int(np.iinfo(np.int64).min)
 
 
 def axis_of(low: Lowering, axis: int) -> int:
-    """Returns the non-negative index of an axis of the first argument, e.g. 2 for axis -1 of three."""
+    """Returns the non-negative index of an axis of the first argument, e.g. 2 for axis -1 of a rank-3 tensor."""
     rank = len(low.fake(0).shape)
     if not -max(rank, 1) <= axis < max(rank, 1):
         raise low.unsupported(f"axis {axis} of a tensor with {rank} axes")
@@ -27,11 +27,11 @@ def axis_of(low: Lowering, axis: int) -> int:
 def result_shape(low: Lowering, sizes: Any) -> ir.Value:
     """Returns the shape of the result as an input of Reshape.
 
-    It is a constant if at most one size is symbolic, which becomes -1.
+    The shape is a constant if at most one size is symbolic; this size becomes -1.
 
     Args:
         low: the lowering of an op with one result.
-        sizes: the argument of the op that holds the sizes, possibly symbolic ones.
+        sizes: the op's argument with the sizes, which may be symbolic.
     """
     static = [size if isinstance(size, int) else -1 for size in low.result.shape]
     # Reshape cannot infer a size of -1 if another size is 0.
@@ -252,7 +252,7 @@ def arange(low: Lowering, count: Any) -> ir.Value:
 
 @lower("aten.diagonal.default")
 def diagonal(low: Lowering, x: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ir.Value:
-    """Lowers to a Gather from flattened n x m matrices, where elements of a diagonal have a distance of m + 1."""
+    """Lowers to a Gather from flattened n x m matrices, in which elements of a diagonal are m + 1 positions apart."""
     op = low.op
     shape = low.fake(0).shape
     axes = [axis_of(low, dim1), axis_of(low, dim2)]
@@ -274,7 +274,7 @@ def diagonal(low: Lowering, x: ir.Value, offset: int = 0, dim1: int = 0, dim2: i
 
 @lower("aten.unfold.default")
 def unfold(low: Lowering, x: ir.Value, dim: int, size: int, step: int) -> ir.Value:
-    """Lowers `x.unfold(dim, size, step)`: sliding windows along an axis, with the elements of a window as last axis."""
+    """Lowers `x.unfold(dim, size, step)`: sliding windows along an axis, with each window's elements as last axis."""
     op = low.op
     rank = len(low.fake(0).shape)
     if rank == 0:
@@ -317,7 +317,7 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
 
 
 def _is_view_of_input(node: Any) -> bool:
-    """True if a node is an input of the graph or a view of one: its memory may hold more, and differs between calls."""
+    """True if a node is a graph input or a view of one. Its storage may be larger, and differ between calls."""
     while node.op == "call_function" and getattr(node.target, "is_view", False):
         node = node.args[0]
     return bool(node.op == "placeholder")
@@ -326,7 +326,7 @@ def _is_view_of_input(node: Any) -> bool:
 def _is_in_bounds(
     source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any, of_input: bool
 ) -> bool:
-    """True if `as_strided` is known to read only elements of `source`, not others in its storage, or to raise."""
+    """True if `as_strided` provably reads no elements of the storage outside of `source`."""
     storage = source.untyped_storage().nbytes()
     # If `source` fills its storage, PyTorch has already checked the bounds. With symbolic sizes, `nbytes` is an
     # expression such as 4*b*(a - 1) + 4*b, which is not equal to 4*a*b by `==`.

@@ -184,7 +184,7 @@ def _diagonal_part(low: Lowering, a: ir.Value) -> ir.Value:
 
 
 def _transpose(low: Lowering, a: ir.Value, argument: int = 0) -> ir.Value:
-    """Transposes square matrices. `a` has as many axes as argument number `argument` of the node."""
+    """Transposes the square matrices `a`, whose rank is the rank of argument `argument` of the node."""
     axes = list(range(low.fake(argument).dim()))
     result: ir.Value = low.op.Transpose(a, perm=[*axes[:-2], axes[-1], axes[-2]])
     result.shape = a.shape

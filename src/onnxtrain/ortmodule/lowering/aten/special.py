@@ -18,11 +18,11 @@ Formula = Callable[[Emitter, ir.Value], ir.Value]
 def _in_float64(
     *names: str, slope: Callable[[Emitter, ir.Value, ir.Value], ir.Value] | None = None
 ) -> Callable[[Formula], Formula]:
-    """Registers a float64 formula as the lowering of ATen ops of all dtypes. Only the result is rounded.
+    """Registers a float64 formula as the lowering of ATen ops for all dtypes. Only the result is rounded.
 
     Args:
-        names: the ops.
-        slope: writes the derivative, given x and y. Default: that of the formula.
+        names: overloads of the ops, e.g. "aten.erfc.default".
+        slope: emits the derivative from x and y. Default: the derivative of the formula.
     """
 
     def register(formula: Formula) -> Formula:
@@ -103,13 +103,13 @@ def ndtri(op: Emitter, p: ir.Value) -> ir.Value:
 def _positive_erfinv(op: Emitter, x: ir.Value, complement: ir.Value) -> ir.Value:
     """Computes erfinv(x) for x >= 0, with three steps of Halley's method.
 
-    The start is the power series for x < 1/2, else Winitzki's approximation. Both have errors below 2e-3. For x >= 1/2
-    the method solves erfc(y) = 1 - x, which keeps the digits of a small 1 - x.
+    The initial guess is the power series for x < 1/2, else Winitzki's approximation. Both have errors below 2e-3. For
+    x >= 1/2, the method solves erfc(y) = 1 - x, which keeps the digits of a small 1 - x.
 
     Args:
         op: the emitter.
         x: the argument, float64.
-        complement: 1 - x, float64. It may have more correct digits than 1.0 - x.
+        complement: 1 - x, float64. It may be more accurate than the rounded difference of 1 and `x`.
     """
     small = op.Less(x, 0.5)
     near, far = op.Where(small, x, 0.0), op.Where(small, 0.5, complement)
@@ -201,7 +201,7 @@ def lgamma(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def _fraction(op: Emitter, x: ir.Value) -> ir.Value:
-    """Returns x less the integer towards 0, with the sign of x: unlike x - floor(x), exact for a small negative x."""
+    """Returns x - trunc(x), which has the sign of x. Unlike x - floor(x), it is exact for a small negative x."""
     return op.Mod(x, op.const(1.0, like=x), fmod=1)
 
 
@@ -263,7 +263,7 @@ def logit(low: Lowering, x: ir.Value, eps: float | None = None) -> ir.Value:
 
 @lower("aten.special_entr.default")
 def entr(low: Lowering, x: ir.Value) -> ir.Value:
-    """Lowers -x log(x), 0 at 0, and minus infinity for x < 0."""
+    """Lowers -x log(x), which is 0 at 0 and minus infinity for x < 0."""
     op = low.op
     (x,) = low.wide(x)
     log = op.Log(x)

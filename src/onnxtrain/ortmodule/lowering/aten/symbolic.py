@@ -109,7 +109,7 @@ _sym_float: Callable[[Any], Any] = torch.sym_float
 _LARGEST = np.finfo(np.float64).max.item()
 
 NUMBERS = {division: _floor_division(division) for division in (operator.floordiv, operator.ifloordiv)}
-"""Functions of numbers in a Dynamo graph that are traced as another function."""
+"""Replacements for functions of numbers when a Dynamo graph is traced."""
 
 
 def _floordiv(low: Lowering, a: Any, b: Any) -> Any:
@@ -159,7 +159,7 @@ def _rounding(op_type: str) -> Callable[..., Any]:
 
 
 def _comparison(op_type: str, negated: bool = False) -> Callable[..., Any]:
-    """Returns the lowering of a comparison to an ONNX op, e.g. "Less", and a Not if `negated`."""
+    """Returns the lowering of a comparison to an ONNX op, e.g. "Less", followed by a Not if `negated`."""
 
     def compare(low: Lowering, a: Any, b: Any) -> Any:
         result = low.op.emit(op_type, *_promoted(low, a, b))
@@ -180,7 +180,7 @@ def _to_float(low: Lowering, a: ir.Value) -> ir.Value:
 
 
 def _float_function(op_type: str) -> Callable[..., Any]:
-    """Returns the lowering of a function of `math`, e.g. to "Sqrt", computed in float64."""
+    """Returns the lowering of a `math` function to an ONNX op, e.g. "Sqrt", computed in float64."""
     return lambda low, a: low.op.emit(op_type, low.tensor(a, DOUBLE))
 
 

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 
+from onnxtrain.ortmodule.capture.dynamo.patches._aliased_writes import aliased_writes
 from onnxtrain.ortmodule.capture.dynamo.patches._asserted_numbers import asserted_numbers
 from onnxtrain.ortmodule.capture.dynamo.patches._caught_errors import caught_errors
 from onnxtrain.ortmodule.capture.dynamo.patches._deque_maxlen import deque_maxlen
@@ -25,6 +26,7 @@ from onnxtrain.ortmodule.capture.dynamo.patches._transformed_functions import tr
 Patch = Callable[[], AbstractContextManager[None]]
 
 DURING_CAPTURE: Mapping[str, Patch] = {
+    "aliased writes": aliased_writes,
     "caught errors": caught_errors,
     "deque maxlen": deque_maxlen,
     "id guards": id_guards,

@@ -79,7 +79,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def plain_tensors_in(value: Any) -> list[torch.Tensor]:
-    """Returns the tensors in a nested value for which :func:`memory_of` is defined."""
+    """Returns the plain tensors in a nested value; see :func:`is_plain`."""
     return [tensor for tensor in tensors_in(value) if is_plain(tensor)]
 
 

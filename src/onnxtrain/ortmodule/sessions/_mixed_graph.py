@@ -118,7 +118,7 @@ class Steps:
 
         Args:
             args: the arguments of the graph.
-            tensors: the arguments with indices `inputs`; they replace those in `args`.
+            tensors: the arguments with indices `inputs`, which replace the tensors in `args`.
         """
         values: list[Any] = [*args, *[None] * (self._value_count - len(args))]
         for index, tensor in zip(self.inputs, tensors, strict=True):

@@ -401,7 +401,7 @@ class Program:
 def _float_dependencies(targets: Iterable[ir.Value]) -> set[ir.Value]:
     """Returns the targets and the floating-point values that they depend on, up to stop-gradient nodes.
 
-    A gradient need not reach such a value: e.g. Floor has no gradient.
+    A gradient doesn't necessarily reach these values: e.g. Floor has no gradient.
     """
     linked: set[ir.Value] = set()
     stack = list(targets)

@@ -14,7 +14,7 @@ from onnxtrain.ortmodule.capture._nodes import is_float, tensors_in
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """Differences between eager PyTorch's gradients and the gradients that the nodes' formulas would give.
+    """Differences between eager PyTorch's gradients and the gradients that follow from the nodes' formulas alone.
 
     The mappings by node control how the graph is traced (`lowering/_functional_graph.py`). The mappings by index become
     fields of the graph's signature.

@@ -97,8 +97,8 @@ def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
     suffices. Otherwise the graph is run again on fake tensors, with autograd.
 
     Raises:
-        NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or it writes to a
-            detached alias such that the same memory would have two gradients.
+        NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or after a write to a
+            detached alias the same memory would have two gradients.
     """
     _refuse_derivatives(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]

@@ -1,7 +1,7 @@
 """Breaks the graph where a `torch.func` transform meets a custom autograd function.
 
-Inside `vmap`, `grad`, `jvp` and `jacrev`, Dynamo (PyTorch 2.13) captures only the function's forward, and its own
-backward or jvp is lost (https://github.com/pytorch/pytorch/issues/193279, 192985).
+Inside `vmap`, `grad`, `jvp` and `jacrev`, Dynamo (PyTorch 2.13) captures only the function's forward, and loses
+its backward or jvp (https://github.com/pytorch/pytorch/issues/193279, 192985).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@
     ├── DivergenceError (ArithmeticError) the loss is NaN or infinite
     ├── MissingPackageError (ModuleNotFoundError) a required optional package is not installed
     ├── CompatError (ImportError)        `compat.install()` would shadow the real package
-    └── ORTModuleFallbackException       why something cannot run in ONNX Runtime; see `onnxtrain.ortmodule`
+    └── ORTModuleFallbackException       a module or graph cannot run in ONNX Runtime; see `onnxtrain.ortmodule`
 
 onnxruntime-training raised RuntimeError for nearly everything, so `except RuntimeError` clauses written for it catch
 all of these. Unknown parameter and property names raise :class:`KeyError`, as for any mapping. Each message says what

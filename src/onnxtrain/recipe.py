@@ -1,4 +1,4 @@
-"""Defines `Recipe`: how a model is trained, as one value.
+"""Defines `Recipe`: the configuration with which a model is trained.
 
 A recipe contains all settings that determine the graphs of a training run: loss, optimizer, trained parameters, modes
 of layers, precision. It does not contain the data, the length of the training, or paths of files. `generate_artifacts`,
@@ -88,9 +88,9 @@ class ShellOption:
         kind: type of the value in the shell, e.g. `bool` for a switch, `list[str]` for an option that may be repeated.
         metavar: name of the value in `--help`, e.g. "PATTERN"; None for a switch or a choice.
         name: name of the option if it differs from the field, e.g. "freeze" for `--freeze`.
-        group: "model", "optimizer" or "memory". `plan` has no memory options, because it measures both values.
-        parse: converts the shell's value to the field's value; raises ValueError with the allowed values. None if both
-            are the same.
+        group: "model", "optimizer" or "memory". `plan` has no memory options, because it tries all of their values.
+        parse: converts the shell's value to the field's value; raises ValueError with the allowed values. None if the
+            two values are the same.
     """
 
     help: str
@@ -106,18 +106,18 @@ def _field(default: Any, option: ShellOption | str) -> Any:
 
     Args:
         default: default value.
-        option: the command-line option that sets the field. If several options set it, or none, a text that names them
-            or gives the reason.
+        option: the command-line option that sets the field. If there are several options, a text with their names; if
+            there is none, a text with the reason.
     """
     return dataclasses.field(default=default, metadata={"shell": option})
 
 
 def _by_pattern(read: Callable[[str], Any], allowed: str) -> Callable[[Sequence[str] | None], Any]:
-    """Returns a parser of one value for all layers, e.g. "0.1", or of one per pattern, e.g. "head.*=0.5".
+    """Returns a parser for an option with one value for all layers, e.g. "0.1", or one per pattern, e.g. "head.*=0.5".
 
     Args:
         read: converts the text of one value; raises ValueError if it is invalid.
-        allowed: description of the valid values, which ends the error message.
+        allowed: end of the error message: which values are valid.
     """
 
     def parse(texts: Sequence[str] | None) -> Any:
@@ -158,8 +158,8 @@ class Recipe:
 
     Raises:
         GraphBuildError: two fields cannot be combined.
-        InputError: `dropout` is not a number in [0, 1), or a mapping to such numbers.
-        TypeError: a field for names is not a string or a list of strings.
+        InputError: `dropout` is not a number in [0, 1) or a mapping to such numbers.
+        TypeError: a field that contains names is not a string or a list of strings.
         ValueError: `precision`, `activations`, `profile` or `recompute` has an unknown value.
 
     Example:
@@ -406,12 +406,12 @@ class Recipe:
 def filled_recipe(
     function: Callable[..., object], recipe: Recipe | None, arguments: Mapping[str, Any]
 ) -> Recipe:
-    """Returns the recipe that a function was called with, or builds it from the function's other arguments.
+    """Returns the recipe that was passed to a function, or builds one from the function's other arguments.
 
     Args:
         function: the function, e.g. `generate_artifacts`; its signature contains the default values.
-        recipe: its argument `recipe`.
-        arguments: its arguments that are fields of a recipe, by name.
+        recipe: the value of its `recipe` argument.
+        arguments: the values of its arguments named like fields of a recipe, by name.
 
     Raises:
         TypeError: `recipe` is not a Recipe, or one of its fields was also passed as an argument.
@@ -435,7 +435,7 @@ def filled_recipe(
 
 
 def _name_list(option: str, names: object) -> list[str] | None:
-    """Converts a name or a collection of names to a list. Raises TypeError if they are not strings."""
+    """Converts a name or a collection of names to a list. Raises TypeError if any of them is not a string."""
     if names is None:
         return None
     if isinstance(names, str):
@@ -450,7 +450,7 @@ def _name_list(option: str, names: object) -> list[str] | None:
 
 
 def _check_dropout(dropout: object) -> None:
-    """Raises InputError if a ratio is not a number in [0, 1)."""
+    """Raises InputError if a Dropout ratio is not a number in [0, 1)."""
     for ratio in dropout.values() if isinstance(dropout, Mapping) else () if dropout is None else (dropout,):
         # bool is a subclass of int: True would otherwise pass for 1.
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:

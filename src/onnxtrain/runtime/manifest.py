@@ -57,10 +57,10 @@ the row indices."""
 
 
 def fingerprint(parameters: Iterable[Signature], statistics: Iterable[Signature] = ()) -> str:
-    """Returns the SHA-256 (hexadecimal) of names, dtypes and shapes of parameters and statistics, in any order.
+    """Returns a SHA-256 (hexadecimal) of the names, dtypes and shapes of parameters and statistics, in any order.
 
-    The digest is over the UTF-8 text of a JSON object without spaces. Its keys `parameters` and `statistics` hold lists
-    of `[name, dtype, shape]`, sorted by name.
+    The digest is that of a JSON object, as UTF-8 text without spaces. Its keys are `parameters` and `statistics`, its
+    values lists of `[name, dtype, shape]`, sorted by name.
 
     >>> fingerprint([("w", "float32", (2, 3))])[:8]
     'f6e700ff'
@@ -90,7 +90,7 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
 
 
 def _optional(kind: type, value: Any, what: str) -> Any:
-    """Returns `value` if it is None or exactly of type `kind`; else raises ValueError."""
+    """Returns `value` after checking that it is None or exactly of type `kind`; `what` names it in the ValueError."""
     # Exactly, because True is an integer for isinstance.
     if value is not None and type(value) is not kind:
         raise ValueError(f"{what} {value!r} is not of type {kind.__name__}")
@@ -98,7 +98,7 @@ def _optional(kind: type, value: Any, what: str) -> Any:
 
 
 def _count(value: Any) -> int | None:
-    """Checks a number of classes, or None if it is unknown."""
+    """Returns a number of classes, or None if it is unknown, after checking it. Raises ValueError if it is invalid."""
     count: int | None = _optional(int, value, "the number of classes")
     # Weights and names of classes take memory for each class.
     if count is not None and not 0 <= count <= _MOST_CLASSES:
@@ -140,7 +140,7 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
 
 
 def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) -> LossMean | None:
-    """Parses the denominator of the loss; None if the loss is a sum."""
+    """Parses the entry of the loss's denominator, None if the loss is a sum; `arguments`: inputs and targets."""
     if entry is None:
         return None
     # Names are checked here, because `LossMean.count` looks them up during training.

@@ -73,7 +73,7 @@ class Buffer:
 
     @property
     def value(self) -> ort.OrtValue:
-        """The `OrtValue` that sessions are bound to: on the CPU it aliases the array, elsewhere it owns device memory."""
+        """The `OrtValue` to bind sessions to. On the CPU it aliases the array, elsewhere it owns device memory."""
         if self._value is None:
             assert self._array is not None
             self._value = alias(self._array, self.dtype)

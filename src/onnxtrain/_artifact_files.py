@@ -37,7 +37,7 @@ class Files:
     Attributes:
         directory: directory for the files; created if missing.
         prefix: text before every file name, e.g. "net_".
-        nominal_checkpoint: True to also write a checkpoint with names, dtypes and shapes only.
+        nominal_checkpoint: True to also write a checkpoint without the parameters' data.
         ort_format: True to also write the models in ORT format.
         custom_op_library: shared library with the models' custom ops, which the conversion to ORT format needs.
     """

@@ -1,4 +1,4 @@
-"""Wording of messages that depends on the caller: Python code passes `batch_size=32`, a shell `--batch-size 32`.
+"""Words messages for the caller: Python code passes `batch_size=32`, a shell `--batch-size 32`.
 
 Messages use :func:`argument` to name an argument, and a method of :func:`words` to suggest a remedy. The command line
 replaces Python's wording with its own while a command runs.
@@ -74,7 +74,7 @@ def argument(name: str, *value: object) -> str:
 
 @contextmanager
 def speaking(caller_words: Words) -> Iterator[None]:
-    """Sets the wording of messages for the duration of a `with` block, e.g. to that of the command line."""
+    """Context manager that sets the wording of messages, e.g. to the command line's."""
     token = _words.set(caller_words)
     try:
         yield

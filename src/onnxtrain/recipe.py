@@ -171,7 +171,7 @@ class Recipe:
 
     loss: LossSpec = _field(None, "--loss and --loss-option")
     """The loss: an object of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), a :class:`LossType`, or an
-    onnxblock block. None if the model's first output is the loss, a scalar."""
+    onnxblock block. None if the model's first output, a scalar, is the loss."""
 
     optimizer: OptimizerSpec = _field("adamw", "--optimizer, --weight-decay and --optimizer-option")
     """The optimizer: an object of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...), with PyTorch's defaults;
@@ -228,8 +228,8 @@ class Recipe:
             name="freeze",
         ),
     )
-    """Names or patterns of parameters that are in the checkpoint, but not trained. A parameter that matches both
-    `requires_grad` and `frozen_params` is frozen. An exact name wins over a pattern."""
+    """Names or patterns of parameters that are stored in the checkpoint, but not trained. A parameter that matches both
+    `requires_grad` and `frozen_params` is frozen, unless only `requires_grad` contains its exact name."""
 
     batch_norm: BatchNormMode = _field(
         "as_exported",
@@ -277,10 +277,10 @@ class Recipe:
             Precision,
         ),
     )
-    """Precision of float32 products and convolutions of the training model, forward and backward: "fp32", or "bf16" to
-    round their factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all other ops, and the eval
-    and inference models stay float32. "bf16" is faster with native kernels on processors with AVX512_BF16; elsewhere it
-    computes the same, and no faster than "fp32"."""
+    """Precision of the training model's float32 matrix products and convolutions, forward and backward: "fp32", or
+    "bf16" to round the factors to bfloat16 and accumulate in float32. Parameters, gradients, optimizer, all other ops,
+    and the eval and inference models stay float32. "bf16" is faster with native kernels on processors with AVX512_BF16;
+    elsewhere the results are the same, but it is no faster than "fp32"."""
 
     straight_through: bool = _field(
         False,

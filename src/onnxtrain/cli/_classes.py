@@ -137,13 +137,13 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
 def _of_one_class(trainer: Trainer, metric: str) -> bool:
     """True if a metric measures only the positive class, such as f1.
 
-    AUROC does so only if `--positive` is given. Otherwise there are two classes, and both have the same AUROC.
+    AUROC does so only if `--positive` is given: without it, there are two classes, which have the same AUROC.
     """
     return metric in _OF_ONE_CLASS or (metric == "auroc" and trainer.positive is not None)
 
 
 def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequence[str]) -> dict[str, str]:
-    """Returns a label for each recorded value, with the positive class if it measures only that: "val_f1 of 'fraud'".
+    """Returns a label for each recorded value, e.g. "val_f1 of 'fraud'" if it measures only the positive class.
 
     Args:
         trainer: the run.

@@ -81,10 +81,10 @@ def to_arrays(
 def assign(
     inputs: Sequence[InputSpec], targets: Sequence[InputSpec], arrays: Arrays, path: Path
 ) -> tuple[Any, Any]:
-    """Picks the arrays for the inputs and the targets.
+    """Picks the arrays for a model's inputs and targets by name.
 
-    They have the names of the inputs and targets. The array of a single input may also be named `x`, and that of a
-    single target `y`. Prints a note with the names of unused arrays.
+    If there is only one input, its array may also be named `x`; if there is only one target, `y`. Prints a note with
+    the names of unused arrays.
 
     Args:
         inputs: the inputs.

@@ -59,7 +59,7 @@ def _printable_usage_errors() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignores Ctrl-C during a `with` block that cleans up after an earlier Ctrl-C or an error."""
+    """Context manager that ignores Ctrl-C, for code that cleans up after an earlier Ctrl-C or an error."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -73,7 +73,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def report_saved_state_on_interrupt(directory: Path, data: str) -> Iterator[None]:
-    """Raises :class:`Interrupted` on Ctrl-C in a `with` block, with a sentence that says what the run has saved.
+    """Context manager that converts Ctrl-C to :class:`Interrupted`, with a sentence that says what the run has saved.
 
     Args:
         directory: directory of the run.

@@ -70,7 +70,7 @@ def table(
 
 
 def heading(text: str) -> Text:
-    """Returns a title to print above a table. As the table's own title, rich would wrap it to the table's width."""
+    """Returns a title to print above a table, because rich would wrap a table's own title to the table's width."""
     return styled(text, "bold")
 
 
@@ -123,9 +123,9 @@ def info_table(content: Table) -> None:
 
 @contextmanager
 def logging_to_terminal(level: int) -> Iterator[None]:
-    """During a `with` block, prints the package's log and Python warnings to standard error.
+    """Context manager that prints the package's log and Python warnings to standard error.
 
-    Control characters are escaped, also in other packages' logs.
+    Control characters are escaped, also in the logs of other packages.
 
     Args:
         level: minimum level of the log messages to print, e.g. `logging.WARNING`.

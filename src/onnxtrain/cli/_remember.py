@@ -84,7 +84,7 @@ def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
 
 
 def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data: str) -> TrainOptions:
-    """Returns the options of a command that resumes a run: stored values replace those that were not given.
+    """Returns the options of a command that resumes a run, with stored values for the options that were not given.
 
     Args:
         trainer: the resumed run.

@@ -40,7 +40,7 @@ class ShellWords(Words):
     """Wording for shells, which replaces arguments of the Python API with the corresponding options of a command.
 
     Args:
-        command: name of the running command, e.g. "check"; "" if it is not known yet.
+        command: name of the running command, e.g. "check"; "" for no particular command.
         spellings: options that the command has, e.g. {"--data", "--of"}; None to use those of all commands.
 
     >>> words = ShellWords()

@@ -155,7 +155,7 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
 
 
 def _table_weights(data: Arrays | Table, encoder: TableEncoder | None) -> Arrays:
-    """Returns the sample weights in a table, as a dict with one array; empty without a weight column or for arrays."""
+    """Returns a dict with the sample weights of a table; empty if it has none, or if the data is arrays."""
     weights = encoder.sample_weights(data) if isinstance(data, Table) and encoder is not None else None
     return {} if weights is None else {WEIGHT: weights}
 
@@ -227,7 +227,7 @@ def _new_directory(options: TrainOptions) -> Path:
 
 @contextmanager
 def _removed_on_failure(directory: Path) -> Iterator[None]:
-    """If the `with` block raises an exception, removes the run's files that it has written to `directory`.
+    """Context manager that, after an exception, removes the run's files that the block has written to `directory`.
 
     So the command can be repeated.
     """
@@ -255,7 +255,7 @@ def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
 
 
 def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) -> Trainer:
-    """Creates the trainer of a new run, and thus builds the models.
+    """Creates the trainer of a new run, which builds the models.
 
     Args:
         options: options of the command.

@@ -91,7 +91,7 @@ def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path
 def work(
     options: TrainOptions, given: frozenset[str], directory: Path, epochs_before: int
 ) -> OnnxTrainError | int:
-    """Runs the command in a worker process. After a restart, resumes the run.
+    """Runs the command in a worker process. After a restart, it resumes the run if a checkpoint has been saved.
 
     Args:
         options: options of the command.

@@ -31,7 +31,7 @@ def chosen_strategy(options: WorkerOptions) -> DataParallel | None:
 
 @contextlib.contextmanager
 def quiet_unless_leading() -> Iterator[None]:
-    """Discards this process's output during a `with` block, unless it is the only process or has rank 0."""
+    """Context manager that discards this process's output, unless it is the only process or has rank 0."""
     if leads():
         yield
         return

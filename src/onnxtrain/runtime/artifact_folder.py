@@ -48,7 +48,9 @@ def is_manifest(path: Path) -> bool:
 
 
 def own_file(directory: Path, name: str) -> Path:
-    """Returns `directory / name` after checking that it is a regular file in this untrusted directory, or missing.
+    """Returns `directory / name` after checking that the file, which may be missing, is really in the directory.
+
+    The directory may come from an untrusted source.
 
     Args:
         directory: directory of the run. It may be a symbolic link itself.
@@ -75,7 +77,7 @@ def own_file(directory: Path, name: str) -> Path:
 
 
 def require_inside(folder: str | os.PathLike[str], directory: Path) -> None:
-    """Raises CheckpointError if `folder`, a path in a run's `directory`, leads outside it through a symbolic link."""
+    """Raises CheckpointError if `folder` is a path in a run's directory, but a symbolic link leads outside of it."""
     folder = Path(folder).absolute()
     below = folder.is_relative_to(directory.absolute())
     if below and not folder.resolve().is_relative_to(directory.resolve()):

@@ -131,7 +131,7 @@ def _unlock(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def _exclusive(directory: str) -> Iterator[None]:
-    """Locks a directory during a `with` block, if possible: other onnxtrain processes rename no files in it."""
+    """Context manager that locks a directory, if possible, so that no other onnxtrain process renames files in it."""
     descriptor = None
     if sys.platform != "win32":
         # A directory may be writable but not readable; saving there works, but without the lock.
@@ -282,7 +282,7 @@ def _apply_journal(
 
 
 def _finish(directory: str) -> None:
-    """Performs what the journal in a directory lists, if there is one. The caller has locked the directory."""
+    """Performs the renames and removals in a directory's journal, if there is one. The caller holds the lock."""
     path = os.path.join(directory, JOURNAL)
     try:
         with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
@@ -397,7 +397,7 @@ class FileSet:
         self._removals.add(name)
 
     def _commit(self) -> None:
-        """Renames the new files to their final names, and removes old external data and files passed to `remove`."""
+        """Renames the new files to their final names, and removes old external data and the files to be removed."""
         moves = [(os.path.basename(temporary), name) for name, (temporary, _) in self._temporaries.items()]
         with _exclusive(self._directory):
             _finish(self._directory)

@@ -58,7 +58,7 @@ def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dic
 
 
 def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimizer: bool) -> dict[str, Buffer]:
-    """Maps keys of the file, e.g. "parameter/fc.weight", to tensors.
+    """Returns the tensors to write by their key in the file, e.g. "parameter/fc.weight".
 
     Args:
         parameters: the parameters to save, by name.

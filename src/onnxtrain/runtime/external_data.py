@@ -41,7 +41,7 @@ class ExternalData(NamedTuple):
     Attributes:
         name: name of the tensor, e.g. "fc.weight".
         location: path of the file, relative to the model's directory, e.g. "net.onnx.data".
-        offset: first byte of the data in the file, e.g. 4096.
+        offset: position of the data in the file, in bytes, e.g. 4096.
         length: size of the data in bytes according to the model; None if it is not given.
         needed: size in bytes according to dtype and shape; None for strings and unknown dtypes.
     """
@@ -70,7 +70,7 @@ def _dims(tensor: Bytes) -> list[int]:
 
 
 def parse_reference(tensor: Bytes) -> ExternalData | None:
-    """Returns where the data of a TensorProto is; None if the message contains the data itself.
+    """Returns the location of a TensorProto's external data; None if the message contains the data itself.
 
     Raises:
         ValueError: the entries are malformed, or two readers could interpret them differently.

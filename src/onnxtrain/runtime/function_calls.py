@@ -51,7 +51,7 @@ def inlined_sizes(
 
 
 def check_function_calls(model: str | wire.Bytes) -> None:
-    """Raises ValueError if ONNX Runtime, which inlines a model's functions when loading it, would take too long.
+    """Checks that ONNX Runtime, which inlines a model's functions when loading it, would not take too long.
 
     Args:
         model: path of the model, or its bytes.

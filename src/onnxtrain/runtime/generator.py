@@ -15,9 +15,9 @@ _WORD = (1 << 64) - 1
 
 @contextmanager
 def seeded(seed: int, step: int, run: int) -> Iterator[None]:
-    """Seeds ONNX Runtime's generator for one run in a `with` block, so that a resumed run draws the same numbers.
+    """Context manager that seeds ONNX Runtime's generator for one run, so that a resumed training run draws the same.
 
-    The seed is a hash of the arguments. Other threads wait until the block ends.
+    The seed is a hash of the arguments. Other threads wait until the `with` block ends.
 
     Args:
         seed: the user's seed, 64 bits.

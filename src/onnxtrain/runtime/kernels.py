@@ -171,7 +171,7 @@ def _config_entry(ranges: Mapping[str, tuple[int, int]]) -> str:
 
 @functools.cache
 def _warn_of_level(wanted: str | None, path: str) -> None:
-    """Warns, once per level, if the processor cannot run the kernels of the instruction set that the user requested.
+    """Warns, once per level, if no native kernels can run, or not those of the instruction set the user requested.
 
     Args:
         wanted: value of `ONNXTRAIN_KERNELS_LEVEL`, e.g. "avx2"; None if it is not set.

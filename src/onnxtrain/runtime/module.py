@@ -204,7 +204,7 @@ class Module(NotCopyable):
         return {**self._store.parameters, **self._store.statistics}
 
     def _bind_training(self, gradients: dict[str, Buffer]) -> Binding:
-        """Binds the training session to buffers; `gradients` are those for dense gradients, by parameter name."""
+        """Binds the training session to the store's buffers, and its dense gradients to `gradients` (by parameter)."""
         outputs = {spec.gradient or "": gradients[spec.name] for spec in self._dense}
         # Not bound to the inputs' buffers: the graph may still read the old statistics after writing the new ones.
         outputs |= {spec.output: self._new_statistics[spec.name] for spec in self._manifest.statistics}
@@ -222,7 +222,7 @@ class Module(NotCopyable):
 
     @cached_property
     def _scratch_gradients(self) -> dict[str, Buffer]:
-        """Buffers for the gradients of a single step, from which they are added to the store's gradients."""
+        """Buffers for a step's gradients during accumulation, before they are added to the store's gradients."""
         # Created on first use: most users reset the gradients after each step, and need no second set.
         return {s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._dense}
 

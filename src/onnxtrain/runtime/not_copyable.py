@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 
 class NotCopyable:
-    """Base class for objects that own sessions, or tensors that training updates in place. Copying raises TypeError.
+    """Base class for objects that own sessions, or tensors that are trained in place. Copying them raises TypeError.
 
     A shallow copy would share the tensors, so training the copy would train the original. Sessions can be neither
     copied nor pickled.

@@ -10,15 +10,15 @@ from onnxtrain.runtime.dtypes import Array, DType, narrow, widen
 
 
 class RowGradient:
-    """The sparse gradient of an embedding table `[n, *rest]`: one row per look-up, so its size varies between steps.
+    """The sparse gradient of an embedding table `[n, *rest]`: one row per read, so its size varies between steps.
 
     Attributes:
         dtype: element type.
         shape: sizes of the table, e.g. (30000, 128).
         device: device of the gradient.
-        rows: the gradient of each look-up, `[look-ups, *rest]`. If a row was looked up twice, it occurs twice, and the
-            two gradients must be summed.
-        indices: the row index of each look-up, int64 `[look-ups]`.
+        rows: the gradient for each read of a row, `[reads, *rest]`. If the batch read a row twice, there are two
+            gradients for it, which must be summed.
+        indices: the row index of each read, int64 `[reads]`.
     """
 
     rows: ort.OrtValue

@@ -32,14 +32,14 @@ _log = get_logger()
 
 @dataclass(frozen=True)
 class Files:
-    """Output settings of a training run: directory, file names and formats.
+    """Output settings of `generate_artifacts`: directory, file names and formats.
 
     Attributes:
-        directory: directory of the files; created if missing.
+        directory: directory for the files; created if missing.
         prefix: text before every file name, e.g. "net_".
-        nominal_checkpoint: True to also write a checkpoint without data.
+        nominal_checkpoint: True to also write a checkpoint without the parameters' data.
         ort_format: True to also write the models in ORT format.
-        custom_op_library: shared library with the custom ops of the models, for the conversion to ORT format.
+        custom_op_library: shared library with the models' custom ops, which the conversion to ORT format needs.
     """
 
     directory: Path
@@ -57,7 +57,7 @@ def write_files(
     Args:
         graphs: the training, eval and inference models, the parameters and the manifest.
         optimizer: optimizer or onnxblock from which to build the optimizer model; None for no optimizer model.
-        wanted: the files to write.
+        wanted: directory, names and formats of the files.
 
     Raises:
         GraphBuildError: the directory contains a manifest.json that onnxtrain did not write, or a model cannot be
@@ -124,7 +124,7 @@ def _optimizer_model(
     """Builds the optimizer model.
 
     Returns:
-        The model, and the manifest's entry for the optimizer.
+        The model, and the optimizer's entry in the manifest.
 
     Raises:
         GraphBuildError: the optimizer is an onnxblock, and there are sparse gradients.

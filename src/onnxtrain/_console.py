@@ -11,10 +11,10 @@ from onnxtrain._printable import printable
 
 
 class PlainConsole(Console):
-    """A console for text that quotes external names: escapes control characters, and interprets no markup.
+    """A rich console that prints strings verbatim: it escapes control characters and interprets no markup.
 
-    This applies to all strings, including those in table cells and titles. For styled text, use :func:`styled` or a
-    `style` argument.
+    So names from external files can be printed safely, also in table cells and titles. For styled text, use
+    :func:`styled` or a `style` argument.
 
     Args:
         stderr: True to print to standard error.
@@ -25,10 +25,10 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **settings: Any) -> Text:
-        """Returns a string as a `Text`; rich calls this for every string that it prints."""
+        """Converts a string to a `Text` with control characters escaped. rich calls this for every string."""
         return super().render_str(printable(text), **settings)
 
 
 def styled(text: str, style: str) -> Text:
-    """Returns a text with a single style, e.g. "bold", and control characters escaped."""
+    """Returns `text` in one style, e.g. "bold", with control characters escaped."""
     return Text(printable(text), style)

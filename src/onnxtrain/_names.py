@@ -51,13 +51,13 @@ def enumerated(names: list[str]) -> str:
 
 
 def losses_by_targets() -> str:
-    """Returns the losses by kind of target for a help text, e.g. "mse or l1 for quantities, poisson_nll for counts"."""
+    """Lists losses by kind of target, for a help text, e.g. "mse or l1 for quantities, poisson_nll for counts"."""
     groups = groupby(LOSSES, key=lambda name: LOSSES[name][1])
     return ", ".join(f"{enumerated(list(names))} for {targets}" for targets, names in groups)
 
 
 def settings_by_name(settings: dict[str, str]) -> str:
-    """Returns the settings per name as one line of a help text.
+    """Lists the settings of each loss, optimizer or schedule on one line, for a help text.
 
     Example:
         >>> settings_by_name({"focal": "alpha, gamma", "huber": "delta"})

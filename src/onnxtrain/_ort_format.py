@@ -16,7 +16,17 @@ from onnxtrain.runtime.atomic import FileSet
 
 
 def write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_library: Path | None) -> None:
-    """Adds a model in ORT format to a set of files; `path` is the path of its ONNX file."""
+    """Converts a model to ORT format and adds the resulting files to `files`.
+
+    Args:
+        model: the model; not changed.
+        files: the set of files.
+        path: path that the model would have as an ONNX file; its name determines the name of the `.ort` file.
+        custom_op_library: shared library with the model's custom ops; None if it has none.
+
+    Raises:
+        ModelError: onnxruntime cannot convert the model.
+    """
     # onnxruntime's converter only reads and writes files, so it works in a temporary folder. It writes additional
     # files, such as the list of ops that the model needs: all new files are copied.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -29,7 +39,7 @@ def write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_libr
 
 
 def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) -> None:
-    """Converts the ONNX file `source` to ORT format, next to it; `path` names the model in error messages."""
+    """Converts the ONNX file `source` to an ORT file in the same directory; `path` appears in error messages."""
     # Importing the tool configures logging for the whole process, and running it prints its progress.
     root = logging.getLogger()
     handlers = list(root.handlers)

@@ -1,4 +1,4 @@
-"""Makes external text, such as names in a received model, safe to print on a terminal, in a log or on a page."""
+"""Makes external text, such as names in a received model, safe to show on a terminal, in a log or on a web page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 
 
 def printable(text: object) -> str:
-    r"""Returns a text on a single line, with all non-printable characters (`str.isprintable`) escaped.
+    r"""Returns a text on a single line, with all non-printable characters (`str.isprintable`) escaped as in `repr`.
 
-    Such characters clear screens, set titles and fill clipboards (ESC, C1), reverse the text that follows
-    (bidirectional marks), begin a line that seems to come from this program (line breaks), or cannot be encoded
-    (surrogates). They are escaped as in `repr`. Escaping twice is the same as escaping once.
+    Such characters can clear the screen, set the terminal's title or write to the clipboard (ESC, C1), reverse the text
+    that follows (bidirectional marks), fake a line of this program's output (line breaks), or be impossible to encode
+    (surrogates). The function is idempotent.
 
     >>> print(printable("fc\x1b[2J\u202e.weight"))
     fc\x1b[2J\u202e.weight
@@ -23,10 +23,10 @@ def printable(text: object) -> str:
 
 
 def get_logger(name: str = "onnxtrain") -> logging.Logger:
-    """Returns the logger with this name, with a filter that makes its messages printable for all handlers.
+    """Returns the logger called `name`, with a filter that makes its messages printable before any handler sees them.
 
     Log messages quote names from external files. The package calls this function instead of `logging.getLogger`,
-    because a filter of the logger `onnxtrain` would not see the messages of its children, such as `onnxtrain.flower`.
+    because a filter on the logger `onnxtrain` would not see the messages of its children, such as `onnxtrain.flower`.
     """
     logger = logging.getLogger(name)
     # Adding the same filter again has no effect.
@@ -35,6 +35,6 @@ def get_logger(name: str = "onnxtrain") -> logging.Logger:
 
 
 def escape_record(record: logging.LogRecord) -> bool:
-    """Makes the message of a log record printable. A logging filter that accepts all records."""
+    """Logging filter that makes a record's message printable, and lets all records pass."""
     record.msg, record.args = printable(record.getMessage()), None
     return True

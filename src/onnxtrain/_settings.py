@@ -10,19 +10,19 @@ from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
 
 
-def require(owner: object, field: str, holds: Callable[[Any], bool], allowed: str) -> None:
-    """Raises GraphBuildError unless a field of `owner` is valid.
+def require(owner: object, field: str, is_valid: Callable[[Any], bool], allowed: str) -> None:
+    """Raises GraphBuildError unless the value of a field is valid.
 
     Args:
-        owner: a loss, optimizer or clipping.
-        field: name of the field.
-        holds: returns True for valid values; a TypeError or ValueError means that the value is invalid.
+        owner: the loss, optimizer or clipping that has the field.
+        field: name of the field, e.g. "weight_decay".
+        is_valid: returns True for valid values. If it raises TypeError or ValueError, the value is invalid.
         allowed: describes the valid values, e.g. "a positive number".
     """
     value = getattr(owner, field)
     # Comparing a string with a number raises TypeError, converting it to float ValueError: both are invalid settings.
     try:
-        valid = holds(value)
+        valid = is_valid(value)
     except (TypeError, ValueError):
         valid = False
     if not valid:
@@ -32,7 +32,7 @@ def require(owner: object, field: str, holds: Callable[[Any], bool], allowed: st
 
 
 def integers_to_floats(owner: Any) -> None:
-    """Converts integers in the float fields of a frozen dataclass to floats, e.g. `weight_decay=1`."""
+    """Converts integers in the float fields of a frozen dataclass, e.g. `weight_decay=1`, to floats in place."""
     # The emitter turns a Python integer into an int64 constant, which cannot be multiplied with a float tensor.
     for field in fields(owner):
         value = getattr(owner, field.name)

@@ -1,7 +1,7 @@
-"""Wording of messages that depends on the caller: Python code passes `batch_size=32`, a shell `--batch-size 32`.
+"""Words messages for the caller: Python code passes `batch_size=32`, a shell `--batch-size 32`.
 
-Messages use :func:`argument` to name an argument, and a method of :func:`words` to suggest a remedy, so that the text
-suits whoever reads it. The command line replaces Python's wording with its own while a command runs.
+Messages use :func:`argument` to name an argument, and a method of :func:`words` to suggest a remedy. The command line
+replaces Python's wording with its own while a command runs.
 
 >>> f"Pass {argument('batch_norm', 'training')}, or leave {argument('batch_size')} out."
 "Pass batch_norm='training', or leave batch_size out."
@@ -18,31 +18,31 @@ class Words:
     """Wording of arguments and remedies for Python code; `onnxtrain.cli` overrides it for shells."""
 
     def argument(self, name: str, *value: object) -> str:
-        """Returns the name of an argument, with a value if one is given: `batch_norm='training'`."""
+        """Returns the name of an argument, followed by its value if given, e.g. `batch_norm='training'`."""
         return "=".join([name, *map(repr, value)])
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
-        """Returns advice to make a fixed batch size dynamic; `function` is the function that takes the model."""
+        """Returns advice on making a fixed batch size dynamic; `function` is the one to call with the new model."""
         return f"convert it: {function}(onnxtrain.make_batch_dynamic(model), ...)"
 
     def resume(self, directory: object, where: str = "") -> str:
-        """Returns advice to resume the run in a directory; `where` is e.g. "from there "."""
+        """Returns advice on resuming the run in `directory`; `where` is an insertion such as "from there "."""
         return f"Resume {where}with Trainer.resume('{directory}')"
 
     def open_run(self) -> str:
-        """Returns advice on which directory to pass, as the end of a sentence."""
+        """Returns advice on which directory to pass, as a sentence without its full stop."""
         return "Pass a directory written by Trainer.save or generate_artifacts"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:
-        """Returns a loss with a changed setting, e.g. `loss=CrossEntropyLoss(axis=1)`."""
+        """Returns the code that passes a loss with a changed setting, e.g. `loss=CrossEntropyLoss(axis=1)`."""
         return f"loss={loss}({name}={value})"
 
     def convert(self, dtype: str, what: str = "") -> str:
-        """Returns advice to convert an array; `what` is e.g. "it"."""
+        """Returns advice on converting an array to `dtype`; `what` refers to the array, e.g. "it"."""
         return " ".join(filter(None, ("convert", what, f"with .astype('{dtype}')")))
 
     def take_from_column(self) -> str:
-        """Returns advice to convert labels from `[N, 1]` to `[N]`."""
+        """Returns advice on converting labels of shape `[N, 1]` to `[N]`."""
         return "Pass labels[:, 0]"
 
     def from_one_hot(self) -> str:
@@ -50,11 +50,11 @@ class Words:
         return "Pass labels.argmax(axis=1), or train with CrossEntropyLoss(probabilities=True)"
 
     def drop_last(self) -> str:
-        """Returns the suggestion to drop the incomplete last batch, as the end of a sentence."""
+        """Returns advice to drop the incomplete last batch, as a clause that ends a sentence."""
         return ", or drop incomplete batches (drop_last=True)"
 
     def untransformed(self, argument: str) -> str:
-        """Returns a sentence naming the argument that transforms data other than training data."""
+        """Returns a hint that the training transform does not apply to this data, and that `argument` converts it."""
         return f" The training transform is not applied to this data; to convert it, pass {argument}=..."
 
 
@@ -74,7 +74,7 @@ def argument(name: str, *value: object) -> str:
 
 @contextmanager
 def speaking(caller_words: Words) -> Iterator[None]:
-    """Sets the wording of messages for the duration of a `with` block, e.g. to that of the command line."""
+    """Context manager that sets the wording of messages, e.g. to the command line's."""
     token = _words.set(caller_words)
     try:
         yield

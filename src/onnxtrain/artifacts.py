@@ -304,8 +304,8 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
     """Appends the loss of a recipe to `loaded`, which was loaded from `source`.
 
     Returns:
-        The canonical model with its loss, the name of the loss, and the recipe, with patterns expanded to parameter
-        names and the further outputs of a block added to the additional outputs.
+        The canonical model with its loss; the name of the loss output; and the recipe, with patterns expanded to
+        parameter names, and a block's outputs other than the loss added to `additional_output_names`.
     """
     loss = loss_for(recipe.loss)
     # If all outputs are computed from strings, the loss of the first one is refused below, with a message that says so.

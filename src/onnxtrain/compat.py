@@ -124,7 +124,7 @@ def _new_name(old: str) -> str:
 
 
 class _Finder(MetaPathFinder):
-    """Import finder for the old names."""
+    """Import finder for `onnxruntime.training`, its submodules and `torch_ort`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

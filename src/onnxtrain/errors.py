@@ -9,7 +9,7 @@
     ├── DifferentiationError (ValueError)
     │   ├── NoGradientRule               an op on the path from the loss to a parameter has no rule
     │   └── ShapeRequired                a rule needs a static size that the model leaves symbolic
-    ├── GraphBuildError (ValueError)     losses, optimizers, onnxblock: the training graph cannot be built
+    ├── GraphBuildError (ValueError)     a training graph cannot be built with these settings
     │   └── NothingToTrain               no parameter is left to train
     ├── RuleDefinitionError (ValueError) a gradient rule was registered incorrectly (a programming error)
     ├── CheckpointError                  a checkpoint cannot be read or written, or doesn't fit the model
@@ -20,7 +20,7 @@
     ├── DivergenceError (ArithmeticError) the loss is NaN or infinite
     ├── MissingPackageError (ModuleNotFoundError) a required optional package is not installed
     ├── CompatError (ImportError)        `compat.install()` would shadow the real package
-    └── ORTModuleFallbackException       why something cannot run in ONNX Runtime; see `onnxtrain.ortmodule`
+    └── ORTModuleFallbackException       a module or graph cannot run in ONNX Runtime; see `onnxtrain.ortmodule`
 
 onnxruntime-training raised RuntimeError for nearly everything, so `except RuntimeError` clauses written for it catch
 all of these. Unknown parameter and property names raise :class:`KeyError`, as for any mapping. Each message says what
@@ -92,7 +92,7 @@ class ShapeRequired(DifferentiationError):
 
 
 class GraphBuildError(OnnxTrainError, ValueError):
-    """A loss, optimizer or onnxblock block cannot be built on this graph."""
+    """A training graph cannot be built with these settings, e.g. because the loss does not match the outputs."""
 
 
 class NothingToTrain(GraphBuildError):

@@ -1,8 +1,8 @@
-"""Registry of nonstandard ops that are defined by standard ops, e.g. those of com.microsoft.
+"""Registry of function bodies that define nonstandard ops, e.g. com.microsoft's, in terms of standard ops.
 
-Shape inference and inlining (`passes`) look up an op here; gradient rules (`autodiff`) register it. The first look-up
-imports the rules, so that its result does not depend on what the program has imported before. This is the only import
-from a lower package into `autodiff`, and pyproject.toml lists it as such.
+Gradient rules (`autodiff`) register the bodies; shape inference and inlining (`passes`) look them up. The first look-up
+imports the rules, so that its result does not depend on what the program has imported before. No other module below
+`autodiff` imports from it; pyproject.toml lists this import as an exception.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def register_body(key: OpKey, make: MakeBody) -> None:
 
 
 def register_shapes(key: OpKey, make: MakeShapes) -> None:
-    """Registers the shapes of an op that has a gradient rule but no body, replacing earlier ones."""
+    """Registers a function for the output shapes of an op without a body, replacing an earlier one."""
     _SHAPES[key] = make
 
 
 def op_bodies() -> Mapping[OpKey, MakeBody]:
-    """Returns the bodies of all registered ops."""
+    """Maps each op with a registered body to the function that makes the body."""
     _import_rules()
     return _BODIES
 
 
 def op_shapes() -> Mapping[OpKey, MakeShapes]:
-    """Returns the functions that compute the output shapes of registered ops: `register_shapes` functions or bodies."""
+    """Maps each registered op to the function that gives its output shapes: from `register_shapes`, else its body."""
     _import_rules()
     return {**_BODIES, **_SHAPES}
 

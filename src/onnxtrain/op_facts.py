@@ -7,7 +7,7 @@
 >>> Fact.MOVES in FACTS["Slice"], "Slice" in VIEWS
 (True, False)
 
-Sets that depend on their user, such as the ops that a pass can rewrite, are defined by that user instead.
+Sets that only one module uses, such as the ops that a pass can rewrite, are defined in that module instead.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Fact(Flag):
 
 
 def _with_facts(facts: Fact, names: str) -> dict[str, Fact]:
-    """Assigns the same facts to several ops, e.g. "Abs Neg"."""
+    """Returns a dict that assigns the same facts to several ops, e.g. "Abs Neg"."""
     return dict.fromkeys(names.split(), facts)
 
 

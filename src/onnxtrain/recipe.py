@@ -1,4 +1,4 @@
-"""Defines `Recipe`: how a model is trained, as one value.
+"""Defines `Recipe`: the configuration with which a model is trained.
 
 A recipe contains all settings that determine the graphs of a training run: loss, optimizer, trained parameters, modes
 of layers, precision. It does not contain the data, the length of the training, or paths of files. `generate_artifacts`,
@@ -88,9 +88,9 @@ class ShellOption:
         kind: type of the value in the shell, e.g. `bool` for a switch, `list[str]` for an option that may be repeated.
         metavar: name of the value in `--help`, e.g. "PATTERN"; None for a switch or a choice.
         name: name of the option if it differs from the field, e.g. "freeze" for `--freeze`.
-        group: "model", "optimizer" or "memory". `plan` has no memory options, because it measures both values.
-        parse: converts the shell's value to the field's value; raises ValueError with the allowed values. None if both
-            are the same.
+        group: "model", "optimizer" or "memory". `plan` has no memory options, because it tries all of their values.
+        parse: converts the shell's value to the field's value; raises ValueError with the allowed values. None if the
+            two values are the same.
     """
 
     help: str
@@ -106,18 +106,18 @@ def _field(default: Any, option: ShellOption | str) -> Any:
 
     Args:
         default: default value.
-        option: the command-line option that sets the field. If several options set it, or none, a text that names them
-            or gives the reason.
+        option: the command-line option that sets the field. If there are several options, a text with their names; if
+            there is none, a text with the reason.
     """
     return dataclasses.field(default=default, metadata={"shell": option})
 
 
 def _by_pattern(read: Callable[[str], Any], allowed: str) -> Callable[[Sequence[str] | None], Any]:
-    """Returns a parser of one value for all layers, e.g. "0.1", or of one per pattern, e.g. "head.*=0.5".
+    """Returns a parser for an option with one value for all layers, e.g. "0.1", or one per pattern, e.g. "head.*=0.5".
 
     Args:
         read: converts the text of one value; raises ValueError if it is invalid.
-        allowed: description of the valid values, which ends the error message.
+        allowed: end of the error message: which values are valid.
     """
 
     def parse(texts: Sequence[str] | None) -> Any:
@@ -158,8 +158,8 @@ class Recipe:
 
     Raises:
         GraphBuildError: two fields cannot be combined.
-        InputError: `dropout` is not a number in [0, 1), or a mapping to such numbers.
-        TypeError: a field for names is not a string or a list of strings.
+        InputError: `dropout` is not a number in [0, 1) or a mapping to such numbers.
+        TypeError: a field that contains names is not a string or a list of strings.
         ValueError: `precision`, `activations`, `profile` or `recompute` has an unknown value.
 
     Example:
@@ -171,7 +171,7 @@ class Recipe:
 
     loss: LossSpec = _field(None, "--loss and --loss-option")
     """The loss: an object of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), a :class:`LossType`, or an
-    onnxblock block. None if the model's first output is the loss, a scalar."""
+    onnxblock block. None if the model's first output, a scalar, is the loss."""
 
     optimizer: OptimizerSpec = _field("adamw", "--optimizer, --weight-decay and --optimizer-option")
     """The optimizer: an object of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...), with PyTorch's defaults;
@@ -228,8 +228,8 @@ class Recipe:
             name="freeze",
         ),
     )
-    """Names or patterns of parameters that are in the checkpoint, but not trained. A parameter that matches both
-    `requires_grad` and `frozen_params` is frozen. An exact name wins over a pattern."""
+    """Names or patterns of parameters that are stored in the checkpoint, but not trained. A parameter that matches both
+    `requires_grad` and `frozen_params` is frozen, unless only `requires_grad` contains its exact name."""
 
     batch_norm: BatchNormMode = _field(
         "as_exported",
@@ -277,10 +277,10 @@ class Recipe:
             Precision,
         ),
     )
-    """Precision of float32 products and convolutions of the training model, forward and backward: "fp32", or "bf16" to
-    round their factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all other ops, and the eval
-    and inference models stay float32. "bf16" is faster with native kernels on processors with AVX512_BF16; elsewhere it
-    computes the same, and no faster than "fp32"."""
+    """Precision of the training model's float32 matrix products and convolutions, forward and backward: "fp32", or
+    "bf16" to round the factors to bfloat16 and accumulate in float32. Parameters, gradients, optimizer, all other ops,
+    and the eval and inference models stay float32. "bf16" is faster with native kernels on processors with AVX512_BF16;
+    elsewhere the results are the same, but it is no faster than "fp32"."""
 
     straight_through: bool = _field(
         False,
@@ -406,12 +406,12 @@ class Recipe:
 def filled_recipe(
     function: Callable[..., object], recipe: Recipe | None, arguments: Mapping[str, Any]
 ) -> Recipe:
-    """Returns the recipe that a function was called with, or builds it from the function's other arguments.
+    """Returns the recipe that was passed to a function, or builds one from the function's other arguments.
 
     Args:
         function: the function, e.g. `generate_artifacts`; its signature contains the default values.
-        recipe: its argument `recipe`.
-        arguments: its arguments that are fields of a recipe, by name.
+        recipe: the value of its `recipe` argument.
+        arguments: the values of its arguments named like fields of a recipe, by name.
 
     Raises:
         TypeError: `recipe` is not a Recipe, or one of its fields was also passed as an argument.
@@ -435,7 +435,7 @@ def filled_recipe(
 
 
 def _name_list(option: str, names: object) -> list[str] | None:
-    """Converts a name or a collection of names to a list. Raises TypeError if they are not strings."""
+    """Converts a name or a collection of names to a list. Raises TypeError if any of them is not a string."""
     if names is None:
         return None
     if isinstance(names, str):
@@ -450,7 +450,7 @@ def _name_list(option: str, names: object) -> list[str] | None:
 
 
 def _check_dropout(dropout: object) -> None:
-    """Raises InputError if a ratio is not a number in [0, 1)."""
+    """Raises InputError if a Dropout ratio is not a number in [0, 1)."""
     for ratio in dropout.values() if isinstance(dropout, Mapping) else () if dropout is None else (dropout,):
         # bool is a subclass of int: True would otherwise pass for 1.
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:

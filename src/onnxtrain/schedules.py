@@ -78,7 +78,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """Falls linearly from 1 to `end_factor`: `1 - (1 - end_factor) step / total`.
+    """Lowers the factor linearly from 1 to `end_factor`: `1 - (1 - end_factor) * step / total`.
 
     Attributes:
         end_factor: factor at the end, e.g. 0.1.
@@ -96,7 +96,9 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Falls from 1 to `end_factor` along half a cosine: `(1 + cos(pi step / total)) / 2` if `end_factor` is 0.
+    """Lowers the factor from 1 to `end_factor` along half a cosine.
+
+    If `end_factor` is 0, the factor is `(1 + cos(pi * step / total)) / 2`.
 
     Attributes:
         end_factor: factor at the end, e.g. 0.1.
@@ -114,9 +116,9 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class CosineWithRestarts(Schedule):
-    """Falls from 1 to 0 along half a cosine, `cycles` times, and jumps back to 1 in between.
+    """Lowers the factor from 1 to 0 along half a cosine, `cycles` times, jumping back to 1 in between.
 
-    Same curve as `get_cosine_with_hard_restarts_schedule_with_warmup` in transformers.
+    The curve is the same as that of `get_cosine_with_hard_restarts_schedule_with_warmup` in transformers.
 
     Attributes:
         cycles: number of cycles, e.g. 2.
@@ -136,7 +138,7 @@ class CosineWithRestarts(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """Falls from 1 to `end_factor` polynomially: `(1 - step / total) ** power` if `end_factor` is 0.
+    """Lowers the factor from 1 to `end_factor` polynomially: `(1 - step / total) ** power` if `end_factor` is 0.
 
     Attributes:
         power: exponent; 1 is a straight line.
@@ -161,8 +163,8 @@ class Step(Schedule):
 
     Attributes:
         step_size: number of epochs (or steps) between changes, e.g. 10.
-        gamma: factor of each change, e.g. 0.1.
-        unit: "epoch" or "step".
+        gamma: factor by which the rate is multiplied each time, e.g. 0.1.
+        unit: "epoch" or "step", the unit of `step_size`.
     """
 
     step_size: int = 10
@@ -189,8 +191,8 @@ class MultiStep(Schedule):
     """Multiplies the learning rate by `gamma` at each of the `milestones`, like PyTorch's `MultiStepLR`.
 
     Attributes:
-        milestones: epochs (or steps) of the changes, in increasing order, e.g. [30, 60].
-        gamma: factor of each change, e.g. 0.1.
+        milestones: epochs (or steps) at which the rate changes, in increasing order, e.g. [30, 60].
+        gamma: factor by which the rate is multiplied each time, e.g. 0.1.
         unit: "epoch" or "step", the unit of the milestones.
     """
 
@@ -241,16 +243,16 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class OneCycle(Schedule):
-    """Rises from `1 / div_factor` to 1, then falls to `1 / (div_factor * final_div_factor)`, along half cosines.
+    """Raises the factor from `1 / div_factor` to 1, then lowers it to `1 / (div_factor * final_div_factor)`.
 
-    Like PyTorch's `OneCycleLR` for the learning rate; the momentum does not change. The rise, over a fraction
-    `pct_start` of all steps, serves as warm-up.
+    The learning rate is the same as with PyTorch's `OneCycleLR`; the momentum does not change. The rise replaces a
+    warm-up.
 
     Attributes:
         pct_start: fraction of all steps during which the rate rises, e.g. 0.3.
-        div_factor: highest rate divided by the first.
-        final_div_factor: first rate divided by the last.
-        anneal: "cos" for half cosines, "linear" for straight lines.
+        div_factor: ratio of the highest rate to the first.
+        final_div_factor: ratio of the first rate to the last.
+        anneal: shape of the rise and the fall: "cos" for half cosines, "linear" for straight lines.
     """
 
     pct_start: float = 0.3
@@ -278,7 +280,7 @@ class OneCycle(Schedule):
         return self._interpolate(1.0, last, (min(step, end) - peak) / (end - peak) if end > peak else 1.0)
 
     def _interpolate(self, start: float, end: float, part: float) -> float:
-        """Moves from `start` to `end` as `part` rises from 0 to 1."""
+        """Interpolates between `start` (`part` = 0) and `end` (`part` = 1) along the curve of `anneal`."""
         left = _half_cosine(part) if self.anneal == "cos" else 1.0 - part
         return end + (start - end) * left
 

@@ -1,4 +1,4 @@
-"""Resolves the names and patterns that users write: of the parameters to train, and of layers."""
+"""Resolves the names and patterns with which users select parameters and layers."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def set_module_scope(node: ir.Node, module: str) -> None:
 
 
 def layer_names(node: ir.Node) -> list[str]:
-    """Returns the names by which patterns find a layer's node, the name of its PyTorch module first.
+    """Returns the names by which a pattern can match a layer.
 
-    They are the module, e.g. `body.bn`, the scale of a BatchNormalization, `body.bn.weight`, and the node,
-    `/body/bn/BatchNormalization`.
+    They are, if known, the name of its PyTorch module, e.g. `body.bn`; the name of its scale, e.g. `body.bn.weight`, if
+    it is a BatchNormalization; and the name of its node, e.g. `/body/bn/BatchNormalization`.
     """
     # If a pattern matches nothing, the error message shows the first name.
     names = []
@@ -114,21 +114,21 @@ def layer_names(node: ir.Node) -> list[str]:
 
 
 def layer_name(node: ir.Node) -> str:
-    """Returns the name of a layer for messages: its module's, else its node's, else its output's."""
+    """Returns a layer's name for messages: the first of its :func:`layer_names`, else the name of its output."""
     return next(iter(layer_names(node)), str(node.outputs[0].name))
 
 
 def layer_choices(
     nodes: Sequence[ir.Node], choice: _T | Mapping[str, _T], option: str, kind: str
 ) -> dict[ir.Node, _T]:
-    """Returns the user's choice for each layer.
+    """Resolves an argument that has a value per layer, such as `dropout`: returns the value for each layer.
 
     Args:
         nodes: the layers, in graph order.
-        choice: one value for all layers, or values by pattern (:func:`match_names`) of :func:`layer_names`. The first
-            pattern that matches a layer decides; layers without a match are left out.
-        option: the argument that holds the choice, for the error message, e.g. "dropout".
-        kind: what the nodes are, for the error message, e.g. "Dropout".
+        choice: value of the argument: one for all layers, or a mapping from patterns (:func:`match_names`) to values.
+            The first pattern that matches one of the :func:`layer_names` decides. Layers without a match are left out.
+        option: name of the argument for the error message, e.g. "dropout".
+        kind: kind of the layers for the error message, e.g. "Dropout".
 
     Raises:
         GraphBuildError: a pattern matches no node.
@@ -152,7 +152,7 @@ def layer_choices(
 
 
 def choice_at(node: ir.Node, choice: _T | Mapping[str, _T]) -> _T | None:
-    """Returns the user's choice for one layer, as in :func:`layer_choices`; None if no pattern matches."""
+    """Returns the value for one layer, as in :func:`layer_choices`; None if no pattern matches."""
     if not isinstance(choice, Mapping):
         return choice
     names = layer_names(node)
@@ -160,9 +160,9 @@ def choice_at(node: ir.Node, choice: _T | Mapping[str, _T]) -> _T | None:
 
 
 def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, list[str]]:
-    """Returns the names that each pattern matches; a pattern that equals a name matches only that name.
+    """Maps each pattern to the names that it matches. A pattern that equals a name matches only that name.
 
-    `*` matches any text, dots included, `?` one character, `[...]` one of several characters. Matching is
+    `*` matches any text, including dots; `?` matches one character, and `[...]` one of several. Matching is
     case-sensitive.
 
     >>> match_names(["conv.*", "fc[0].w"], ["conv.w", "conv.b", "fc[0].w", "fc0.w"])
@@ -180,7 +180,7 @@ def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, li
 def reached_patterns(
     patterns: Sequence[str], trained: Collection[str], unreached: Collection[str]
 ) -> list[str]:
-    """Returns names and patterns without those that match only parameters on which the loss does not depend.
+    """Drops the patterns that match only `unreached` parameters: those on which the loss does not depend.
 
     >>> reached_patterns(["body.*", "aside.*", "unknown"], trained=["body.w"], unreached=["aside.w"])
     ['body.*', 'unknown']
@@ -217,18 +217,18 @@ def canonical_with_names(
 ) -> tuple[ir.Model, Sequence[str] | None, Sequence[str] | None]:
     """Returns the canonical form of a model, and the names of the parameters to train and to freeze.
 
-    Constant folding leaves out these parameters, because training changes their values.
+    These parameters are excluded from constant folding, so that they remain initializers.
 
     Args:
         model: a loaded model.
-        requires_grad: names and patterns of the parameters to train; None for all that train by default.
+        requires_grad: names and patterns of the parameters to train; None for the default.
         frozen: names and patterns of the parameters to freeze.
 
     Returns:
-        The canonical model, and both lists, in which names replace patterns (:func:`expand_requests`).
+        The canonical model, and both lists with patterns expanded to names (:func:`expand_requests`).
 
     Raises:
-        GraphBuildError: as :func:`expand_requests`.
+        GraphBuildError: see :func:`expand_requests`.
     """
     names = [*(requires_grad or ()), *(frozen or ())]
     known = {str(value.name) for node in model.graph for value in node.outputs} | {*model.graph.initializers}
@@ -243,20 +243,20 @@ def canonical_with_names(
 def expand_requests(
     model: ir.Model, requires_grad: Iterable[str] | None, frozen: Iterable[str] | None
 ) -> tuple[list[str] | None, list[str]]:
-    """Replaces the patterns among the parameters to train and to freeze with the names of initializers.
+    """Expands the patterns in the lists of parameters to train and to freeze to names of initializers.
 
-    A pattern matches parameters only: not running statistics, settings of ops (bounds of Clip, scales of Resize), nor,
-    if the file identifies them, buffers and constants. A pattern that matches no parameter matches quantization scales
-    and rotary caches. If a parameter matches both lists, it is frozen, unless `requires_grad` has its exact name and
-    `frozen` only a pattern, so that one layer of a frozen backbone can be trained.
+    Patterns match only parameters, not running statistics or settings of ops (e.g. Clip's bounds or Resize's scales),
+    and not buffers or constants if the file identifies them. Only a pattern that matches no parameter can match
+    quantization scales and rotary caches. A parameter in both lists is frozen, unless `requires_grad` contains its
+    exact name and `frozen` only a pattern; so one layer of a frozen backbone can be trained.
 
     Args:
         model: a canonical model.
-        requires_grad: names and patterns of the parameters to train; None for all that train by default.
+        requires_grad: names and patterns of the parameters to train; None for the default.
         frozen: names and patterns of the parameters to freeze.
 
     Returns:
-        Names of the parameters to train, or None; and names of the parameters to freeze.
+        The names of the parameters to train (None if `requires_grad` is None) and of those to freeze.
 
     Raises:
         GraphBuildError: a name is unknown, not floating point, or in both lists; a pattern matches nothing.
@@ -284,7 +284,7 @@ def _expanded(model: ir.Model, names_or_patterns: Sequence[str]) -> list[str]:
 
 
 def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[str]]:
-    """Returns, by pattern, the matching parameters or, if there are none, the matching scales and rotary caches."""
+    """Maps each pattern to the matching parameters or, if there are none, quantization scales and rotary caches."""
     # In an int4 language model, 13 of 19 floating-point initializers were scales and rotary caches. "*" should not
     # match these.
     patterns = list(patterns)
@@ -306,7 +306,7 @@ def select_parameters(
 
     Args:
         model: a canonical model.
-        requires_grad: names and patterns of the parameters to train; None for all that train by default.
+        requires_grad: names and patterns of the parameters to train; None for all that are not frozen.
         frozen: names and patterns of the parameters to freeze.
         sparse: names and patterns of the trained parameters that get sparse gradients.
 
@@ -358,7 +358,7 @@ def _match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str
 
 
 def _check_names(model: ir.Model, requested: list[str], frozen: list[str]) -> None:
-    """Raises GraphBuildError for a name that is unknown, in both lists, or cannot be trained."""
+    """Raises GraphBuildError for a name that is unknown or in both lists, or whose tensor cannot be trained."""
     both = sorted(set(requested) & set(frozen))
     if both:
         raise GraphBuildError(
@@ -442,7 +442,7 @@ def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -
 
 
 def _is_mask(value: ir.Value) -> bool:
-    """True if a tensor is an attention mask, which is recognized by an element as large as 1e30."""
+    """True if a tensor looks like an attention mask: it has an element of magnitude 1e30 (float16: 6e4) or more."""
     # onnxruntime's optimizer drops PyTorch's list of parameters from a file; masks would then be trained.
     tensor = value.const_value
     if tensor is None or tensor.size > _MOST_OF_A_MASK:
@@ -471,7 +471,7 @@ def float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:
 
 
 def _statistics(model: ir.Model, *, in_training: bool) -> set[str]:
-    """Returns the running statistics of BatchNormalization nodes in training mode, or of those in inference mode."""
+    """Names the running statistics of the BatchNormalization nodes in training mode (or in inference mode)."""
     nodes = [
         node
         for node in model.graph

@@ -1,4 +1,4 @@
-"""Runs `onnxtrain artifacts`, and prepares the model for `artifacts`, `plan` and `train`."""
+"""Runs `onnxtrain artifacts`, and loads the model for `artifacts`, `plan` and `train`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxtrain.tables import PROPERTY as TABLE
 
 
 def check_loss(model: ir.Model, loss: str | None) -> None:
-    """Raises GraphBuildError if no loss is named and the model's first output is not a scalar."""
+    """Raises GraphBuildError if `loss` is None and the model's first output is not a scalar, so cannot be the loss."""
     output = model.graph.outputs[0]
     if loss is None and any(dim != 1 for dim in output.shape or ()):
         raise GraphBuildError(
@@ -34,7 +34,7 @@ def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
     """Loads a model, and applies `--dynamic-batch` and `--replace-head`.
 
     Raises:
-        InputError: the model was exported from a run on a table: its inputs are the columns of the table.
+        InputError: the model was exported from a run on a table, so its inputs are unencoded columns.
     """
     model = load_model(path)
     # String inputs have no gradient, and a new table may not have the categories that were encoded.

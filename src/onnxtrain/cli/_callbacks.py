@@ -1,4 +1,4 @@
-"""Declares the options of `onnxtrain train` for callbacks and augmentation, and creates these from them."""
+"""Declares `onnxtrain train`'s options for callbacks and augmentation, and creates the callbacks and transforms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAVES = "checkpoints"
 
 @dataclass(frozen=True)
 class RegularizeOptions:
-    """Options for averaged weights, flat minima and augmentation."""
+    """Options for averaging weights, seeking flat minima (SAM) and augmenting data."""
 
     panel: ClassVar[str] = "Averages, flat minima, augmentation"
     kept: ClassVar[Kept] = "run"
@@ -61,7 +61,7 @@ class RegularizeOptions:
 
 @dataclass(frozen=True)
 class BestOptions:
-    """Options for the choice of the exported epoch and for early stopping."""
+    """Options that choose the epoch to export, and when to stop early."""
 
     panel: ClassVar[str] = "Best epoch"
     kept: ClassVar[Kept] = "fit"
@@ -95,7 +95,7 @@ class BestOptions:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """Options for log files and checkpoints. They may change at any time, because they do not affect the result."""
+    """Options for log files and checkpoints. A resumed run may change them, because they do not affect the result."""
 
     panel: ClassVar[str] = "Logs and saves"
     kept: ClassVar[Kept] = "anew"
@@ -137,13 +137,13 @@ class CallbackOptions:
 def chosen_callbacks(
     options: CallbackOptions, directory: Path, epochs: int, validated: bool
 ) -> list[Callback]:
-    """Creates the callbacks for the given options, in the order in which `fit` calls them.
+    """Creates the callbacks that the options request, in the order in which `fit` calls them.
 
     Args:
         options: options of the command.
         directory: directory of the run.
-        epochs: number of epochs of the fit.
-        validated: True if the fit validates, so that it records `val_loss`.
+        epochs: number of epochs that `fit` trains.
+        validated: True if `fit` validates, so that it records `val_loss`.
 
     Raises:
         InputError: options cannot be combined, or a value is out of range.
@@ -180,7 +180,11 @@ def chosen_callbacks(
 
 
 def _early_stopping(best: BestOptions, epochs: int, validated: bool) -> EarlyStopping | None:
-    """Returns the callback that restores the best epoch, or None without `--patience` and `--save-best`."""
+    """Returns the callback that restores the best epoch; None if neither `--patience` nor `--save-best` is given.
+
+    Raises:
+        InputError: `--monitor` or `--min-delta` is given without them.
+    """
     from onnxtrain.trainer import EarlyStopping
 
     if best.patience is None and not best.save_best:
@@ -196,7 +200,7 @@ def _early_stopping(best: BestOptions, epochs: int, validated: bool) -> EarlySto
 
 
 def _start(text: str) -> int | float:
-    """Parses `--swa-start`: an epoch (int) or a fraction of the epochs (float)."""
+    """Parses the value of `--swa-start`: an epoch (int) or a fraction of the epochs (float)."""
     # The types differ in meaning: 1 is the first epoch, 1.0 would be all epochs.
     try:
         return int(text) if text.isdecimal() else float(text)
@@ -224,7 +228,7 @@ def chosen_transform(options: CallbackOptions) -> MixUp | CutMix | None:
 
 
 def prepare_for_transform(x: Any, y: Any) -> tuple[Any, Any]:
-    """Returns x and y as transforms expect them: a single array instead of a dictionary with one entry.
+    """Converts inputs and targets to the form that transforms expect: an array instead of a dict with one entry.
 
     Integer and Boolean targets become float32, because transforms average them.
     """

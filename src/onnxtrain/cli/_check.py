@@ -47,10 +47,12 @@ def run_command(options: CheckOptions) -> None:
 
 
 def _inputs(model: ir.Model, path: Path) -> Arrays:
-    """Loads the arrays named like inputs of the model, or `x` for a single input; other arrays are ignored.
+    """Loads the arrays with the names of the model's inputs. The array of a single input may also be named `x`.
+
+    Other arrays in the file are ignored.
 
     Raises:
-        InputError: no array has the name of an input.
+        InputError: the file has no array for any input.
     """
     arrays = load_arrays(path)
     names = [str(value.name) for value in model.graph.inputs]

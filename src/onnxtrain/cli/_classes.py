@@ -22,11 +22,11 @@ _SHOWN = 20
 
 
 class MetricChoice(NamedTuple):
-    """Metrics of a run.
+    """The metrics to record in a run, as arguments of `Trainer`.
 
     Attributes:
-        metrics: names of metrics for `Trainer`; None for the defaults of the loss.
-        positive: index of the positive class; None if the user chose none.
+        metrics: names of the metrics, e.g. ["accuracy", "f1"]; None for the loss's default metrics.
+        positive: index of the positive class; None if the user did not choose one.
     """
 
     metrics: list[str] | None
@@ -38,17 +38,17 @@ def chosen_metrics(
 ) -> MetricChoice:
     """Returns the metrics chosen with `--metric` and `--positive`.
 
-    The alphabetical order of class names does not tell which class is the positive one. Without `positive`, f1,
-    precision and recall of named classes are therefore means over the classes (f1_macro and so on). With `positive` but
-    without metrics, accuracy, f1, precision and recall are recorded.
+    Class names are in alphabetical order, which does not reveal the positive class. So if the classes have names and
+    `positive` is None, f1, precision and recall become means over the classes (f1_macro and so on). If only `positive`
+    is given, the metrics are accuracy, f1, precision and recall.
 
     Args:
         metrics: values of `--metric`.
-        positive: value of `--positive`: name or index of a class.
+        positive: value of `--positive`: the name of a class, or its index for a numeric target.
         classes: names of the classes in the order of their indices; None for a numeric target.
 
     Raises:
-        InputError: there is no class `positive`.
+        InputError: no class has the name `positive`, or it is not an index.
     """
     chosen = list(metrics) if metrics else None
     if positive is None:
@@ -108,7 +108,12 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
 
 
 def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | None:
-    """Returns the names of all classes, or their indices as strings; None if the number of classes is unknown."""
+    """Returns the names of a run's classes, or their indices as strings; None if there is no known number of classes.
+
+    Args:
+        trainer: the run.
+        classes: names of the classes in the table; None for a numeric target.
+    """
     targets = label_targets(trainer)
     if not targets:
         return None
@@ -119,7 +124,7 @@ def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | 
 
 
 def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
-    """Returns the name of the positive class; None if metrics are means over classes."""
+    """Returns the name of the positive class; None if there is none, so that metrics are means over classes."""
     number = trainer.positive
     if number is None:
         # The default of scikit-learn's `pos_label`.
@@ -130,15 +135,21 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
 
 
 def _of_one_class(trainer: Trainer, metric: str) -> bool:
-    """True if the value of a metric depends on which class is the positive one.
+    """True if a metric measures only the positive class, such as f1.
 
-    AUROC depends on it only if `--positive` is given: without it, two classes have the same AUROC.
+    AUROC does so only if `--positive` is given: without it, there are two classes, which have the same AUROC.
     """
     return metric in _OF_ONE_CLASS or (metric == "auroc" and trainer.positive is not None)
 
 
 def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequence[str]) -> dict[str, str]:
-    """Returns a label for each recorded value, including the class that it measures, e.g. "val_f1 of 'fraud'"."""
+    """Returns a label for each recorded value, e.g. "val_f1 of 'fraud'" if it measures only the positive class.
+
+    Args:
+        trainer: the run.
+        classes: names of the classes; None for a numeric target.
+        keys: keys of the recorded values, e.g. ["loss", "val_f1"].
+    """
     name = _positive(trainer, class_names(trainer, classes))
     return {
         key: f"{key} of '{name}'"
@@ -149,7 +160,7 @@ def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequenc
 
 
 def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | None:
-    """Returns a note on the class that the metrics measure; None if no metric depends on classes."""
+    """Returns a note on which class the metrics measure; None if no metric is for one class or a mean over classes."""
     names = [metric.name for metric in trainer.metrics]
     of_one = [name for name in names if _of_one_class(trainer, name)]
     of_all = [name for name in names if name.endswith("_macro")]
@@ -164,9 +175,13 @@ def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | No
 
 
 def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns samples, share, precision, recall and F1 of each class, like scikit-learn's `classification_report`.
+    """Computes samples, share, precision, recall and F1 of each class, like scikit-learn's `classification_report`.
 
-    Precision is 0 if no sample is predicted as the class, and recall is 0 if no sample belongs to the class.
+    Precision is 0 for a class that is never predicted, and recall is 0 for a class without samples.
+
+    Args:
+        matrix: the confusion matrix; rows are true classes, columns are predicted classes.
+        names: names of the classes.
 
     >>> import numpy as np
     >>> class_report(np.array([[8, 0], [1, 1]]), ["fine", "fraud"])[1]
@@ -189,7 +204,7 @@ def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Returns a :func:`class_report` formatted as rows of a table."""
+    """Formats the result of :func:`class_report` as rows of a table."""
     total = sum(row["samples"] for row in report)
     return [
         (
@@ -205,7 +220,12 @@ def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 def confusion_matrix_if_small(
     trainer: Trainer, x: Any, y: Any, names: Sequence[str] | None, batch_size: int | None
 ) -> Any:
-    """Returns the confusion matrix; None for over 20 classes, an unknown number, or several classes per sample."""
+    """Computes the confusion matrix of a run on data.
+
+    Returns:
+        The matrix, int64 [classes, classes]. None if there are more than 20 classes, if their number is unknown, or if
+        each sample has several labels.
+    """
     targets = label_targets(trainer)
     if names is None or len(names) > _SHOWN or not targets or trainer.prediction is None:
         return None

@@ -1,7 +1,7 @@
 """Reads the options of a command from a TOML file, and writes the options of a run to such a file.
 
-A key is the long name of an option without dashes: `learning-rate = 0.01`. The argument of a command is a key, too:
-`model` for `onnxtrain train`, `run` for `onnxtrain evaluate`.
+Keys are the long names of options without the leading dashes: `learning-rate = 0.01`. The positional argument of a
+command also has a key: `model` for `onnxtrain train`, `run` for `onnxtrain evaluate`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _NOT_WRITTEN = ("output", "overwrite", "json", "config")
 
 
 def use_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Callback of `--config`: makes the values in the file the defaults of the command being parsed.
+    """Callback of `--config`: uses the values in the file as the defaults of the command that is being parsed.
 
     Options on the command line override these defaults.
 
     Raises:
-        InputError: the file is missing or is not TOML, or the command has no such option or does not accept a value.
+        InputError: the file is missing or is not TOML, a key is not an option of the command, or a value is invalid.
     """
     # Completion parses incomplete commands, where an error would hide the choices.
     if path is not None and not context.resilient_parsing:
@@ -40,7 +40,7 @@ def use_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _read(context: typer.Context, path: Path) -> dict[str, Any]:
-    """Reads an options file. Returns the values by the names of the command's parameters."""
+    """Reads an options file. Returns a dict from the names of the command's parameters to the values."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -63,7 +63,7 @@ def _read(context: typer.Context, path: Path) -> dict[str, Any]:
 
 
 def _parameters(context: typer.Context) -> dict[str, Any]:
-    """Returns the parameters of a command, keyed as in an options file."""
+    """Maps each key that an options file may have to a parameter of the command."""
     parameters: dict[str, Any] = {}
     for parameter in context.command.params:
         if parameter.param_type_name == "argument":
@@ -76,13 +76,20 @@ def _parameters(context: typer.Context) -> dict[str, Any]:
 
 
 def _nearest(key: str, keys: list[str]) -> str:
-    """Returns the end of an error message: the valid key closest to an unknown one, or all valid keys."""
+    """Returns the end of an error message about an unknown key: the most similar valid key, else all valid keys."""
     near = get_close_matches(key.replace("_", "-"), keys, 1)
     return f" The nearest one is {near[0]}." if near else f" Its options are {', '.join(sorted(keys))}."
 
 
 def _checked(context: typer.Context, parameter: Any, value: Any, path: Path, where: str) -> Any:
-    """Returns a value of the file, checked and converted as typer converts values of the command line.
+    """Checks and converts a value from an options file as typer would do on the command line.
+
+    Args:
+        context: context of the command.
+        parameter: the option or argument.
+        value: the value from the file.
+        path: path of the file; a path in it is relative to the file's directory.
+        where: beginning of error messages.
 
     Raises:
         InputError: the option does not accept the value.
@@ -125,7 +132,7 @@ def _one(context: typer.Context, parameter: Any, item: Any, path: Path, where: s
 
 
 def names_file(metavar: str) -> bool:
-    """True if a value with this metavar (its name in `--help`) is, or may be, a path.
+    """True if a metavar, the name of a value in `--help`, stands for a value that is or may be a path.
 
     >>> [names_file(metavar) for metavar in ("MODEL|DIR", "FILE.csv", "FRACTION|FILE", "NAME")]
     [True, True, True, False]
@@ -135,17 +142,17 @@ def names_file(metavar: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value in TOML syntax."""
+    """Formats a value in TOML syntax."""
     return str(tomlkit.item(value).as_string())
 
 
 def write_config(options: object, path: Path, version: str) -> None:
-    """Writes the options of a new run to a file for `--config`, with absolute paths.
+    """Writes the options of a new run, with absolute paths, to a file that `--config` can read.
 
     Args:
-        options: an options dataclass, e.g. `TrainOptions`.
+        options: instance of an options dataclass, e.g. of `TrainOptions`.
         path: file to write, e.g. run/run.toml.
-        version: version of the package, for the first line.
+        version: version of the package, for the comment in the first line.
     """
     # Imported here, because --help and completion import this module and do not need ONNX Runtime.
     from onnxtrain.runtime.atomic import replace_file

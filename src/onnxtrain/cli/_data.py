@@ -1,4 +1,4 @@
-"""Loads the data of a command, an .npz file or a table, and assigns arrays to inputs and targets by name."""
+"""Loads a command's data from an .npz file or a table, and assigns arrays to inputs and targets by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_arrays(path: Path) -> Arrays:
     """Loads the arrays of an .npz file.
 
     Raises:
-        InputError: the file is missing, is not an .npz file, or holds Python objects, which are not loaded.
+        InputError: the file is missing, is not an .npz file, or contains Python objects, which are not loaded.
     """
     if not path.is_file():
         raise InputError(f"Reading the data '{path}': there is no such file.")
@@ -57,16 +57,16 @@ def load_arrays(path: Path) -> Arrays:
 def to_arrays(
     data: Arrays | Table, encoder: TableEncoder | None, manifest: Manifest, targets: Sequence[InputSpec]
 ) -> Arrays:
-    """Returns a table encoded as arrays; arrays are returned unchanged.
+    """Encodes a table as arrays by name; returns arrays unchanged.
 
     Args:
         data: table or arrays.
-        encoder: encoder of the run; None for a run on arrays.
-        manifest: inputs of the model.
+        encoder: the run's table encoder; None for a run on arrays.
+        manifest: manifest of the run, with the inputs to encode.
         targets: targets to encode, as `label_targets` returns them; empty for prediction.
 
     Raises:
-        InputError: the table does not match the run, or the run was not trained on a table.
+        InputError: the table does not match the run, or `data` is a table, but the run was trained on arrays.
     """
     if not isinstance(data, Table):
         return data
@@ -81,9 +81,22 @@ def to_arrays(
 def assign(
     inputs: Sequence[InputSpec], targets: Sequence[InputSpec], arrays: Arrays, path: Path
 ) -> tuple[Any, Any]:
-    """Finds the arrays of inputs and targets, by name or, for a single input or target, as `x` or `y`.
+    """Picks the arrays for a model's inputs and targets by name.
 
-    The second is None if there are no targets.
+    If there is only one input, its array may also be named `x`; if there is only one target, `y`. Prints a note with
+    the names of unused arrays.
+
+    Args:
+        inputs: the inputs.
+        targets: the targets. Sample weights among them are skipped.
+        arrays: arrays by name.
+        path: path of the data, for messages.
+
+    Returns:
+        The arrays of the inputs by name, and those of the targets by name, or None if there are no targets.
+
+    Raises:
+        InputError: an array is missing.
     """
     # The target for sample weights is left out: without an array, all samples have weight 1.
     targets = [spec for spec in targets if not spec.sample_weight]

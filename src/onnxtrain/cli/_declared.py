@@ -1,10 +1,10 @@
 """Declares the options of commands as fields of dataclasses, one field per option.
 
-A field is declared with :func:`option`, :func:`switch` or :func:`argument`, which take its default and help text. The
-class variables `panel` (heading in `--help`) and `kept` (see :class:`Rule`) apply to all fields of a class.
+A field is declared with :func:`option`, :func:`switch` or :func:`argument`, to which its default and help text are
+passed. The class variables `panel` (heading in `--help`) and `kept` (see :class:`Rule`) apply to all fields of a class.
 
-:func:`takes_options` gives a command one parameter per field. The settings saved with a run (`_remember`) and the
-option names in messages (`_shell_words`) are also derived from the fields, so adding an option takes only a new field.
+:func:`takes_options` creates a command with one parameter per field. The settings saved with a run (`_remember`) and
+the option names in messages (`_shell_words`) are also derived from the fields. So to add an option, just add a field.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ Kept = Literal["run", "fit", "anew"]
 
 @dataclass(frozen=True)
 class Rule:
-    """Metadata of a command-line option: whether its value persists in a run, and the Python argument it sets.
+    """Metadata of a command-line option: whether its value is saved with a run, and which Python argument it sets.
 
     Attributes:
-        kept: whether a resumed run reuses the value. "run": yes; passing a different value is an error. "fit": yes; a
-            different value is an error while an interrupted fit is resumed, but allowed for a new fit. "anew": yes,
-            unless a different value is passed. None: use the dataclass's class variable `kept`; if it has none, the
-            value is not saved.
-        python: argument of `Trainer` or `fit` that the option sets, e.g. "clip_grad_norm" for `--clip-norm`. Empty
-            if it has the same name as the field.
+        kept: when a resumed run, which uses the saved value by default, may change it. "run": never. "fit": for a new
+            call to `fit`, but not to finish an interrupted one. "anew": always. None: see the class variable `kept` of
+            the dataclass; without one, the value is not saved.
+        python: argument of `Trainer` or `fit` that the option sets, e.g. "clip_grad_norm" for `--clip-norm`; "" if it
+            has the name of the field.
     """
 
     # By default nothing is kept: options for a single command, such as --overwrite, need no rule.
@@ -57,9 +56,9 @@ def option(
     """Declares a field as an option of a command.
 
     Args:
-        metavar: name of the value in `--help`, e.g. "STEPS"; None for typer's default for the type.
-        help: help text; it also documents the field.
-        names: spellings, e.g. "--output", "-o". Default: the result of :func:`flag`.
+        metavar: name of the value in `--help`, e.g. "STEPS"; None for typer's default, which depends on the type.
+        help: help text, which also documents the field.
+        names: spellings of the option, e.g. "--output", "-o". Default: the result of :func:`flag`.
         default: value if the option is not given.
         kept: see :class:`Rule`.
         python: see :class:`Rule`.
@@ -73,14 +72,14 @@ def option(
 def switch(help: str, python: str = "", kept: Kept | None = None) -> Any:
     """Declares a field as a switch: an option without a value, which is False by default; see :func:`option`.
 
-    A second spelling turns the switch off, so that the command line can override an options file: `--no-recompute` for
+    The command line can override a switch in an options file with the opposite spelling: `--no-recompute` for
     `--recompute`, `--shuffle` for `--no-shuffle`.
     """
     return option(None, help, default=False, python=python, kept=kept)
 
 
 def argument(metavar: str, help: str, default: Any = REQUIRED) -> Any:
-    """Declares a field as a positional argument of a command; required unless it has a default."""
+    """Declares a field as a positional argument of a command. It is required unless `default` is given."""
     settings = {"metavar": metavar, "help": help}
     return field(
         default=default, metadata={"make": typer.Argument, "names": (), "settings": settings, "rule": Rule()}
@@ -88,12 +87,12 @@ def argument(metavar: str, help: str, default: Any = REQUIRED) -> Any:
 
 
 class Option(NamedTuple):
-    """A field of an options dataclass or of a dataclass nested in it.
+    """A command-line option or argument: a field of an options dataclass, or of a dataclass nested in it.
 
     Attributes:
-        annotation: type and typer's declaration, e.g. `Annotated[int, typer.Option(min=1)]`.
+        annotation: annotation for typer, e.g. `Annotated[int, typer.Option(min=1)]`.
         default: default value; `inspect.Parameter.empty` for a required option.
-        rule: whether the value is saved with a run, and the Python argument it sets.
+        rule: whether the value is saved with a run, and which Python argument it sets.
         panel: heading of the option in `--help`; None for no heading.
         key: name of the option in an options file: its first long spelling without dashes, e.g. "learning-rate".
     """
@@ -106,7 +105,7 @@ class Option(NamedTuple):
 
 
 def options_of(kind: type) -> Mapping[str, Option]:
-    """Returns the options of a dataclass by name, in order, with nested dataclasses flattened."""
+    """Returns the options that a dataclass and the dataclasses nested in it declare, by field name, in order."""
     options: dict[str, Option] = {}
     hints = get_type_hints(kind)
     for entry in fields(kind):
@@ -134,7 +133,7 @@ def options_of(kind: type) -> Mapping[str, Option]:
 
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Returns an options dataclass of type `kind` with these values; the inverse of :func:`flat`."""
+    """Creates an instance of the options dataclass `kind` from values by field name; the inverse of :func:`flat`."""
     arguments = {}
     for name, hint in get_type_hints(kind).items():
         if is_dataclass(hint):
@@ -147,7 +146,7 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def flat(options: object) -> dict[str, Any]:
-    """Returns the values of an options dataclass by name, with nested dataclasses flattened."""
+    """Returns the values of an options dataclass and of the dataclasses nested in it, by field name."""
     values: dict[str, Any] = {}
     for name, value in vars(options).items():
         values |= flat(value) if is_dataclass(value) else {name: value}
@@ -155,10 +154,10 @@ def flat(options: object) -> dict[str, Any]:
 
 
 def with_recipe_options(group: str) -> Callable[[type[T]], type[T]]:
-    """Adds one option per field of :class:`Recipe` in a group; a class decorator, to be written below `@dataclass`.
+    """Class decorator that adds an option for each field of :class:`Recipe` in a group. Write it below `@dataclass`.
 
     Args:
-        group: group of the options (`ShellOption.group`), e.g. "model".
+        group: the group (`ShellOption.group`), e.g. "model".
     """
 
     def add(kind: type[T]) -> type[T]:
@@ -182,8 +181,8 @@ def with_recipe_options(group: str) -> Callable[[type[T]], type[T]]:
 def takes_options(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:
     """Decorates a command so that typer sees one parameter per option of the dataclass `kind`.
 
-    The command itself takes an object of `kind`, and the names of the options that were given on the command line or in
-    an options file (`--config`).
+    The decorated function is called with an instance of `kind`, and the names of the options that were given on the
+    command line or in an options file (`--config`).
     """
 
     def decorate(command: Callable[[T, frozenset[str]], None]) -> Callable[..., None]:
@@ -220,7 +219,7 @@ def takes_options(kind: type[T]) -> Callable[[Callable[[T, frozenset[str]], None
 
 
 def argument_key(metavar: str) -> str:
-    """Returns the key of an argument in an options file.
+    """Returns the key of a positional argument in an options file.
 
     >>> argument_key("MODEL|DIR")
     'model'
@@ -234,7 +233,7 @@ def flag(name: str) -> str:
 
 
 def off_flag(name: str) -> str:
-    """Returns the option that turns a switch off.
+    """Returns the option that turns off the switch of a field.
 
     >>> [off_flag(name) for name in ("one_hot", "no_shuffle")]
     ['--no-one-hot', '--shuffle']

@@ -1,4 +1,4 @@
-"""Exports the trained model of a run, with the encoding of its table."""
+"""Exports the trained model of a run, including the encoding of table columns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def export_model(
 
     Args:
         trainer: the run.
-        encoder: encoder of its table, which is written before the network; None for the network alone.
+        encoder: the run's table encoder, which is placed before the network; None to write only the network.
         path: file to write.
-        outputs: outputs of the network to write; None for all.
+        outputs: names of values of the network to return; None for the network's outputs.
 
     Returns:
         The output names of the written model.

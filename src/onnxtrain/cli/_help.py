@@ -1,4 +1,4 @@
-"""Formats a command's help, and makes its messages name options instead of Python arguments."""
+"""Formats the help of commands, and makes their messages refer to options instead of Python arguments."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _TRUTH = frozenset({"true", "false", "yes", "no", "on", "off", "1", "0", "True",
 def full_help(parameter: Any) -> str:
     """Returns the help text of an option or argument.
 
-    The texts of `--loss-option` and `--optimizer-option` list the settings of each loss or optimizer. Their classes are
-    imported only here, to keep commands fast to start.
+    For `--loss-option` and `--optimizer-option` it includes the settings of each loss or optimizer, whose classes are
+    imported only here, so that commands start fast.
     """
     text = str(parameter.help or "")
     try:
@@ -42,7 +42,7 @@ def full_help(parameter: Any) -> str:
 
 
 def _settings(kinds: Mapping[str, type[Any]], others: Collection[str]) -> str:
-    """Returns the settings of each class except `others`, e.g. "focal: alpha, gamma; huber: delta"."""
+    """Lists the settings of each class, except those in `others`, e.g. "focal: alpha, gamma; huber: delta"."""
     named = {
         name: [field.name for field in fields(kind) if field.name not in others]
         for name, kind in kinds.items()
@@ -51,15 +51,15 @@ def _settings(kinds: Mapping[str, type[Any]], others: Collection[str]) -> str:
 
 
 class CommandWithSwitches(TyperCommand):
-    """A command whose help leaves out the second spellings of switches, e.g. `--no-recompute`."""
+    """A command whose help omits the opposite spellings of switches, e.g. `--no-recompute`."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command, with messages that name its options."""
+        """Runs the command, and makes messages refer to its options instead of Python arguments."""
         with speaking(ShellWords(str(self.name), self._spellings())):
             return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parses the options. The error for a value after a switch (`--json true`) says that switches take no value."""
+        """Parses the options. If a switch is followed by a value (`--json true`), the error says that it takes none."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -82,7 +82,7 @@ class CommandWithSwitches(TyperCommand):
         return {text: off[0] for on, off in pairs if off for text in on}
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the help without the opposite spellings, which follow a rule and would fill a column of each table."""
+        """Writes the help, without the opposite spellings of switches, which would take up a column of each table."""
         shown = copy(self)
         shown.params = [copy(parameter) for parameter in self.params]
         parameter: Any

@@ -38,7 +38,12 @@ _PURPOSES = {
 
 
 def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]:
-    """Returns a description of the run in a directory, as printed by `--json`.
+    """Returns a description of the run in a directory: the "run" entry of the JSON that `inspect --json` prints.
+
+    Args:
+        path: directory of the run.
+        manifest: manifest of the run.
+        store: content of its checkpoint.
 
     Raises:
         CheckpointError: the record of the run is damaged.
@@ -101,9 +106,9 @@ def _run_file(path: Path) -> dict[str, Any]:
 
 
 def best_key(monitor: object, epochs: Sequence[Mapping[str, float]]) -> str | None:
-    """Returns the key by which epochs are compared: `monitor`, otherwise "val_loss", otherwise "loss".
+    """Returns the key by which epochs are compared: the first of `monitor`, "val_loss" and "loss" that all have.
 
-    Returns None if not every epoch has recorded one of them.
+    Returns None if there are no epochs, or none of the keys is recorded in every epoch.
 
     >>> best_key(None, [{"epoch": 1, "loss": 0.5, "val_loss": 0.6}])
     'val_loss'
@@ -113,7 +118,13 @@ def best_key(monitor: object, epochs: Sequence[Mapping[str, float]]) -> str | No
 
 
 def _best_epoch(epochs: Sequence[dict[str, float]], key: str | None, min_delta: object) -> int | None:
-    """Returns the index of the best epoch, or None if `key` is None."""
+    """Returns the index of the epoch with the best value of `key`; None if `key` is None.
+
+    Args:
+        epochs: recorded values of each epoch.
+        key: key of the values to compare, e.g. "val_loss".
+        min_delta: value of `--min-delta`; smaller improvements do not count.
+    """
     if key is None:
         return None
     metric = METRICS.get(key.removeprefix("val_"))
@@ -136,7 +147,7 @@ def _progress(plan: Plan | None, position: Position, history: History) -> str:
 
 
 def _size(entry: Path) -> int:
-    """Returns the size in bytes of a file, or of all files in a directory; symbolic links count as 0."""
+    """Returns the size in bytes of a file, or of all files in a directory. Symbolic links count as 0 bytes."""
     if entry.is_symlink():
         return 0
     # Not with `rglob`, which follows links to directories in some versions of Python.
@@ -162,12 +173,12 @@ def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> 
 
 
 def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Content]:
-    """Returns the description of a run as tables, without its commands.
+    """Formats the description of a run as tables, without the commands for next steps.
 
     Args:
         path: directory of the run.
         run: result of :func:`describe_run`.
-        trained: number of trained parameters, e.g. "67 of 67".
+        trained: number of trained elements, e.g. "67 of 67".
     """
     schedule = f", {run['schedule']}" if run["schedule"] else ""
     rows: list[tuple[str, object]] = [

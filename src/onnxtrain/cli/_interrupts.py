@@ -1,4 +1,4 @@
-"""Turns Ctrl-C at any time into one line that says what was saved, and exit code 130."""
+"""Handles Ctrl-C: prints one line that says what was saved, and exits with code 130."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from onnxtrain.errors import OnnxTrainError
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised on Ctrl-C, with a sentence that says what was saved."""
+    """Raised on Ctrl-C. Its message is a sentence that says what was saved."""
 
 
 class InterruptibleGroup(TyperGroup):
-    """Group of the commands. Ctrl-C in any command, or while its modules are imported, prints one line."""
+    """Group of all commands. On Ctrl-C in a command, or while its modules are imported, prints one line and exits."""
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        """Parses the options that precede the command."""
+        """Parses the options that precede the command, e.g. `--debug`."""
         with _printable_usage_errors():
             return super().make_context(*arguments, **settings)
 
     def invoke(self, context: Any) -> Any:
-        """Runs a command and handles Ctrl-C."""
+        """Runs a command. On Ctrl-C, prints what was saved and exits with code 130."""
         try:
             with _printable_usage_errors():
                 return super().invoke(context)
@@ -46,7 +46,7 @@ class InterruptibleGroup(TyperGroup):
 
 @contextmanager
 def _printable_usage_errors() -> Iterator[None]:
-    """Escapes control characters in click's usage errors, which may quote file names."""
+    """Context manager that escapes control characters in click's usage errors, which may quote file names."""
     try:
         yield
     except Exception as error:
@@ -59,7 +59,7 @@ def _printable_usage_errors() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignores Ctrl-C inside the block, which cleans up after an earlier Ctrl-C or an error."""
+    """Context manager that ignores Ctrl-C, for code that cleans up after an earlier Ctrl-C or an error."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -73,11 +73,11 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def report_saved_state_on_interrupt(directory: Path, data: str) -> Iterator[None]:
-    """Turns Ctrl-C in the block into :class:`Interrupted`, with a sentence that says what the run has saved.
+    """Context manager that converts Ctrl-C to :class:`Interrupted`, with a sentence that says what the run has saved.
 
     Args:
         directory: directory of the run.
-        data: options for the command that resumes the run, e.g. "--data data.npz".
+        data: options that the suggested command needs to resume the run, e.g. "--data data.npz".
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Creates the LoRA configuration of `--lora-rank` and the other `--lora` options."""
+"""Creates the LoRA configuration from `--lora-rank` and the other `--lora` options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxtrain.lora import LoraConfig
 
 
 def chosen_lora(options: LoraOptions) -> LoraConfig | None:
-    """Returns the LoRA configuration, or None without `--lora-rank`.
+    """Returns the LoRA configuration; None if `--lora-rank` is not given.
 
     Raises:
         InputError: other options are given without `--lora-rank`.

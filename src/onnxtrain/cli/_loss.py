@@ -1,4 +1,4 @@
-"""Creates the loss for `--loss` and `--loss-option`, and one-hot encodes targets if it takes class probabilities."""
+"""Creates the loss from `--loss` and `--loss-option`, and one-hot encodes targets for class probabilities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxtrain.trainer import Trainer
 
 
 def loss_settings(loss: Loss) -> Owner:
-    """Returns the settings of a loss, with their defaults, for :func:`parse_settings`."""
+    """Returns the settings of a loss and their values, in the form that :func:`parse_settings` expects."""
     hints = get_type_hints(type(loss))
     settings = {entry.name: getattr(loss, entry.name) for entry in fields(loss)}
     optional = {name for name in settings if types.NoneType in get_args(hints[name])}
@@ -27,16 +27,16 @@ def loss_settings(loss: Loss) -> Owner:
 
 
 def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
-    """Returns the loss of `--loss` with the settings of `--loss-option`, or None without `--loss`.
+    """Creates the loss from `--loss` and `--loss-option`; returns None if `--loss` is not given.
 
     Args:
-        options: `--loss` and `--loss-option`.
-        mixed: True if training mixes samples, so that the targets of cross-entropy are class probabilities.
+        options: options with `loss` and `loss_option`.
+        mixed: True if training mixes samples (mixup, CutMix), so that cross-entropy's targets are class probabilities.
 
     Raises:
         GraphBuildError: there is no loss of that name, or a value is out of range.
-        InputError: the loss has no such setting, a value has the wrong type, or the loss does not support mixed
-            targets.
+        InputError: the loss has no such setting, a value has the wrong type, or `--loss` is missing or does not support
+            mixed targets.
     """
     if options.loss is None:
         if options.loss_option:
@@ -62,10 +62,10 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
 
 
 def label_targets(trainer: Trainer) -> Sequence[InputSpec]:
-    """Returns the targets as they are in the data of a run, with labels instead of class probabilities.
+    """Returns the targets that the data of a run contains: class labels where the model takes class probabilities.
 
-    With `--mixup`, cross-entropy takes class probabilities. The data still holds labels, which :func:`fit_targets`
-    one-hot encodes.
+    With `--mixup`, the model's target is class probabilities, but the data contains class labels, which
+    :func:`fit_targets` one-hot encodes.
     """
     targets = trainer.manifest.targets
     if not targets or not _takes_probabilities(trainer):
@@ -86,11 +86,11 @@ def _takes_probabilities(trainer: Trainer) -> bool:
 
 
 def fit_targets(trainer: Trainer, y: Any) -> Any:
-    """One-hot encodes class labels of a run whose loss takes class probabilities; returns other targets unchanged.
+    """One-hot encodes class labels if the run's loss expects class probabilities; else returns the targets unchanged.
 
     Args:
         trainer: the run.
-        y: arrays by target name; None for no targets.
+        y: arrays by target name; None if there are no targets.
 
     Raises:
         InputError: a label is not a class index, or the number of classes is unknown.

@@ -21,7 +21,7 @@ def run_command(options: MergeOptions) -> None:
     """Writes the merged model, and prints the losses before and after the merge.
 
     Raises:
-        InputError: one of `--data` and `--loss` is given without the other.
+        InputError: only one of `--data` and `--loss` is given.
     """
     if (options.data is None) != (options.loss is None):
         raise InputError("onnxtrain merge computes losses from --data and --loss; pass both, or neither.")
@@ -47,10 +47,12 @@ def run_command(options: MergeOptions) -> None:
 
 
 class _Losses:
-    """Computes losses over the data of `--data`, first of the model with its adapter.
+    """Computes the loss over the data of `--data` before and after the merge.
+
+    Call :meth:`compute` first with the model that has the adapter, then with the merged model.
 
     Attributes:
-        computed: the losses so far, in the order of the calls to :meth:`compute`.
+        computed: the losses computed so far.
     """
 
     def __init__(self, options: MergeOptions) -> None:
@@ -64,7 +66,7 @@ class _Losses:
         self.computed: list[float] = []
 
     def compute(self, model: onnx.ModelProto) -> float:
-        """Returns the loss of a model over the data, and appends it to `computed`."""
+        """Computes a model's loss over the data, appends it to `computed` and returns it."""
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         settings: dict[str, Any] = {}
         if METADATA_KEY in metadata:

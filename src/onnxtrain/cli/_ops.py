@@ -46,7 +46,12 @@ def run_command(options: OpsOptions) -> None:
 
 
 def list_ops(domain: str, status: str | None, json: bool) -> None:
-    """Prints one row per op of a domain; "" is the ONNX standard domain.
+    """Prints one row per op of a domain.
+
+    Args:
+        domain: the domain, e.g. "com.microsoft"; "" for the ONNX standard domain.
+        status: status of the ops to print, e.g. "rule"; None for all.
+        json: True to print JSON.
 
     Raises:
         InputError: there is no such status or domain.
@@ -71,10 +76,10 @@ def list_ops(domain: str, status: str | None, json: bool) -> None:
 
 
 def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
-    """Prints the ops of a model, and whether it can be trained; exits with code 1 if not.
+    """Prints the ops of a model, and whether it can be trained; exits with code 1 if it cannot.
 
-    The test is to build the training models with a loss on the first floating-point output. With a profile, also prints
-    the nodes that the profile does not support, and exits with code 1 if there are any.
+    The test builds the training models with a loss on the first floating-point output. If `profile` is given, also
+    prints the nodes that the profile does not support, and exits with code 1 if there are any.
 
     Raises:
         InputError: there is no such profile.
@@ -119,7 +124,7 @@ def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
 
 
 def _obstacles(model: ir.Model, profile: str) -> list[Obstacle]:
-    """Returns the nodes of a model and of its gradients that a profile does not support."""
+    """Lists the nodes, of a model and of its gradient graph, that a profile does not support."""
     model, hosts = model.clone(), PROFILES[profile]
     try:
         # Only Dropout: other random ops remain in the eval model.
@@ -133,7 +138,7 @@ def _obstacles(model: ir.Model, profile: str) -> list[Obstacle]:
 
 
 def _with_gradients(model: ir.Model) -> ir.Model:
-    """Returns a model with the gradients of its first floating-point output; `model` may be changed."""
+    """Adds the gradients of a model's first floating-point output. Returns the new model; `model` may be changed."""
     output = next(v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point())
     names = select_parameters(model, None, None).trainable
     return add_gradients(model, str(output.name), names, cotangent="onnxtrain.cotangent")[0]
@@ -145,10 +150,12 @@ def _describe(row: OpCoverage, domain: str) -> dict[str, str]:
 
 
 def _trainable(model: ir.Model) -> list[str]:
-    """Builds the training models with a loss on the first floating-point output. Returns the trained parameters.
+    """Returns the parameters that would be trained, after building the training models of a model as a test.
+
+    The loss is the first floating-point output if it is a scalar, otherwise mean squared error on that output.
 
     Raises:
-        OnnxTrainError: the model cannot be trained; `Trainer` raises the same error.
+        OnnxTrainError: the model cannot be trained. `Trainer` would raise the same error.
     """
     model = model.clone()
     output = next((value for value in model.graph.outputs if is_float(value)), None)

@@ -1,4 +1,4 @@
-"""Creates the optimizer of `--optimizer`, `--weight-decay` and `--optimizer-option`, with PyTorch's defaults."""
+"""Creates the optimizer from `--optimizer`, `--weight-decay` and `--optimizer-option`, with PyTorch's defaults."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _IN_PYTHON = ("clip_grad", "groups")
 
 
 def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns the values of the settings that can be given in a shell, by name."""
+    """Returns an optimizer's settings that can be set in a shell, and their values."""
     names = [field.name for field in fields(optimizer) if field.name not in _IN_PYTHON]
     return {name: getattr(optimizer, name) for name in names}
 
 
 def chosen_optimizer(options: OptimizerOptions) -> Optimizer:
-    """Returns the optimizer of `--optimizer` with the settings that were given.
+    """Creates the optimizer from `--optimizer`, `--weight-decay` and `--optimizer-option`.
 
     Raises:
         GraphBuildError: there is no optimizer of that name, or a value is out of range.

@@ -1,4 +1,4 @@
-"""Declares the options that several commands share, one field each, in groups."""
+"""Declares the options that several commands share, in groups: one dataclass per group, one field per option."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BATCH_SIZE_HELP = (
 @dataclass(frozen=True)
 @with_recipe_options("model")
 class ModelOptions:
-    """Options of `train`, `artifacts` and `plan` for the loss and changes to the model, and fields of a recipe."""
+    """Options of `train`, `artifacts` and `plan` for the loss, the model and the recipe's fields of group "model"."""
 
     panel: ClassVar[str] = "Model"
     kept: ClassVar[Kept] = "run"
@@ -62,7 +62,7 @@ class ModelOptions:
 @dataclass(frozen=True)
 @with_recipe_options("memory")
 class MemoryOptions:
-    """Options of `train` and `artifacts` that trade time for memory; `plan` has none, because it tries their values."""
+    """Options of `train` and `artifacts` that trade time for memory. `plan` tries their values, so it has none."""
 
     panel: ClassVar[str] = "Model"
     kept: ClassVar[Kept] = "run"
@@ -97,7 +97,7 @@ class OptimizerOptions:
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """Options of `train` and `artifacts` for adapters, which are trained instead of the linear layers' weights."""
+    """Options of `train` and `artifacts` for LoRA adapters, which are trained instead of the linear layers' weights."""
 
     panel: ClassVar[str] = "Adapters (LoRA)"
     kept: ClassVar[Kept] = "run"
@@ -124,7 +124,7 @@ class LoraOptions:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Options for encoding the columns of a .csv or .parquet file; the encoding is fitted to the training data."""
+    """Options for encoding the columns of a .csv or .parquet file. The encoding is fitted to the training data."""
 
     # Panels group the options in `--help`; otherwise typer would list all fifty in one table.
     panel: ClassVar[str] = "Tables (.csv, .parquet)"
@@ -179,20 +179,20 @@ class TableOptions:
     )
 
     def check(self) -> None:
-        """Raises InputError if options cannot be combined."""
+        """Raises InputError if options exclude each other."""
         if self.one_hot and self.ordinal:
             raise InputError(
                 "--one-hot and --ordinal are alternative encodings of the same columns; pass only one."
             )
 
     def given(self) -> list[str]:
-        """Returns the options that differ from their defaults, e.g. ["--target", "--one-hot"]."""
+        """Returns the options whose values differ from the defaults, e.g. ["--target", "--one-hot"]."""
         defaults = {entry.name: entry.default for entry in fields(self)}
         return [flag(name) for name, value in vars(self).items() if value and value != defaults[name]]
 
 
 def parse_dims(items: Sequence[str]) -> dict[str, int]:
-    """Parses the values of `--dim`, e.g. ["sequence=16"].
+    """Parses the values of `--dim`, e.g. ["sequence=16"] to {"sequence": 16}.
 
     Raises:
         InputError: a value is not NAME=SIZE.

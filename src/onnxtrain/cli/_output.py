@@ -1,4 +1,4 @@
-"""Prints the results of commands as tables or JSON, and errors as one message."""
+"""Prints the results of commands as tables or JSON, and errors as a single message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Content = Table | Text | str
 
 
 def _show(*content: Content, stderr: bool = False) -> None:
-    """Prints tables and lines; to a pipe, without trailing spaces."""
+    """Prints tables and lines. If the output is a pipe, tables are up to 160 columns wide, without trailing spaces."""
     console = PlainConsole(stderr=stderr)
     if console.is_terminal:
         for part in content:
@@ -51,10 +51,10 @@ def _show(*content: Content, stderr: bool = False) -> None:
 def table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()
 ) -> Table:
-    """Returns a table.
+    """Creates a table.
 
     Args:
-        title: title; None for none.
+        title: title of the table; None for no title.
         columns: titles of the columns.
         rows: one sequence of cells per row.
         right: indices of the right-aligned columns.
@@ -70,12 +70,12 @@ def table(
 
 
 def heading(text: str) -> Text:
-    """Returns a title to print before a table; rich would wrap the title of a narrow table."""
+    """Returns a title to print above a table, because rich would wrap a table's own title to the table's width."""
     return styled(text, "bold")
 
 
 def summary_table(title: str | None, rows: Iterable[tuple[str, object]]) -> Table:
-    """Returns a table of names and values, without a header."""
+    """Creates a table with a name and a value per row, without a header."""
     result = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left", title_style="bold")
     result.add_column(style="dim")
     result.add_column(justify="right")
@@ -112,7 +112,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def info(text: str) -> None:
-    """Prints a note to standard error, so that standard output has only results."""
+    """Prints a note to standard error, so that standard output contains only results."""
     PlainConsole(stderr=True).print(text, soft_wrap=True)
 
 
@@ -123,10 +123,12 @@ def info_table(content: Table) -> None:
 
 @contextmanager
 def logging_to_terminal(level: int) -> Iterator[None]:
-    """Prints the package's log, Python warnings and logs of other packages to standard error inside the block.
+    """Context manager that prints the package's log and Python warnings to standard error.
+
+    Control characters are escaped, also in the logs of other packages.
 
     Args:
-        level: lowest level of the package's log that is printed, e.g. `logging.WARNING`.
+        level: minimum level of the log messages to print, e.g. `logging.WARNING`.
     """
     logger, foreign = get_logger(), logging.lastResort
     handler = RichHandler(level, PlainConsole(stderr=True), show_time=False, show_path=False)
@@ -146,11 +148,11 @@ def logging_to_terminal(level: int) -> Iterator[None]:
 
 
 def guarded(run: Callable[[], None], *, debug: bool) -> None:
-    """Runs a command; exits with code 1 on an error. An OnnxTrainError is printed as a message without traceback.
+    """Runs a command, and exits with code 1 if it raises an exception. An OnnxTrainError is printed without traceback.
 
     Args:
-        run: runs the command.
-        debug: True to print the traceback of an OnnxTrainError, too.
+        run: function that runs the command.
+        debug: True to print the traceback of an OnnxTrainError as well.
     """
     try:
         with speaking(ShellWords()):

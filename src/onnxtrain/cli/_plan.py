@@ -24,7 +24,7 @@ def run_command(options: PlanOptions) -> None:
     """Measures training configurations of a model; prints them, and the commands for the recommended one.
 
     Raises:
-        InputError: no way to train fits in the memory budget.
+        InputError: no configuration fits in the memory budget.
     """
     # Parsed before the model is loaded, so that a wrong size is reported immediately.
     memory = parse_memory(options.memory)
@@ -98,7 +98,7 @@ def _print_recommendation(best: PlanChoice, commands: dict[str, str], memory: in
 
 
 def _least(plan: Sequence[PlanChoice]) -> str:
-    """Returns the end of an error message: the choice that needs the least memory."""
+    """Returns the end of an error message: how much memory the smallest configuration needs, and how to reduce it."""
     complete = [choice for choice in plan if choice.complete]
     if not complete:
         return "each takes more than " + memory_text(min(choice.peak for choice in plan))
@@ -111,7 +111,13 @@ def _least(plan: Sequence[PlanChoice]) -> str:
 
 
 def _command(name: str, options: PlanOptions, choice: PlanChoice) -> str:
-    """Returns the command that trains with a choice: `onnxtrain artifacts ...` or `onnxtrain train ...`."""
+    """Returns the shell command that uses a configuration: `onnxtrain artifacts ...` or `onnxtrain train ...`.
+
+    Args:
+        name: "artifacts" or "train".
+        options: options of `onnxtrain plan`, which the command repeats.
+        choice: the configuration.
+    """
     words: list[str] = ["onnxtrain", name, str(options.source)]
     if name == "train":
         words += ["--data", "FILE"]

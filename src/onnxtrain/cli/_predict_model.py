@@ -1,4 +1,4 @@
-"""Runs an .onnx file on data. The file may be any model, or one exported with the encoding of a table."""
+"""Runs any .onnx file on data, including a model that was exported with the encoding of its table."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def model_predictions(
     """Computes the outputs of an .onnx file.
 
     Args:
-        path: the model.
-        data: samples.
+        path: path of the model.
+        data: the samples.
         source: path of the data, for error messages.
-        batch_size: samples per batch; None for the fixed batch size of the model, or 32.
+        batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
 
     Returns:
-        Outputs by name, [samples, ...], and the model's table encoder, or None if it has no encoder.
+        The outputs by name, [samples, ...]; and the model's table encoder, or None if it has none.
 
     Raises:
         InputError: the data does not match the model, or an output has no batch axis.
@@ -68,7 +68,7 @@ def _fixed(size: object) -> int | None:
 def _plain_predictions(
     session: ort.InferenceSession, path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> Arrays:
-    """Returns the outputs of a model that takes numbers.
+    """Returns the outputs of a model without a table encoder, by name. All of its inputs must be numeric.
 
     Raises:
         InputError: the data does not match the model, or an input is not a tensor of numbers.
@@ -111,11 +111,11 @@ def _run(
         outputs: names of the outputs to compute.
         specs: inputs of the model.
         feeds: arrays for the inputs, in the same order.
-        batch_size: samples per batch; None for the fixed batch size of the model, or 32.
-        check: True to check the arrays against `specs`.
+        batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
+        check: True to check the arrays' dtypes and shapes against `specs`.
 
     Returns:
-        Outputs by name, [samples, ...].
+        The outputs by name, [samples, ...].
     """
     parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in outputs}
     for batch, count in _batches(feeds, specs, batch_size):
@@ -135,7 +135,7 @@ def _run(
 
 
 def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
-    """Casts floats for a float input and integers for an integer input; returns other arrays unchanged."""
+    """Casts an array to the input's dtype if both are floating point or both are integer; else returns it unchanged."""
     wanted = spec.dtype.held
     if array.dtype.kind == wanted.kind == "f" or (array.dtype.kind in "iu" and wanted.kind in "iu"):
         return array.astype(wanted)
@@ -145,7 +145,14 @@ def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
 def _batches(
     arrays: Sequence[np.ndarray[Any, Any]], specs: Sequence[InputSpec], asked: int | None
 ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
-    """Yields each batch and its number of samples. With a fixed batch size, the last batch is padded with its last row.
+    """Yields batches, as one array per input, with their numbers of samples.
+
+    If the model has a fixed batch size, an incomplete last batch is padded by repeating its last row.
+
+    Args:
+        arrays: arrays for the inputs.
+        specs: inputs of the model, in the same order.
+        asked: the requested batch size; None for the model's fixed batch size, or 32 if it is dynamic.
 
     Raises:
         InputError: the arrays differ in length or are empty, or `asked` differs from the fixed batch size.

@@ -19,13 +19,15 @@ from onnxtrain.trainer._optional import optional
 def write_file(
     output: Path, ids: Mapping[str, np.ndarray[Any, Any]], arrays: Arrays, classes: Sequence[str] | None
 ) -> None:
-    """Writes predictions to an .npz, .csv or .parquet file. Tables have one column per class of an output.
+    """Writes predictions to an .npz, .csv or .parquet file.
+
+    In a table, an output [samples, n] takes n columns, e.g. one per class.
 
     Args:
-        output: file to write; its suffix chooses the format.
-        ids: columns of the data, written first and unchanged.
+        output: file to write; its suffix determines the format.
+        ids: columns of the data to write first, by name.
         arrays: outputs by name, [samples, ...].
-        classes: names of the classes, for column names such as "probability_fraud"; None for indices.
+        classes: names of the classes for column names such as "probability_fraud"; None to number the columns.
 
     Raises:
         InputError: an output has more than two axes, a name occurs twice, or pyarrow is missing.

@@ -1,4 +1,4 @@
-"""Creates the recipe from the options of `train`, `artifacts` and `plan`."""
+"""Creates a :class:`Recipe` from the options of `train`, `artifacts` and `plan`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxtrain.recipe import Recipe, ShellOption
 
 
 def chosen_recipe(options: TrainOptions | ArtifactsOptions | PlanOptions, *, mixed: bool = False) -> Recipe:
-    """Creates the recipe from the options.
+    """Creates the recipe that the options of a command describe.
 
     Args:
         options: options of the command.

@@ -1,7 +1,7 @@
 """Stores the options of a run in its checkpoint, and checks the options of a command that resumes the run.
 
-A run may come from an untrusted source. Stored paths are therefore used only if they are inside the run's directory or,
-for validation data, in the directory of the data that the user names.
+A run may come from an untrusted source. So a stored path is used only if it is inside the run's directory or, for
+validation data, in the directory of the training data that the user passes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Saved(NamedTuple):
 
     Attributes:
         options: option values by name; incomplete if the run was started in Python.
-        outside: stored paths that are rejected because they lie outside the run's directory, by option.
+        outside: stored paths that are not used, because they are outside the permitted directories, by option name.
         data: digest of the training data; None if it is unknown.
     """
 
@@ -72,7 +72,7 @@ def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 
 def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
-    """Stores the options in the trainer's properties; `data` is the digest of the training data."""
+    """Stores the options of a run in the trainer's properties; `data` is the digest of the training data."""
     values = {name: value for name, value in flat(options).items() if name in _OPTIONS}
     for name in _PATHS:
         path = _path(values[name])
@@ -84,18 +84,18 @@ def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
 
 
 def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data: str) -> TrainOptions:
-    """Returns the options of this command, with the run's stored values for the options that were not given.
+    """Returns the options of a command that resumes a run, with stored values for the options that were not given.
 
     Args:
         trainer: the resumed run.
-        options: options of this command.
-        given: names of the options that were given on the command line.
+        options: options of the command.
+        given: names of the options that were given on the command line or in an options file.
         data: digest of the arrays to train on.
 
     Raises:
-        InputError: a given option differs from the stored one and may not be changed, the data differs, or the run was
-            started with paths outside its directory that this command does not give.
-        CheckpointError: the record in the checkpoint is damaged.
+        InputError: an option that may not change was given with a different value, an interrupted fit is resumed with
+            different data, or a path outside the run's directory has to be passed again.
+        CheckpointError: the stored options are damaged.
     """
     # A run saves to its own directory, so a different --output would be ignored.
     if options.output is not None and options.output.resolve() != options.source.resolve():
@@ -153,7 +153,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
 
 
 def paths_outside(options: TrainOptions, directory: Path) -> str:
-    """Returns the options whose paths must be passed again to resume the run, e.g. " --log log.csv"."""
+    """Returns the options with paths that must be passed again to resume the run, e.g. " --log log.csv"."""
     values = flat(options)
     paths = {name: path for name in _PATHS if (path := _path(values[name])) is not None}
     return "".join(
@@ -165,15 +165,15 @@ def paths_outside(options: TrainOptions, directory: Path) -> str:
 
 
 def _path(value: object) -> Path | None:
-    """Returns the value of an option as a path, or None if it is not a path, e.g. the fraction of `--validation`."""
+    """Converts an option's value to a path; returns None if it is not a path, e.g. `--validation 0.1`."""
     is_path = isinstance(value, Path) or (isinstance(value, str) and isinstance(number_or_text(value), str))
     return Path(str(value)) if is_path else None
 
 
 def _inside(directory: Path, path: Path) -> Path | None:
-    """Resolves a path against a directory; returns None unless it is a file or directory inside that directory.
+    """Resolves a path relative to a directory; returns None if it is outside that directory, or is a pipe or device.
 
-    Links are followed. Pipes and devices count as outside.
+    Symbolic links are followed.
 
     Raises:
         ValueError: the path is not a valid file name.
@@ -191,9 +191,12 @@ def _inside(directory: Path, path: Path) -> Path | None:
 
 
 def _validation_file(directory: Path, data: Path, path: Path) -> Path | None:
-    """Returns the resolved path of a stored validation file, or None if it may not be read.
+    """Returns the resolved path of a stored validation file; None if it is missing or may not be read.
 
-    The file may be read if it is in the directory of the run or in the directory of the data that the user named.
+    Args:
+        directory: directory of the run, in which the file may be.
+        data: path of the training data that the user passed. The file may also be in the same directory as the data.
+        path: the stored path.
     """
     inside = _inside(directory, path)
     beside = _inside(data.absolute().parent, path.absolute())
@@ -203,7 +206,13 @@ def _validation_file(directory: Path, data: Path, path: Path) -> Path | None:
 
 
 def _same(value: object, before: object, *, named_again: bool) -> bool:
-    """True if an option has the value with which the run was started; a file that was `named_again` may have moved."""
+    """True if an option has the same value as when the run was started.
+
+    Args:
+        value: value that was given.
+        before: stored value.
+        named_again: True if the stored value is a path that the user has to pass again. Then any path is accepted.
+    """
     path, path_before = _path(value), _path(before)
     if path is None or path_before is None:
         return value == before
@@ -211,10 +220,10 @@ def _same(value: object, before: object, *, named_again: bool) -> bool:
 
 
 def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
-    """Returns the options stored in the checkpoint of a run.
+    """Reads the options stored in the checkpoint of a run.
 
     Raises:
-        CheckpointError: the record is damaged or has a different version.
+        CheckpointError: the stored options are damaged, or another version of onnxtrain wrote them.
     """
     properties = trainer.state.properties
     text = properties[PROPERTY] if PROPERTY in properties else None  # noqa: SIM401 not a dict
@@ -268,13 +277,13 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
 
 
 def saved_encoder(trainer: Trainer, source: Path) -> TableEncoder | None:
-    """Returns the encoder of a run's training table; None for a run on arrays."""
+    """Returns the run's table encoder; None for a run on arrays. `source` names the run in error messages."""
     properties = trainer.state.properties
     return TableEncoder.from_json(str(properties[ENCODER]), str(source)) if ENCODER in properties else None
 
 
 def _contradiction(name: str, value: object, before: object) -> str:
-    """Describes an option and its old value, e.g. "--lr 0.1 (it was 0.01)" or "--no-scale (it was on)"."""
+    """Describes an option's new and old value, e.g. "--epochs 9 (it was 3)" or "--no-scale (it was on)"."""
     if isinstance(value, bool):
         return f"{flag(name)} (it was off)" if value else f"{off_flag(name)} (it was on)"
     return f"{flag(name)} {_show(value)} (it was {_show(before)})"

@@ -21,14 +21,14 @@ TRAINED = "trained.onnx"
 
 
 class Fitted(NamedTuple):
-    """State after a finished fit.
+    """A trainer after a finished call to `fit`, and what `fit` was called with.
 
     Attributes:
-        trainer: the trainer after the fit.
-        x, y, validation: data of the fit.
-        encoder: encoder of the table; None for arrays.
-        early: callback that restored the best epoch; None for the last epoch.
-        averaged: True if the exported weights are an average of epochs (SWA).
+        trainer: the trainer.
+        x, y, validation: data passed to `fit`.
+        encoder: encoder of the table; None for a run on arrays.
+        early: callback that restored the best epoch; None if the last epoch is exported.
+        averaged: True if the exported weights are an average over epochs (SWA).
     """
 
     trainer: Trainer
@@ -47,7 +47,7 @@ def print_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None
     means over an epoch, during which the weights changed and Dropout was active.
 
     Args:
-        fitted: the finished fit.
+        fitted: trainer and data.
         options: options of the command.
         directory: directory of the run, as the user wrote it.
     """
@@ -99,11 +99,11 @@ def _title(fitted: Fitted, epoch: int) -> str:
 def _exported_values(
     fitted: Fitted, options: TrainOptions
 ) -> tuple[dict[str, float], dict[str, float] | None]:
-    """Computes the loss and metrics of the exported weights.
+    """Computes loss and metrics with the exported weights.
 
     Returns:
-        Values over the training data, without the part split off for validation; and values over the validation data,
-        or None if the history already has them.
+        The values over the training data, without the samples split off for validation; and those over the validation
+        data, or None if the history already contains them.
     """
     trainer = fitted.trainer
     data = Data(
@@ -122,7 +122,7 @@ def _exported_values(
 
 
 def _best_epoch(trainer: Trainer) -> int | None:
-    """Returns the last fit's epoch with the lowest validation loss; None without validation."""
+    """Returns the epoch of the last `fit` with the lowest validation loss; None if it did not validate."""
     epochs = [epoch for epoch in trainer.history.epochs[trainer.fit_start :] if "val_loss" in epoch]
     if not epochs:
         return None

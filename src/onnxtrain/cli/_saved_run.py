@@ -13,9 +13,9 @@ from onnxtrain.trainer._run.position import PROPERTY, Position
 
 
 def saved_properties(directory: Path) -> Properties | None:
-    """Returns the properties of the run's checkpoint; None if there is no checkpoint.
+    """Returns the properties in a run's checkpoint; None if there is no checkpoint.
 
-    A save that was interrupted between its renames is finished first.
+    If saving was interrupted between two renames, the save is completed first.
 
     Raises:
         CheckpointError: the checkpoint is corrupt, or a symbolic link that points outside the directory.
@@ -27,7 +27,7 @@ def saved_properties(directory: Path) -> Properties | None:
 
 
 def saved_position(properties: Properties, directory: Path) -> Position | None:
-    """Returns the training position among a checkpoint's properties; None for artifacts that were never trained.
+    """Reads the position in the training run from a checkpoint's properties; None for untrained artifacts.
 
     Raises:
         CheckpointError: the position is corrupt.

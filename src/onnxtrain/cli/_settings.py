@@ -1,4 +1,4 @@
-"""Parses NAME=VALUE options such as `--optimizer-option` and `--loss-option` as settings of a dataclass."""
+"""Parses the values of NAME=VALUE options, such as `--loss-option`, as settings of a loss or optimizer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 
 
 class Owner(NamedTuple):
-    """The optimizer or loss that an option configures.
+    """The optimizer or loss whose settings a NAME=VALUE option sets.
 
     Attributes:
         flag: the option, e.g. "--optimizer-option".
         name: name of the optimizer or loss, e.g. "adamw".
-        settings: settings and their defaults, e.g. {"eps": 1e-8}.
-        optional: settings that may be None, e.g. {"alpha"}.
+        settings: names and defaults of the settings, e.g. {"eps": 1e-8}.
+        optional: names of the settings that may be None, e.g. {"alpha"}.
     """
 
     flag: str
@@ -27,12 +27,12 @@ class Owner(NamedTuple):
 
     @property
     def described(self) -> str:
-        """Settings and their defaults, e.g. "betas=0.9,0.999, eps=1e-08"."""
+        """Lists the settings and their defaults, e.g. "betas=0.9,0.999, eps=1e-08"."""
         return ", ".join(f"{key}={_shown(value)}" for key, value in self.settings.items()) or "none"
 
 
 def split_settings(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """Returns the values of a repeated NAME=VALUE option by name.
+    """Splits the values of a repeatable NAME=VALUE option; returns a dict from names to values.
 
     Args:
         flag: the option, e.g. "--loss-option".
@@ -75,7 +75,13 @@ def parse_settings(owner: Owner, texts: Sequence[str] | None) -> dict[str, Any]:
 
 
 def _parsed(owner: Owner, option: str, key: str, text: str) -> Any:
-    """Parses the value of a setting.
+    """Converts the value of a setting to the type of its default.
+
+    Args:
+        owner: the optimizer or loss.
+        option: the NAME=VALUE text, for error messages.
+        key: name of the setting.
+        text: its value.
 
     Raises:
         InputError: the value does not have the type of the default.
@@ -119,7 +125,7 @@ def _is_number(value: Any) -> bool:
 
 
 def number_or_text(text: str) -> int | float | str:
-    """Parses a text as an integer or float; returns other text unchanged."""
+    """Converts a text to an int or float; returns it unchanged if it is not a number."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -1,4 +1,4 @@
-"""Wording of messages for a shell, which names options instead of arguments of the Python API."""
+"""Words messages for a shell: they refer to command-line options instead of Python arguments."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _OF_CHECK = {
 
 
 def _typed(value: object) -> list[str]:
-    """Returns the words that follow an option to set `value`.
+    """Returns the words that follow an option on the command line to set it to `value`.
 
-    For a Boolean there are none (`--overwrite`), for a list one per item (`--loss-input logits`), for a mapping one
-    NAME=VALUE per item (`--impute age=mean`).
+    A Boolean has none (`--overwrite`), a list one per item (`--loss-input logits`), and a mapping one NAME=VALUE per
+    item (`--impute age=mean`).
     """
     if isinstance(value, bool):
         return []
@@ -37,11 +37,11 @@ def _typed(value: object) -> list[str]:
 
 
 class ShellWords(Words):
-    """Refers to arguments of the Python API by the corresponding options of a command.
+    """Wording for shells, which replaces arguments of the Python API with the corresponding options of a command.
 
     Args:
-        command: name of the running command, e.g. "check"; "" for any command.
-        spellings: options of the command, e.g. {"--data", "--of"}; None for the options of all commands.
+        command: name of the running command, e.g. "check"; "" for no particular command.
+        spellings: options that the command has, e.g. {"--data", "--of"}; None to use those of all commands.
 
     >>> words = ShellWords()
     >>> words.argument("clip_grad_norm", 1.0), words.argument("batch_size"), words.argument("overwrite", True)
@@ -59,7 +59,7 @@ class ShellWords(Words):
         self._spellings = spellings
 
     def argument(self, name: str, *value: object) -> str:
-        """Returns the option that sets an argument, or the argument itself if no option sets it."""
+        """Returns the option that sets an argument, with its value if given; the argument itself if there is none."""
         if self._command == "check" and name in _OF_CHECK:
             return _OF_CHECK[name]
         if name == "encode":
@@ -76,27 +76,27 @@ class ShellWords(Words):
         return super().argument(name, *value)
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
-        """Returns advice to make a fixed batch size dynamic."""
+        """Returns advice on making a fixed batch size dynamic."""
         return f"pass {flag('dynamic_batch')}"
 
     def resume(self, directory: object, where: str = "") -> str:
-        """Returns advice to resume the run in a directory; `where` is e.g. "from there "."""
+        """Returns advice on resuming the run in `directory`; `where` is an insertion such as "from there "."""
         return f"Resume {where}with: onnxtrain train {directory} --data FILE"
 
     def open_run(self) -> str:
-        """Returns advice on which directory to pass, as the end of a sentence."""
+        """Returns advice on which directory to pass, as a sentence without its full stop."""
         return "Pass the directory of a run, as written by `onnxtrain train`"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:
-        """Returns the option that sets a parameter of the loss."""
+        """Returns the option that sets a parameter of the loss, e.g. `--loss-option axis=1`."""
         return f"--loss-option {name}={value}"
 
     def convert(self, dtype: str, what: str = "") -> str:
-        """Returns advice to convert an array in the data file; `what` is e.g. "it"."""
+        """Returns advice on converting an array in the data file; `what` refers to the array, e.g. "it"."""
         return f"store {what or 'the values'} as {dtype} in the file of --data"
 
     def take_from_column(self) -> str:
-        """Returns advice to store labels as `[N]` instead of `[N, 1]`."""
+        """Returns advice to store labels with shape `[N]` instead of `[N, 1]`."""
         return "Store them without the last axis in the file of --data"
 
     def from_one_hot(self) -> str:
@@ -107,7 +107,7 @@ class ShellWords(Words):
         )
 
     def drop_last(self) -> str:
-        """Returns the suggestion to drop the incomplete last batch, as the end of a sentence."""
+        """Returns advice to drop the incomplete last batch, as a clause that ends a sentence."""
         return f", or drop incomplete batches ({flag('drop_last')})"
 
     def untransformed(self, argument: str) -> str:

@@ -1,4 +1,4 @@
-"""Prints how a table was read: the encoding of each column, missing values, and the share of each class."""
+"""Prints how a table is encoded: the encoding and missing values of each column, and the share of each class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIKELY_MISSING = {
 
 
 def likely_missing(texts: Sequence[str]) -> list[str]:
-    """Returns those of the strings that often stand for a missing value.
+    """Returns the strings that often stand for a missing value.
 
     >>> likely_missing(["NA", "S", "null"])
     ['NA', 'null']
@@ -28,7 +28,7 @@ def likely_missing(texts: Sequence[str]) -> list[str]:
 
 
 def share(count: int, total: int) -> str:
-    """Returns count / total in percent.
+    """Formats `count / total` as a percentage.
 
     >>> share(28, 400)
     '7.0 %'
@@ -42,7 +42,7 @@ def print_table_summary(data: Table, encoder: TableEncoder, labels: Array | None
     Args:
         data: the training data.
         encoder: encoder fitted to the table.
-        labels: class indices of the rows; None for a target without classes.
+        labels: class index of each row; None if the target has no classes.
     """
     missing = encoder.missing_counts(data)
     rows = []

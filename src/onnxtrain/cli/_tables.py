@@ -1,4 +1,4 @@
-"""Creates the encoder of a table from the options of a command, and fits it to the training rows."""
+"""Creates a table encoder from the options of a command, and fits it to the training rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def chosen_encoder(options: TableOptions, table: Table, sample_weight: str | Non
 
     Args:
         options: options of the command.
-        table: table to train on; its columns tell whether a comma is part of a name.
-        sample_weight: column of `--sample-weight`; None without the option.
+        table: the training table. Its column names show whether a comma in an option is part of a name.
+        sample_weight: column given with `--sample-weight`; None for equal weights.
 
     Raises:
         InputError: an option names a column that does not exist, or options cannot be combined.
@@ -50,15 +50,15 @@ def fit_encoder(
     seed: int,
     stratify: bool,
 ) -> None:
-    """Fits an encoder to the training rows of a table.
+    """Fits an encoder to a table, without the rows that the trainer will split off for validation.
 
     Args:
         encoder: encoder to fit.
-        table: table to train on.
+        table: the training table.
         targets: targets of the model.
-        validation: fraction of the rows that the trainer will split off for validation; None for none.
+        validation: fraction of the rows to be split off for validation; None for no split.
         seed: seed of the run.
-        stratify: True if the trainer splits off the same fraction of each class.
+        stratify: True if the same fraction of each class will be split off.
 
     Raises:
         InputError: the table does not match the encoder or the model, or `--target` is missing or superfluous.
@@ -82,13 +82,13 @@ def fit_encoder(
 
 
 def parse_impute(texts: Sequence[str] | None, table: Table) -> dict[str, str]:
-    """Parses `--impute`, whose values are a RULE for all columns, or COLUMN=RULE.
+    """Parses the values of `--impute`: RULE for all columns, or COLUMN=RULE for a single column.
 
     Returns:
-        Rules by column; the key "*" is for all other columns.
+        The rules by column. The rule with key "*" applies to all other columns.
 
     Raises:
-        InputError: a value is not a rule, names an unknown column, or is the second rule for a column.
+        InputError: a value is not a rule, its column does not exist, or a column has two rules.
     """
     rules: dict[str, str] = {}
     texts_of: dict[str, str] = {}
@@ -120,7 +120,7 @@ def _parse_rule(text: str, table: Table) -> tuple[str, str]:
 
 
 def _names(given: Sequence[str] | None, table: Table) -> list[str]:
-    """Parses the column names of an option; each value is one name, or several separated by commas.
+    """Parses an option's values as column names. Each value is one name, or several names separated by commas.
 
     Raises:
         InputError: a column does not exist.

@@ -42,7 +42,13 @@ from onnxtrain.trainer.data._layout import WEIGHT
 
 
 def train(options: TrainOptions, given: frozenset[str], *, finished: bool = False) -> None:
-    """Trains in this process, by itself or as one of several workers; a `finished` run is only exported."""
+    """Runs `onnxtrain train` in this process, alone or as one of several workers.
+
+    Args:
+        options: options of the command.
+        given: names of the options that were given on the command line or in an options file.
+        finished: True if the run is already trained and only has to be exported.
+    """
     data = load_data(options.data)
     resuming = options.source.is_dir()
     directory = options.source if resuming else _new_directory(options)
@@ -149,13 +155,13 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
 
 
 def _table_weights(data: Arrays | Table, encoder: TableEncoder | None) -> Arrays:
-    """Returns the sample weights of a table by name; empty for arrays, which contain their weights."""
+    """Returns a dict with the sample weights of a table; empty if it has none, or if the data is arrays."""
     weights = encoder.sample_weights(data) if isinstance(data, Table) and encoder is not None else None
     return {} if weights is None else {WEIGHT: weights}
 
 
 def _sample_weight(arrays: Arrays, options: TrainOptions, encoder: TableEncoder | None) -> Any:
-    """Returns the sample weights, or None without `--sample-weight`.
+    """Returns the sample weights; None if `--sample-weight` is not given.
 
     Raises:
         InputError: there is no such array.
@@ -173,7 +179,7 @@ def _sample_weight(arrays: Arrays, options: TrainOptions, encoder: TableEncoder 
 
 
 def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
-    """Returns the arrays without the sample weights, which `assign` would report as unused."""
+    """Removes the sample weights from `arrays`, because `assign` would report them as unused. Returns a new dict."""
     return {name: array for name, array in arrays.items() if name != options.sample_weight}
 
 
@@ -183,17 +189,17 @@ def resume_options(options: TrainOptions) -> str:
 
 
 def run_directory(options: TrainOptions) -> Path:
-    """Returns the directory of the run: the resumed one, `--output`, or the model's name with "-trained"."""
+    """Returns the directory of the resumed run; for a new run, `--output` or the model's name with "-trained"."""
     if options.source.is_dir():
         return options.source
     return options.output or options.source.with_name(f"{options.source.stem}-trained")
 
 
 def _new_directory(options: TrainOptions) -> Path:
-    """Returns the directory of a new run.
+    """Returns the directory of a new run, after checking that the run can be written to it.
 
     Raises:
-        CheckpointError: the directory already contains a run, or other files with the names of a run's files.
+        CheckpointError: the directory already contains a run, or a file with the name of one of a run's files.
         InputError: the directory has the suffix .onnx.
     """
     directory = run_directory(options)
@@ -221,7 +227,10 @@ def _new_directory(options: TrainOptions) -> Path:
 
 @contextmanager
 def _removed_on_failure(directory: Path) -> Iterator[None]:
-    """Removes the files that the block has written to `directory` if it fails, so that the command can be repeated."""
+    """Context manager that, after an exception, removes the run's files that the block has written to `directory`.
+
+    So the command can be repeated.
+    """
     existed = directory.is_dir()
     before = set(directory.iterdir()) if existed else set()
     try:
@@ -240,7 +249,7 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
 
 
 def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
-    """Returns the class indices of the target, or None if the target has no classes."""
+    """Returns the target's class indices; None if the target has no classes."""
     targets = label_targets(trainer)
     return arrays[targets[0].name] if targets and targets[0].class_labels is not None else None
 
@@ -277,10 +286,10 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
 
 
 def _schedule(options: ScheduleOptions) -> Schedule | None:
-    """Returns the schedule of `--schedule`, or None without the option.
+    """Creates the schedule from `--schedule` and `--schedule-option`; returns None if `--schedule` is not given.
 
     Raises:
-        InputError: there is no such schedule or parameter.
+        InputError: there is no such schedule or parameter, or `--schedule-option` is given without `--schedule`.
     """
     if options.schedule is None:
         if options.schedule_option:
@@ -306,7 +315,7 @@ def _validation_data(text: str | None) -> float | Arrays | Table | None:
 
 
 def _validation_fraction(text: str | None) -> float | None:
-    """Returns the fraction of `--validation`, or None for a file or without the option."""
+    """Converts the value of `--validation` to a fraction; returns None if it is a file, or not given."""
     # A number is always a fraction; a file with such a name has to be given as ./0.1.
     try:
         return None if text is None else float(text)
@@ -317,13 +326,14 @@ def _validation_fraction(text: str | None) -> float | None:
 def _fitted_encoder(
     encoder: TableEncoder | None, trainer: Trainer, data: Arrays | Table, options: TrainOptions
 ) -> TableEncoder | None:
-    """Fits the encoder of a new run to its table, and stores the encoder in the run.
+    """Fits a new run's encoder to the training table, and stores it in the run.
 
     Returns:
-        The encoder, or None for data that is not a table.
+        The fitted encoder; None if the data is not a table.
 
     Raises:
-        InputError: options for tables were given with other data, or the table does not match the encoder or model.
+        InputError: the data is not a table although table options were given, or the table does not match the encoder
+            or the model.
     """
     if not isinstance(data, Table) or encoder is None:
         if given := options.table.given():

@@ -1,4 +1,4 @@
-"""Runs the command `onnxtrain train`: in this process, or in workers that it starts."""
+"""Runs `onnxtrain train` in this process, or starts workers that run it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from onnxtrain.errors import InputError, OnnxTrainError, WorkersError
 
 
 class _Saved(NamedTuple):
-    """Progress of a run, read from its directory.
+    """Progress of a run, read from its checkpoint.
 
     Attributes:
         epochs: number of finished epochs.
-        unfinished: True if a fit was interrupted.
+        unfinished: True if a call to `fit` was interrupted.
     """
 
     epochs: int
@@ -38,8 +38,8 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
     """Trains, writes the trained model to the directory of the run, and prints the results.
 
     Args:
-        options: options of the command. A resumed run replaces defaults with the options that it was started with.
-        given: names of the options that were given on the command line.
+        options: options of the command. For a resumed run, its stored values replace the options that were not given.
+        given: names of the options that were given on the command line or in an options file.
     """
     with (
         report_saved_state_on_interrupt(run_directory(options), resume_options(options)),
@@ -52,7 +52,7 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
 
 
 def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path) -> None:
-    """Starts the workers of a command and waits until they end.
+    """Starts the workers of the command, and waits until they end.
 
     Args:
         options: options of the command.
@@ -91,7 +91,7 @@ def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path
 def work(
     options: TrainOptions, given: frozenset[str], directory: Path, epochs_before: int
 ) -> OnnxTrainError | int:
-    """Runs the command in one worker.
+    """Runs the command in a worker process. After a restart, it resumes the run if a checkpoint has been saved.
 
     Args:
         options: options of the command.
@@ -100,7 +100,7 @@ def work(
         epochs_before: number of epochs that the run had finished before the command.
 
     Returns:
-        The exit code, or an error that restarting the workers cannot fix.
+        The exit code; or an error, if restarting the workers cannot fix it.
 
     Raises:
         WorkersError: another worker has ended.
@@ -139,7 +139,7 @@ def work(
 
 
 def _saved_epochs(directory: Path) -> _Saved | None:
-    """Reads the progress of the run in a directory; None if the run cannot be resumed."""
+    """Reads a run's progress from the checkpoint in its directory; returns None if the run cannot be resumed."""
     try:
         properties = saved_properties(directory)
     except (OnnxTrainError, OSError):

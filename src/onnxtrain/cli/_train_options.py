@@ -1,4 +1,4 @@
-"""Declares the options of `onnxtrain train`, one field each. Those of callbacks are in `_callbacks.py`."""
+"""Declares the options of `onnxtrain train`, one field per option. Options for callbacks are in `_callbacks.py`."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ScheduleOptions:
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """Options for training one model with several processes."""
+    """Options for training a model with several processes."""
 
     panel: ClassVar[str] = "Workers"
 

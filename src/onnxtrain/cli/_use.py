@@ -32,7 +32,7 @@ from onnxtrain.trainer._metrics.probabilities import probabilities
 
 
 def evaluate_run(options: EvaluateOptions) -> None:
-    """Prints the loss and metrics of a run over a dataset, with a report per class and the confusion matrix."""
+    """Prints a run's loss and metrics on a dataset, and for a classifier a report per class and a confusion matrix."""
     trainer, encoder = _open(options.directory)
     arrays = to_arrays(load_data(options.data), encoder, trainer.manifest, label_targets(trainer))
     x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
@@ -67,7 +67,7 @@ def evaluate_run(options: EvaluateOptions) -> None:
 
 
 def export_run(options: ExportOptions) -> None:
-    """Exports the trained model of a run, with the encoding of its table unless `--network` is given."""
+    """Exports a run's trained model, including the encoding of table columns unless `--network` is given."""
     trainer, encoder = _open(options.directory)
     names = export_model(
         trainer, None if options.network else encoder, options.output, options.outputs or None
@@ -79,7 +79,7 @@ def export_run(options: ExportOptions) -> None:
 
 
 def write_predictions(options: PredictOptions) -> None:
-    """Writes the outputs of a run or of an .onnx file for each sample.
+    """Writes the predictions of a run or of an .onnx file for each sample to a file.
 
     Raises:
         InputError: the suffix of the output is unknown, the data does not match the model, or there are no
@@ -118,10 +118,10 @@ def write_predictions(options: PredictOptions) -> None:
 
 
 def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
-    """Returns only the output with the class probabilities.
+    """Returns the output with the class probabilities, as a dict with one array.
 
     Raises:
-        InputError: there is no such output.
+        InputError: the predictions contain no probabilities.
     """
     encoder = predictions.encoder
     name = "probability" if encoder is None else encoder.output_name("probability")
@@ -135,7 +135,7 @@ def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
 
 
 def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None) -> Arrays:
-    """Returns the columns to write before the predictions: those of `--id`, or by default those of the run."""
+    """Returns the columns to write before the predictions, by name: those of `--id`, else the run's id columns."""
     if asked:
         names = [name for text in asked for name in ([text] if text in data.columns else text.split(","))]
     else:
@@ -144,7 +144,7 @@ def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None)
 
 
 def _open(directory: Path) -> tuple[Trainer, TableEncoder | None]:
-    """Returns the trainer of a run and the encoder of its table, or None for a run on arrays."""
+    """Opens a run. Returns its trainer and its table encoder, or None instead of the encoder for a run on arrays."""
     trainer = Trainer.resume(directory)
     return trainer, saved_encoder(trainer, directory)
 
@@ -155,7 +155,7 @@ class _Predictions(NamedTuple):
     Attributes:
         outputs: outputs by name, [samples, ...].
         classes: names of the classes in the order of their indices; None if classes have no names.
-        encoder: encoder of the table; None for arrays.
+        encoder: table encoder of the run or model; None if it has none.
     """
 
     outputs: Arrays
@@ -166,7 +166,7 @@ class _Predictions(NamedTuple):
 def _run_predictions(
     directory: Path, data: Arrays | Table, path: Path, batch_size: int | None
 ) -> _Predictions:
-    """Returns the predictions of a run, with the outputs `probability` and `class` if the loss defines them."""
+    """Computes the predictions of a run, including `probability` and `class` if the loss is a classification loss."""
     trainer, encoder = _open(directory)
     manifest = trainer.manifest
     arrays = to_arrays(data, encoder, manifest, ())
@@ -195,7 +195,7 @@ def _run_predictions(
 
 
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Returns the predicted class index of each sample, or None if a sample may have several classes."""
+    """Returns the predicted class index of each sample; None if there is not exactly one class per sample."""
     labels = label_targets(trainer)[0].class_labels
     if loss_class(trainer.loss_name).activation == "sigmoid":
         single = scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1)

@@ -1,4 +1,4 @@
-"""Finds the place of this process among the workers of `onnxtrain train`, and creates their strategy."""
+"""Determines this process's role among the workers of `onnxtrain train`, and creates the workers' strategy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from onnxtrain.errors import InputError
 
 
 def leads() -> bool:
-    """True if this process prints and writes files, because it is the only process or the worker of rank 0."""
+    """True if this process prints output and writes files: it is the only process, or the worker with rank 0."""
     place = read_place(os.environ)
     return place is None or place[0] == 0
 
 
 def chosen_strategy(options: WorkerOptions) -> DataParallel | None:
-    """Returns the strategy of a worker, or None if this process is not a worker."""
+    """Creates the data-parallel strategy of a worker; returns None if this process is not a worker."""
     if read_place(os.environ) is None:
         return None
     return DataParallel(
@@ -31,7 +31,7 @@ def chosen_strategy(options: WorkerOptions) -> DataParallel | None:
 
 @contextlib.contextmanager
 def quiet_unless_leading() -> Iterator[None]:
-    """Discards the output of workers other than rank 0 inside the block."""
+    """Context manager that discards this process's output, unless it is the only process or has rank 0."""
     if leads():
         yield
         return
@@ -44,10 +44,10 @@ def quiet_unless_leading() -> Iterator[None]:
 
 
 def starts_workers(options: WorkerOptions) -> bool:
-    """True if this process has to start workers and is not a worker itself.
+    """True if this process has to start workers, because `--workers` is given and it is not a worker itself.
 
     Raises:
-        InputError: options for workers were given without `--workers`.
+        InputError: other options for workers are given without `--workers`.
     """
     if options.workers is not None:
         return read_place(os.environ) is None

@@ -38,11 +38,11 @@ class DemoResult:
         parameters: number of trained elements.
         epochs: number of epochs.
         seconds: duration of the training run, in seconds.
-        samples_per_second: median throughput of the epochs, without validation.
+        samples_per_second: median training throughput of the epochs, without the time for validation.
         training_samples: number of training images.
         validation_samples: number of validation images, on which loss and accuracy are recorded after each epoch.
-        test_samples: number of test images, which only the final test uses.
-        torch_imported: True if something imported PyTorch.
+        test_samples: number of test images, which are used only for the final test.
+        torch_imported: True if PyTorch was imported in this process (the demo itself does not need it).
         files: files that were written.
     """
 
@@ -64,8 +64,8 @@ class DemoResult:
 def load_digits_data() -> tuple[Array, Array, Array, Array]:
     """Loads scikit-learn's handwritten digits.
 
-    Images are float32 [n, 1, 8, 8] from 0 to 1; labels are int64 [n]. A fixed fifth of the 1797 images, stratified by
-    digit, is the test set.
+    Images are float32 [n, 1, 8, 8] with values from 0 to 1; labels are int64 [n]. The test set is always the same fifth
+    of the 1797 images, stratified by digit.
 
     Returns:
         Training images, test images, training labels and test labels.
@@ -101,7 +101,7 @@ def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = T
         output: directory to write to; created if missing.
         epochs: number of passes over the training images.
         seed: seed of the initial weights, shuffling and the validation split.
-        verbose: True shows progress on standard error.
+        verbose: True to show progress on standard error.
 
     Raises:
         OnnxTrainError: a package of the extra `demo` is missing, or training failed.

@@ -25,7 +25,7 @@ class _Builder:
         return name
 
     def random(self, name: str, shape: tuple[int, ...], fan_in: int) -> str:
-        """Adds random weights whose variance preserves that of ReLU activations (He et al., 2015)."""
+        """Adds a weight with He initialization, which preserves the variance of ReLU activations; returns its name."""
         return self.parameter(name, self._rng.standard_normal(shape) * math.sqrt(2 / fan_in))
 
     def node(self, op_type: str, inputs: list[str], outputs: list[str], **attributes: Any) -> str:
@@ -33,7 +33,13 @@ class _Builder:
         return outputs[0]
 
     def block(self, x: str, name: str, channels: tuple[int, int]) -> str:
-        """Appends a 3x3 convolution, BatchNormalization in training mode, and ReLU."""
+        """Appends a 3x3 convolution, BatchNormalization in training mode, and ReLU; returns the output's name.
+
+        Args:
+            x: name of the input.
+            name: prefix of the names in the block, e.g. "block1".
+            channels: numbers of input and output channels.
+        """
         before, after = channels
         weight = self.random(f"{name}.weight", (after, before, 3, 3), 9 * before)
         x = self.node("Conv", [x, weight], [f"{name}.conv"], pads=[1, 1, 1, 1], kernel_shape=[3, 3])

@@ -1,4 +1,4 @@
-"""Trains an estimator's model with `Trainer`, keeps the trained model in memory as ONNX bytes, and predicts with it."""
+"""Defines the estimators' base class, which trains a model with `Trainer` and keeps it in memory as ONNX bytes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,13 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self.recipe = recipe
 
     def _validated(self, x: Any, *y: Any, **settings: Any) -> Any:
-        """Checks samples, and targets if given, like scikit-learn's own estimators; returns them as arrays."""
+        """Checks samples and, if given, targets as scikit-learn's own estimators do; returns them as arrays.
+
+        Args:
+            x: the samples.
+            y: the targets; omitted for prediction.
+            settings: additional arguments of scikit-learn's `validate_data`.
+        """
         # scikit-learn would silently drop masks.
         for name, value in zip("Xy", (x, *y), strict=False):
             require_unmasked(name, value)
@@ -101,7 +107,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return checked
 
     def _checked_weight(self, weight: Any, x: Array) -> Array | None:
-        """Checks sample weights like scikit-learn; returns them as float64 [samples], or None if there are none."""
+        """Checks sample weights as scikit-learn does; returns them as float64 [samples], or None if there are none."""
         if weight is None:
             return None
         require_unmasked("sample_weight", weight)
@@ -109,7 +115,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return checked
 
     def _count_features(self, x: Array, *, reset: bool) -> None:
-        """Records the number of features if `reset`; otherwise, raises ValueError if the number has changed."""
+        """Stores the number of features if `reset` is True; otherwise raises ValueError if it has changed."""
         features = x.shape[1] if x.ndim > 1 else 1
         if reset:
             self.n_features_in_ = features
@@ -136,9 +142,9 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
             x: samples.
             y: targets in the form that the loss expects.
             weight: sample weights; None for equal weights.
-            outputs: number of outputs that the targets need: the number of classes or of target variables.
-            default_loss: name of the loss to use if neither `loss` nor `recipe` has one.
-            logits: True if the loss expects logits: a final Softmax or Sigmoid of the model is then removed.
+            outputs: number of classes or of target variables, which is the number of outputs the model must have.
+            default_loss: name of the loss to use if neither `loss` nor `recipe` specifies one.
+            logits: True if the loss expects logits, so that a final Softmax or Sigmoid of the model must be removed.
             options: additional arguments of :meth:`Trainer.fit`.
         """
         # Drawn once per fit: with an integer `random_state`, all fits are equal; a RandomState gives each fit another
@@ -183,7 +189,13 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         self._open()
 
     def _prepared(self, x: Array, outputs: int, seed: int, *, logits: bool) -> tuple[Any, Any]:
-        """Builds or loads the model, with the given number of outputs.
+        """Builds a perceptron or loads the user's model, and adapts the model to the number of outputs.
+
+        Args:
+            x: checked samples.
+            outputs: number of outputs per sample.
+            seed: seed of new weights.
+            logits: True to remove a final Softmax or Sigmoid.
 
         Returns:
             The model, and the dtype of its input.
@@ -224,14 +236,14 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return model, np.dtype(value.dtype.numpy())
 
     def _open(self) -> None:
-        """Opens an inference session for the trained model."""
+        """Opens the inference session of the trained model."""
         options = None if self.threads is None else SessionSettings(threads=self.threads).options()
         self._session: ort.InferenceSession = open_session(
             self.onnx_model_, "model", parse_device(self.device), options
         )
 
     def _scores(self, X: Any) -> Array:
-        """Computes the output of the trained model for each sample."""
+        """Checks samples and runs the trained model on them: returns its output, e.g. logits, for each sample."""
         check_is_fitted(self)
         x = _cast(self._validated(X, reset=False), self._dtype)
         # The session is opened in `fit`: `check_estimator` requires that predictions don't change attributes.
@@ -246,7 +258,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the trained model as an ordinary `.onnx` file for inference, with the original inputs and outputs.
 
-        Class indices follow the order of `classes_`; the outputs are logits, not probabilities.
+        A classifier's outputs are logits, not probabilities, in the order of `classes_`.
 
         Args:
             path: file to write, e.g. "model.onnx".
@@ -284,7 +296,7 @@ def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
     """Casts checked samples to the dtype of the model's input.
 
     Raises:
-        ValueError: some values do not fit into the dtype.
+        ValueError: a value is too large for the dtype, or is a fraction but the dtype is an integer type.
     """
     # A cast would silently truncate fractions in what should be token ids.
     if dtype.kind in "iu" and x.dtype.kind == "f" and not (x == np.floor(x)).all():

@@ -1,4 +1,4 @@
-"""Defines the classifier."""
+"""Defines `OnnxClassifier`."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         dtype: dtype of the perceptron, "float32" or "float64". Default: float32 if X is float32, else float64. The
             dtype of a model that you pass does not change.
         class_weight: weight of each class in the loss: "balanced" for n / (k * n_c), where n is the number of samples,
-            k the number of classes and n_c the number of samples of the class; or a dict of weights by class, 1 for
-            missing classes. None for equal weights.
+            k the number of classes and n_c the number of samples in the class; or a dict from classes to weights, with
+            1 for missing classes. None for equal weights.
         validation: fraction of the samples to hold out for validation after each epoch, e.g. 0.1, stratified by class.
             None for no validation.
-        patience: stop after this many epochs without a lower validation loss (training loss without `validation`), and
-            keep the best epoch. None trains all epochs.
+        patience: stop after this many epochs in which the validation loss (training loss if `validation` is None) did
+            not improve, and keep the weights of the best epoch. None to train all epochs.
         callbacks: callbacks of the training run, e.g. `[ReduceLROnPlateau()]`.
         trainer_options: additional arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
         fit_options: additional arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
         device: "cpu", "cuda" or "cuda:<index>".
         threads: number of threads per op; None for all cores. Use 1 if scikit-learn runs several fits in parallel.
-        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed each
-            time.
-        verbose: True shows a progress bar.
+        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed in each
+            fit.
+        verbose: True to show a progress bar.
         recipe: an :class:`onnxtrain.Recipe` with the settings, instead of `loss` and `optimizer`.
 
     Attributes:
@@ -157,6 +157,10 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
 
     def _class_weights(self, labels: Array, sample_weight: Array | None) -> Array:
         """Returns the weight of each class, in the order of `classes_`.
+
+        Args:
+            labels: class index of each sample.
+            sample_weight: weight of each sample, which "balanced" takes into account; None for equal weights.
 
         Raises:
             ValueError: `class_weight` is invalid or names an unknown class.

@@ -17,7 +17,7 @@ _OPSET, _IR_VERSION = 21, 10
 def perceptron(
     features: int, hidden: Sequence[int], outputs: int, dtype: np.dtype[Any], seed: int
 ) -> onnx.ModelProto:
-    """Returns a model of linear layers with ReLUs between them.
+    """Builds a multilayer perceptron: linear layers with ReLUs between them.
 
     Weights and biases are initialized like those of PyTorch's `nn.Linear`: uniformly in `[-1 / sqrt(fan_in), 1 /
     sqrt(fan_in)]`. They are named as in an `nn.Sequential` of linear layers and ReLUs: "0.weight", "0.bias",

@@ -1,4 +1,4 @@
-"""Defines the regressor."""
+"""Defines `OnnxRegressor`."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
             dtype of a model that you pass does not change.
         validation: fraction of the samples to hold out for validation after each epoch, e.g. 0.1. None for no
             validation.
-        patience: stop after this many epochs without a lower validation loss (training loss without `validation`), and
-            keep the best epoch. None trains all epochs.
+        patience: stop after this many epochs in which the validation loss (training loss if `validation` is None) did
+            not improve, and keep the weights of the best epoch. None to train all epochs.
         callbacks: callbacks of the training run, e.g. `[ReduceLROnPlateau()]`.
         trainer_options: additional arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
         fit_options: additional arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
         device: "cpu", "cuda" or "cuda:<index>".
         threads: number of threads per op; None for all cores. Use 1 if scikit-learn runs several fits in parallel.
-        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed each
-            time.
-        verbose: True shows a progress bar.
+        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed in each
+            fit.
+        verbose: True to show a progress bar.
         recipe: an :class:`onnxtrain.Recipe` with the settings, instead of `loss` and `optimizer`.
 
     Attributes:
@@ -92,7 +92,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
             X: samples, in the form passed to :meth:`fit`.
 
         Returns:
-            [samples] if :meth:`fit` got a vector of targets, else [samples, targets].
+            Predictions [samples] if the targets passed to :meth:`fit` were one-dimensional, else [samples, targets].
 
         Raises:
             NotFittedError: the estimator has not been fitted.

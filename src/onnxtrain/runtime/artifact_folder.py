@@ -14,13 +14,13 @@ MANIFEST = "manifest.json"
 
 
 def find_manifest(directory: Path) -> str | None:
-    """Finds the manifest in a directory: `manifest.json`, otherwise the only file whose name adds a prefix to it.
+    """Finds the manifest in a directory: `manifest.json`, or the only file named `<prefix>manifest.json`.
 
     Returns:
         The name of the file, e.g. "net_manifest.json"; None if there is no manifest.
 
     Raises:
-        CheckpointError: several files have a prefix, or the manifest is not a file in the directory.
+        CheckpointError: there are several manifests with a prefix, or the manifest is not a file in the directory.
     """
     # `generate_artifacts(prefix="my_")` writes "my_manifest.json".
     names = sorted(path.name for path in directory.glob(f"*{MANIFEST}"))
@@ -39,7 +39,7 @@ def find_manifest(directory: Path) -> str | None:
 
 
 def is_manifest(path: Path) -> bool:
-    """True if a file is a manifest of artifacts rather than, e.g., the manifest of a web app."""
+    """True if a file is a manifest that onnxtrain wrote, rather than, e.g., a web app's manifest."""
     try:
         content = parse_json(own_file(path.parent, path.name).read_bytes())
     except (OSError, ValueError, CheckpointError):
@@ -48,14 +48,16 @@ def is_manifest(path: Path) -> bool:
 
 
 def own_file(directory: Path, name: str) -> Path:
-    """Returns the path of a file in a directory from an untrusted source. The file may be missing.
+    """Returns `directory / name` after checking that the file, which may be missing, is really in the directory.
+
+    The directory may come from an untrusted source.
 
     Args:
         directory: directory of the run. It may be a symbolic link itself.
         name: name in the directory, e.g. "checkpoint".
 
     Raises:
-        CheckpointError: the file is a symbolic link that points outside the directory, or a pipe or a device.
+        CheckpointError: it is a symbolic link that points outside the directory, or is a directory, a pipe or a device.
     """
     path = directory / name
     if path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):
@@ -75,7 +77,7 @@ def own_file(directory: Path, name: str) -> Path:
 
 
 def require_inside(folder: str | os.PathLike[str], directory: Path) -> None:
-    """Raises CheckpointError if a symbolic link makes a folder in a run's directory point outside the directory."""
+    """Raises CheckpointError if `folder` is a path in a run's directory, but a symbolic link leads outside of it."""
     folder = Path(folder).absolute()
     below = folder.is_relative_to(directory.absolute())
     if below and not folder.resolve().is_relative_to(directory.resolve()):
@@ -87,12 +89,12 @@ def require_inside(folder: str | os.PathLike[str], directory: Path) -> None:
 
 
 def keep_inside(path: str | os.PathLike[str], directory: Path) -> None:
-    """Removes a symbolic link, pipe or device at `path` in a run's directory, so that a write stays there.
+    """Removes a symbolic link, pipe or device at `path` in a run's directory, so that writing creates a file there.
 
-    Elsewhere, such a file belongs to the user and is not removed.
+    If `path` is not in `directory`, it is the user's own, and nothing is removed.
 
     Raises:
-        CheckpointError: a link in the directory points outside it.
+        CheckpointError: the folder of `path` leads outside the directory through a symbolic link.
     """
     folder = Path(path).absolute().parent
     require_inside(folder, directory)

@@ -2,16 +2,16 @@
 
 New content is written to temporary files in the same directory, which are flushed to disk. A single file is then
 renamed to its final name, which is atomic. For several files, the list of renames is first written to a journal in the
-directory. Renaming the journal itself to its final name commits the new files. A process that is killed before leaves
-the old files. A process that is killed afterwards leaves the journal, and the next reader or writer of the directory
+directory. Renaming the journal itself to its final name commits the new files. If the process is killed before that,
+the old files remain. If it is killed afterwards, the journal remains, and the next reader or writer of the directory
 completes the renames (:func:`finish_interrupted`).
 
-External data of a large model gets a new file name each time. So a reader that ignores journals, e.g. plain ONNX
-Runtime, never combines the new model with old data.
+Each time a large model is written, its external data gets a new file name. So a reader that ignores journals, e.g.
+plain ONNX Runtime, never combines the new model with old data.
 
 A directory may come from an untrusted source. Nothing here follows a symbolic link inside the directory of a
-:class:`FileSet`, or blocks on a pipe there. Only :func:`replace_file`, whose path is given by the user, follows links,
-and writes to a device or pipe instead of replacing it.
+:class:`FileSet`, or blocks on a pipe there. Only :func:`replace_file`, whose path comes from the user, follows links
+and writes to devices or pipes instead of replacing them.
 """
 
 from __future__ import annotations
@@ -101,9 +101,11 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
-    """Locks an open file or directory until it is closed or the process dies; returns False if locking fails.
+    """Locks an open file or directory until it is closed or the process dies.
 
-    Locking fails if the file system does not support locks, or if another process holds the lock and `wait` is False.
+    Returns:
+        True if it is locked. False if the file system does not support locks, or if `wait` is False and another process
+        holds the lock.
     """
     # Windows needs no lock: a file that another process has open cannot be removed.
     if sys.platform == "win32":
@@ -129,7 +131,7 @@ def _unlock(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def _exclusive(directory: str) -> Iterator[None]:
-    """Locks `directory`, if possible, so that no other process that uses this package renames files in it."""
+    """Context manager that locks a directory, if possible, so that no other onnxtrain process renames files in it."""
     descriptor = None
     if sys.platform != "win32":
         # A directory may be writable but not readable; saving there works, but without the lock.
@@ -163,7 +165,7 @@ def _create_temporary(path: str) -> tuple[str, int]:
 
 
 def _remove_leftovers(path: str, kept: Collection[str] = ()) -> None:
-    """Removes temporary files left by killed saves of `path` and its external data, except the `kept` ones."""
+    """Removes the temporary files that killed saves of `path` and its external data left behind, except `kept`."""
     directory, name = os.path.split(path)
     start = os.path.join(glob.escape(directory), f".{glob.escape(name)}")
     temporaries = {
@@ -206,7 +208,7 @@ def _sync_directory(directory: str) -> None:
 
 
 def rename_directory(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Renames a directory to an unused name and flushes the rename to disk.
+    """Renames a directory to a name that is not in use, and flushes the rename to disk.
 
     Raises:
         OSError: the directory cannot be renamed.
@@ -226,15 +228,18 @@ def external_data_name(model: str) -> str:
 
 
 def _is_name(name: object) -> bool:
-    """True if a value from a file is the name of a file in the same directory."""
+    """True if a value is a string that can name a file in the same directory: not a path, "." or ".."."""
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
 
 
 def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
-    """Parses a journal: pairs of temporary and final names, and names to remove.
+    """Parses a journal.
+
+    Returns:
+        The renames, as pairs of temporary and final names, and the names of the files to remove.
 
     Raises:
-        ValueError: the journal has a name outside its directory, or one that this package does not write.
+        ValueError: a name is outside the journal's directory, or is not one that this package writes.
     """
     content = parse_json(text)
     moves = [(temporary, name) for temporary, name in content["moves"]]
@@ -253,9 +258,15 @@ def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
 def _apply_journal(
     directory: str, moves: Sequence[tuple[str, str]], removals: Sequence[str], *, again: bool = False
 ) -> None:
-    """Makes the renames and removals of a journal, then removes the journal."""
+    """Performs the renames and removals of a journal, then removes the journal.
+
+    Args:
+        directory: directory of the journal.
+        moves: pairs of temporary and final names.
+        removals: names of the files to remove.
+        again: True if an interrupted process may already have performed some of the renames.
+    """
     for temporary, name in moves:
-        # With `again`, an interrupted process may already have made some of the renames.
         try:
             os.replace(os.path.join(directory, temporary), os.path.join(directory, name))
         except FileNotFoundError:
@@ -271,7 +282,7 @@ def _apply_journal(
 
 
 def _finish(directory: str) -> None:
-    """Completes the journal in a directory if there is one; the caller has locked the directory."""
+    """Performs the renames and removals in a directory's journal, if there is one. The caller holds the lock."""
     path = os.path.join(directory, JOURNAL)
     try:
         with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
@@ -299,12 +310,12 @@ def _finish(directory: str) -> None:
 
 
 def finish_interrupted(path: str | os.PathLike[str]) -> None:
-    """Completes a save that was killed after it had committed its journal in the directory of the file `path`.
+    """Completes an interrupted save in the directory of the file `path`, if its journal was already committed.
 
     Call it before reading a file that is saved together with others.
 
     Raises:
-        OSError: renames are pending and cannot be made, e.g. because the directory is not writable.
+        OSError: pending renames cannot be performed, e.g. because the directory is not writable.
     """
     path = os.path.abspath(os.fspath(path))
     # A link and its target may be in different directories.
@@ -318,9 +329,9 @@ def finish_interrupted(path: str | os.PathLike[str]) -> None:
 class FileSet:
     """Replaces several files of a directory atomically: either all of them or none.
 
-    Use it in a `with` statement. The new files replace the old ones when the statement ends without an exception; after
-    an exception nothing has changed. A symbolic link is replaced by the file. Older external data of a written model
-    (see :func:`external_data_name`) is removed.
+    Use it in a `with` statement. The new files replace the old ones when the statement ends without an exception; if
+    there is an exception, nothing changes. A symbolic link is replaced, not followed. When a model is replaced, its old
+    external data (see :func:`external_data_name`) is removed.
 
     Args:
         directory: directory of the files; it must exist.
@@ -349,7 +360,7 @@ class FileSet:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """Opens a binary file for the new content of the file `name`; each name can be opened once."""
+        """Opens a temporary binary file for the new content of the file `name`. Each name can be opened once."""
         if not _is_name(name) or name in self._temporaries:
             raise ValueError(f"'{name}' is not a file name, or was already written")
         path = os.path.join(self._directory, name)
@@ -376,17 +387,17 @@ class FileSet:
                 file.write(chunk)
 
     def remove(self, name: str) -> None:
-        """Removes the file `name`, if it exists, when the new files replace the old ones.
+        """Schedules the file `name`, if it exists, for removal when the new files replace the old ones.
 
         Raises:
-            ValueError: `name` is not one of the names that may be removed.
+            ValueError: `name` is neither "best" nor the name of external data.
         """
         if not _REMOVABLE.fullmatch(name):
             raise ValueError(f"'{name}' is not among the files that can be removed")
         self._removals.add(name)
 
     def _commit(self) -> None:
-        """Renames the new files to their final names, and removes the files that they replace."""
+        """Renames the new files to their final names, and removes old external data and the files to be removed."""
         moves = [(os.path.basename(temporary), name) for name, (temporary, _) in self._temporaries.items()]
         with _exclusive(self._directory):
             _finish(self._directory)
@@ -446,14 +457,14 @@ class FileSet:
 
 @contextlib.contextmanager
 def replace_file(uri: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Opens a binary file whose content replaces the file `uri` when the block ends without an exception.
+    """Opens a temporary binary file, which replaces the file `uri` when the block ends without an exception.
 
-    A process that is killed at any time leaves either the old or the new content. The next save of the same `uri`
-    removes the temporary file that a killed process has left. A symbolic link is kept, and its target is replaced. A
-    device or pipe is kept as well: the content is written to it when the block ends.
+    If the process is killed, `uri` has either the old or the new content, and the next save of the same `uri` removes
+    the temporary file. If `uri` is a symbolic link, its target is replaced. If it is a device or pipe, the content is
+    written to it when the block ends.
 
     Args:
-        uri: path given by the user; for a name in a run's directory use :class:`FileSet`.
+        uri: path from the user. For a name in a run's directory, use :class:`FileSet`.
 
     Raises:
         OSError: the directory is missing or not writable, or the disk is full. The old content is not modified.

@@ -1,4 +1,4 @@
-"""Binds a session to the buffers of the parameter store, so that a run copies no parameters."""
+"""Binds a session to the buffers of a store, so that running it copies no parameters."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Binding:
         device: device on which results are allocated.
         arguments: names of the inputs whose values are passed to :meth:`run`, e.g. ["x", "labels"].
         results: names of the outputs that :meth:`run` returns, e.g. ["loss"].
-        inputs: buffer of each other input, e.g. {"fc.weight": Buffer}.
-        outputs: buffer of each other output, e.g. {"fc.weight_grad": Buffer}.
-        doing: name of a run in error messages, e.g. "The training step".
+        inputs: buffers of all other inputs, e.g. {"fc.weight": Buffer}.
+        outputs: buffers of all other outputs, e.g. {"fc.weight_grad": Buffer}.
+        doing: what a run is called in error messages, e.g. "The training step".
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Binding:
             self._io.bind_ortvalue_output(name, buffer.value)
 
     def _bind_results(self) -> None:
-        """Makes ONNX Runtime allocate new memory for the results."""
+        """Binds the results to new memory, which ONNX Runtime will allocate."""
         # On each run: otherwise ONNX Runtime overwrites the previous results, which the caller may still hold.
         for name in self._results:
             self._io.bind_output(name, self._device.type, self._device.index)
@@ -86,7 +86,11 @@ class Binding:
         return [ort.OrtValue(produced[index]) for index in range(len(self._results))]
 
     def _check_addresses(self, produced: Sequence[ort.OrtValue]) -> None:
-        """Raises RuntimeError if onnxruntime did not write an output to the buffer bound to it."""
+        """Raises RuntimeError if onnxruntime did not write an output to the buffer that is bound to it.
+
+        Args:
+            produced: the outputs of a run, results first.
+        """
         # The parameter store relies on aliased memory: with a copy, as onnxruntime-web makes, weights or gradients
         # would silently not change.
         for index, (name, buffer) in enumerate(self._outputs.items(), start=len(self._results)):

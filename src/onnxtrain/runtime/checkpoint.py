@@ -27,7 +27,7 @@ _PARAMETER, _STATISTIC = "parameter", "statistic"
 
 
 def signatures(buffers: Mapping[str, Buffer]) -> list[Signature]:
-    """Returns name, dtype and shape of each buffer, e.g. [("w", "float32", (2, 3))]."""
+    """Returns the name, dtype and shape of each buffer, e.g. [("w", "float32", (2, 3))]."""
     return [(name, b.dtype.name, b.shape) for name, b in buffers.items()]
 
 
@@ -38,7 +38,13 @@ def store_fingerprint(store: Store) -> str:
 
 
 def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dict[str, str]:
-    """Returns the metadata common to checkpoints and deltas; `file_format` is `FORMAT` or `DELTA_FORMAT`."""
+    """Returns the metadata that checkpoints and deltas have in common.
+
+    Args:
+        store: the store to save.
+        file_format: `FORMAT` for a checkpoint, `DELTA_FORMAT` for a delta.
+        with_optimizer: True to include step count and learning rates.
+    """
     progress = store.optimizer if with_optimizer else None
     # Values of safetensors metadata must be strings, so lists and objects are JSON.
     return {
@@ -52,7 +58,13 @@ def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dic
 
 
 def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimizer: bool) -> dict[str, Buffer]:
-    """Returns `parameters` and the statistics and moments of `store` by key, e.g. "parameter/fc.weight"."""
+    """Returns the tensors to write by their key in the file, e.g. "parameter/fc.weight".
+
+    Args:
+        parameters: the parameters to save, by name.
+        store: the store whose statistics are saved.
+        with_optimizer: True to include the moments of `store`.
+    """
     groups = {_STATISTIC: store.statistics, _PARAMETER: parameters}
     if with_optimizer:
         groups |= store.moments
@@ -68,11 +80,11 @@ def encode_checkpoint(
         store: the store to save.
         doing: beginning of error messages, e.g. "Saving the checkpoint 'run/checkpoint'".
         include_optimizer_state: True to save moments, step count and learning rate as well.
-        nominal: True to save names, dtypes and shapes of the parameters instead of their data. Statistics keep their
-            data.
+        nominal: True to save names, dtypes and shapes of the parameters instead of their data. The data of statistics
+            is saved in either case.
 
     Raises:
-        CheckpointError: some parameters have no data.
+        CheckpointError: some parameters have no data, or shapes are unknown.
     """
     # A nominal checkpoint that was loaded and not completed has no data to save.
     nominal = nominal or (bool(store.parameters) and len(store.undefined()) == len(store.parameters))
@@ -102,7 +114,7 @@ def write_checkpoint(
     """Writes `store` to the file `uri`, atomically; see :func:`encode_checkpoint`.
 
     Raises:
-        CheckpointError: the file cannot be written (a previous one is intact), or some parameters have no data.
+        CheckpointError: the file cannot be written (an existing one is left intact), or some parameters have no data.
     """
     doing = f"Saving the checkpoint '{os.fspath(uri)}'"
     write = encode_checkpoint(store, doing, include_optimizer_state=include_optimizer_state, nominal=nominal)
@@ -138,14 +150,14 @@ def _progress(text: str) -> OptimizerProgress | None:
 
 
 def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
-    """Returns the store that a checkpoint or delta describes.
+    """Builds a store from the content of a checkpoint or delta.
 
     Args:
         metadata: the safetensors metadata of the file.
         tensors: tensors by key, e.g. {"parameter/fc.weight": Buffer}.
 
     Raises:
-        ValueError: the file is inconsistent, or has a newer version.
+        ValueError: the file is inconsistent, or of an unsupported version.
         KeyError: an entry of the metadata is missing.
     """
     if metadata["version"] != VERSION:
@@ -186,7 +198,11 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
 
 
 def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
-    """Returns the store of a full checkpoint; raises ValueError if the file is not one or is damaged."""
+    """Builds a store from the content of a full checkpoint; see :func:`parse_store`.
+
+    Raises:
+        ValueError: the file is not a full checkpoint, or is damaged.
+    """
     if metadata.get("format") != FORMAT:
         raise ValueError("it is a safetensors file, but not an onnxtrain checkpoint")
     if not {"order", "nominal"} <= metadata.keys():

@@ -63,16 +63,16 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
 
     Args:
         uri: path of the delta.
-        base: content of the base checkpoint, not modified.
+        base: content of the base checkpoint; not modified.
         base_uri: path of the base checkpoint, for error messages.
 
     Returns:
-        The frozen parameters of `base` and the content of the delta: trained parameters, statistics, properties and
-        optimizer state (None if the delta was saved without it).
+        A store with the frozen parameters of `base` and the content of the delta: trained parameters, statistics,
+        properties and, if it was saved, optimizer state.
 
     Raises:
-        CheckpointError: the delta is missing, truncated, corrupt, not a delta, or was trained with different parameters
-            than those in `base`.
+        CheckpointError: the file is missing, truncated, corrupt or not a delta, or the delta was trained on top of a
+            different base checkpoint.
     """
     source = f"'{os.fspath(uri)}'"
     where = f"Loading the delta {source} on top of '{os.fspath(base_uri)}'"
@@ -116,7 +116,7 @@ def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.Path
 
 
 def _differences(base: Store, delta: Store) -> list[str]:
-    """Describes the trained parameters of a delta that are missing from the checkpoint, or differ in dtype or shape."""
+    """Describes how a delta's trained parameters don't match `base`: missing names, different dtypes or shapes."""
     differences = []
     for name, buffer in delta.parameters.items():
         base_buffer = base.parameters.get(name)

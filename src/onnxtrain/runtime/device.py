@@ -72,7 +72,7 @@ def parse_device(name: str) -> Device:
 
 @functools.cache
 def _load_nvidia_libraries() -> None:
-    """Loads CUDA and cuDNN from NVIDIA's pip packages, where the dynamic loader does not look for them."""
+    """Loads CUDA and cuDNN from NVIDIA's pip packages, which the dynamic loader does not search."""
     # Added in onnxruntime 1.21. It prints what it cannot load; a session then reports what is missing.
     load = getattr(ort, "preload_dlls", None)
     if load is not None:

@@ -35,7 +35,7 @@ class DType:
 
     @property
     def held(self) -> np.dtype[Any]:
-        """Numpy dtype of data and results: `storage`, or float32 for bfloat16, which it represents exactly."""
+        """Numpy dtype in which users see such tensors: `storage`, or float32 for bfloat16 (an exact conversion)."""
         return np.dtype(np.float32) if self.name == "bfloat16" else self.storage
 
 
@@ -73,7 +73,7 @@ def of_array(array: Array) -> DType | None:
 
 
 def widen(array: Array, dtype: DType) -> Array:
-    """Converts an array of float16 or bfloat16 bits to float32; returns any other array unchanged."""
+    """Converts a float16 array, or the raw bits of a bfloat16 array, to float32; returns any other array unchanged."""
     if dtype.name == "bfloat16":
         # A bfloat16 is the upper half of a float32.
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -81,7 +81,7 @@ def widen(array: Array, dtype: DType) -> Array:
 
 
 def narrow(array: Array, dtype: DType) -> Array:
-    """Converts an array that :func:`widen` returned back to the storage of `dtype`, rounding to nearest even."""
+    """Converts an array from :func:`widen` back to the storage dtype of `dtype`, rounding to nearest even."""
     if dtype.name != "bfloat16":
         return array.astype(dtype.storage, copy=False)
     bits = array.view(np.uint32)

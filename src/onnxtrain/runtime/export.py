@@ -43,7 +43,12 @@ _SHOWN = 20
 
 @dataclass
 class _Tensor:
-    """An initializer: the bytes of its fields without the data, and the bytes of its data."""
+    """An initializer, as two parts of its TensorProto.
+
+    Attributes:
+        fields: bytes of all fields except the data.
+        data: bytes of the data.
+    """
 
     fields: bytes
     data: Bytes
@@ -59,6 +64,10 @@ def _parameter_tensor(name: str, buffer: Buffer) -> _Tensor:
 
 def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
     """Reads an initializer of the eval model; external data is memory-mapped.
+
+    Args:
+        tensor: the TensorProto.
+        model: path or bytes of the eval model.
 
     Raises:
         ModelLoadError: the external file is missing, too short, or outside the model's directory.
@@ -91,9 +100,15 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
 
 
 def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | None) -> bytes:
-    """Returns the ValueInfoProto of an output from type and shape as reported by onnxruntime, e.g. "tensor(float)".
+    """Encodes the ValueInfoProto of an output.
 
-    `shape` is None if the rank is unknown. Raises InputError if the output is not a tensor.
+    Args:
+        name: name of the output.
+        ort_type: type as reported by onnxruntime, e.g. "tensor(float)".
+        shape: sizes, e.g. ("batch", 4); None if the rank is unknown.
+
+    Raises:
+        InputError: the output is not a tensor.
     """
     dtype = dtypes.BY_ORT.get(ort_type)
     if dtype is None:
@@ -110,7 +125,14 @@ def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | No
 def _infer_outputs(
     model_parts: list[Bytes], graph: Graph, constants: Sequence[_Tensor], names: Sequence[str]
 ) -> dict[str, bytes]:
-    """Infers the ValueInfoProtos of the outputs `names` of a pruned graph by opening a session."""
+    """Infers the ValueInfoProtos of outputs of a pruned graph by opening a session.
+
+    Args:
+        model_parts: fields of the ModelProto except the graph.
+        graph: the pruned graph.
+        constants: its initializers.
+        names: names of the outputs, e.g. ["logits"].
+    """
     # onnxruntime reports [] for both a scalar and an unknown rank. An additional output, the value's Shape,
     # distinguishes them by its length. Parameters are still graph inputs here, so the message is small.
     shapes = {name: f"{name}/shape" for name in names}
@@ -139,7 +161,14 @@ def _infer_outputs(
 def _graph_parts(
     graph: Graph, inputs: Mapping[str, Bytes], outputs: Mapping[str, Bytes], values: set[str]
 ) -> list[Bytes]:
-    """Returns the fields of a GraphProto without dense initializers; value infos are kept for names in `values`."""
+    """Returns the encoded fields of a GraphProto, except its dense initializers.
+
+    Args:
+        graph: the graph from which nodes, sparse initializers and other fields are taken.
+        inputs: ValueInfoProtos of the inputs by name.
+        outputs: ValueInfoProtos of the outputs by name.
+        values: names of the other values whose ValueInfoProtos are kept.
+    """
     parts: list[Bytes] = [node.raw for node in graph.nodes]
     parts += graph.rest
     parts += graph.sparse.values()
@@ -155,10 +184,14 @@ def _function_name(function: Bytes) -> tuple[str, str]:
 
 
 def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
-    """Returns the fields of the new ModelProto except its graph.
+    """Returns the encoded fields of the exported ModelProto, except its graph.
 
-    These are the fields of the eval model without the manifest, functions that are no longer called, and imports of
-    domains that are no longer used.
+    They are the eval model's, without the manifest, functions that `graph` does not call, and imports of domains that
+    are no longer used.
+
+    Args:
+        model: fields of the eval model.
+        graph: the pruned graph.
     """
     functions = {_function_name(f.payload): f for f in model if f.number == proto.MODEL_FUNCTION}
     # Functions may call functions, so calls are followed from the nodes of the graph.
@@ -190,7 +223,7 @@ def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
 
 
 def _inline(tensors: Sequence[_Tensor]) -> list[Bytes]:
-    """Returns the initializer fields with their data, as chunks that share the memory of the tensors."""
+    """Encodes tensors as initializer fields that contain their data, in chunks that share the tensors' memory."""
     chunks: list[Bytes] = []
     # Separate chunks for header and data, because joining them would copy all weights.
     for tensor in tensors:
@@ -201,7 +234,7 @@ def _inline(tensors: Sequence[_Tensor]) -> list[Bytes]:
 
 
 def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Bytes]:
-    """Writes the data of the tensors to the file `name`, and returns the initializer fields that refer to it."""
+    """Writes the tensors' data to the file `name`, and returns encoded initializer fields that refer to it."""
     chunks: list[Bytes] = []
     with files.open(name) as file:
         for tensor in tensors:
@@ -228,7 +261,7 @@ def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Byt
 
 
 def _check_names(graph: Graph, names: Sequence[str]) -> None:
-    """Raises InputError unless all names are distinct values of the graph and at least one is computed by a node."""
+    """Raises InputError unless `names` are distinct values of the graph, and a node computes at least one of them."""
     computed = [name for node in graph.nodes for name in node.writes if name]
     # A model may return inputs and parameters in addition to computed values.
     unknown = [name for name in names if name not in {*computed, *graph.inputs, *graph.initializers}]
@@ -255,7 +288,7 @@ def export_inference_model(
     uri: str | os.PathLike[str],
     output_names: Sequence[str],
 ) -> None:
-    """Writes the part of the eval model that computes `output_names`, with the parameters as initializers.
+    """Writes a model with the part of the eval model that computes `output_names`, and parameters as initializers.
 
     Args:
         eval_model: path or bytes of the eval model; its parameters and statistics are graph inputs.
@@ -264,7 +297,7 @@ def export_inference_model(
         output_names: names of the outputs, in order, e.g. ["logits"].
 
     Raises:
-        InputError: a name is not a value of the eval model, or none of them is computed.
+        InputError: a name is not a value of the eval model, or no node computes any of them.
         ModelLoadError: the eval model cannot be read.
         ModelError: the file cannot be written.
     """
@@ -322,7 +355,15 @@ def export_inference_model(
 def _write(
     model: Sequence[Bytes], graph: Sequence[Bytes], tensors: Sequence[_Tensor], path: str, large: bool
 ) -> None:
-    """Writes a model with these fields to `path`; if it is large, the tensors' data is written to a second file."""
+    """Writes an exported model.
+
+    Args:
+        model: encoded fields of the ModelProto except its graph.
+        graph: encoded fields of the GraphProto except its dense initializers.
+        tensors: the dense initializers.
+        path: path of the file.
+        large: True to write the tensors' data to a second file.
+    """
 
     def write(file: BinaryIO, initializers: list[Bytes]) -> None:
         fields = [*graph, *initializers]

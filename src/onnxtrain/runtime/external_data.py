@@ -1,8 +1,8 @@
-"""Checks that the external data of a model is in the model's directory and complete.
+"""Checks that the external data of a model is complete and in the model's directory.
 
-A model names the files with its weights, and a runtime opens them. Some versions of ONNX Runtime open files outside the
-model's directory (1.20), and some read beyond the end of a file. So all tensors of a model are checked before it is
-passed to ONNX Runtime.
+A model with external data contains the paths of the files that ONNX Runtime reads its weights from. Some versions of
+ONNX Runtime open files outside the model's directory (1.20), and some read beyond the end of a file. So all tensors of
+a model are checked before it is passed to ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ExternalData(NamedTuple):
     Attributes:
         name: name of the tensor, e.g. "fc.weight".
         location: path of the file, relative to the model's directory, e.g. "net.onnx.data".
-        offset: first byte of the data in the file, e.g. 4096.
+        offset: position of the data in the file, in bytes, e.g. 4096.
         length: size of the data in bytes according to the model; None if it is not given.
         needed: size in bytes according to dtype and shape; None for strings and unknown dtypes.
     """
@@ -54,13 +54,13 @@ class ExternalData(NamedTuple):
 
 
 def bits_of(code: int) -> int | None:
-    """Returns the bits per element of an ONNX data type, e.g. 32 for 1 (float32); None for strings and others."""
+    """Returns the bits per element of an ONNX data type, e.g. 32 for code 1 (float32); None if unknown or a string."""
     dtype = dtypes.BY_ONNX.get(code)
     return dtype.storage.itemsize * 8 if dtype is not None else _BITS_OF_OTHERS.get(code)
 
 
 def _dims(tensor: Bytes) -> list[int]:
-    """Reads the sizes of a TensorProto."""
+    """Returns the dims of a TensorProto."""
     # A repeated number may be packed or have one field per number; protobuf readers must accept both.
     dims: list[int] = []
     for field in wire.parse(tensor):
@@ -70,7 +70,7 @@ def _dims(tensor: Bytes) -> list[int]:
 
 
 def parse_reference(tensor: Bytes) -> ExternalData | None:
-    """Reads the location of a tensor's data from a TensorProto; None if the message contains the data itself.
+    """Returns the location of a TensorProto's external data; None if the message contains the data itself.
 
     Raises:
         ValueError: the entries are malformed, or two readers could interpret them differently.
@@ -108,14 +108,14 @@ def parse_reference(tensor: Bytes) -> ExternalData | None:
 
 
 def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
-    """Returns the path of the file with the data of a tensor.
+    """Returns the path of the file with a tensor's external data, after checking that the file is safe to read.
 
     Args:
-        data: the location according to the model.
+        data: location of the data according to the model.
         directory: directory of the model.
 
     Raises:
-        ValueError: the file is missing, too short, or outside `directory`; the message says which, and what to do.
+        ValueError: the file is missing, too short, or outside `directory`. The message says which, and what to do.
     """
     base = Path(directory).resolve()
     what = f"the data of '{data.name}' should be in '{Path(directory) / data.location}'"
@@ -151,14 +151,14 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
 
 
 def _joined(message: Bytes, number: int) -> Bytes:
-    """Returns the payload of a message field that should occur once."""
+    """Returns the payload of a non-repeated message field; if it occurs several times, the merged payload."""
     # protobuf merges repeated occurrences of a field, which is equivalent to concatenating the bytes.
     payloads = wire.messages(message, number)
     return payloads[0] if len(payloads) == 1 else b"".join(payloads)
 
 
 def _graph_tensors(graph: Bytes, depth: int) -> Iterator[Bytes]:
-    """Yields every TensorProto of a graph; `depth` is the number of enclosing messages."""
+    """Yields every TensorProto of a graph; `depth` is the number of messages that enclose the graph."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"its graphs are nested more than {_MAX_DEPTH // 3} deep")
     for field in wire.parse(graph):
@@ -178,7 +178,7 @@ def _node_tensors(node: Bytes, depth: int) -> Iterator[Bytes]:
 
 
 def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
-    """Yields every TensorProto of an attribute, including its graphs."""
+    """Yields every TensorProto of an attribute, including those in its graphs."""
     # t and tensors, sparse_tensor and sparse_tensors, g and graphs.
     yield from (_joined(attribute, 5), *wire.messages(attribute, 10))
     for sparse in (_joined(attribute, 22), *wire.messages(attribute, 23)):
@@ -191,7 +191,7 @@ def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
 
 
 def _tensors(model: Bytes) -> Iterator[Bytes]:
-    """Yields every TensorProto of a model: initializers and attributes, including subgraphs and functions."""
+    """Yields every TensorProto of a model: initializers and attributes, including those of subgraphs and functions."""
     yield from _graph_tensors(_joined(model, proto.MODEL_GRAPH), 0)
     # training_info contains two graphs, initialization and algorithm, which a runtime may load.
     for training in wire.messages(model, proto.MODEL_TRAINING):
@@ -205,7 +205,7 @@ def _tensors(model: Bytes) -> Iterator[Bytes]:
 
 
 def _names_locations(path: str) -> bool:
-    """True if a model file may refer to other files, because it contains the word "location"."""
+    """True if a model file contains the word "location", which every reference to external data contains."""
     # Most models have no external data. Searching for the word is as fast as reading the file, unlike parsing it.
     with open(path, "rb") as file:
         tail = b""
@@ -228,10 +228,10 @@ def check_external_data(model: str | bytes) -> None:
     """Checks that all external data of a model exists and is in the model's directory.
 
     Args:
-        model: path of the model file, or its bytes.
+        model: path of the model file, or its bytes. A model passed as bytes must have no external data.
 
     Raises:
-        ValueError: data is missing, incomplete or outside the directory; the message says which, and what to do.
+        ValueError: data is missing, incomplete or outside the directory. The message says which, and what to do.
         OSError: the model file cannot be read.
     """
     if isinstance(model, bytes):
@@ -246,7 +246,7 @@ def check_external_data(model: str | bytes) -> None:
 
 
 def external_files(path: str | os.PathLike[str]) -> list[Path]:
-    """Returns the files with the external data of a model file, each once.
+    """Returns the paths of the files with a model's external data, without duplicates.
 
     Raises:
         ValueError: a file is missing, too short, or outside the model's directory.
@@ -267,7 +267,7 @@ def external_files(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def is_ort_format(content: Bytes) -> bool:
-    """True if a model is in ORT format."""
+    """True if the content of a model file is in ORT format."""
     # ORT format is a FlatBuffer, with its identifier in these bytes. It is not a protobuf message, and has no external
     # data.
     return bytes(content[4:8]) == b"ORTM"

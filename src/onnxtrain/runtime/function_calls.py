@@ -1,4 +1,4 @@
-"""Computes the number of nodes after inlining a model's functions, without inlining them."""
+"""Computes how many nodes a model would have after inlining its functions, without inlining them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _ALLOWED = 10_000
 def inlined_sizes(
     calls: Mapping[Key, Sequence[Key]], sizes: Mapping[Key, int], roots: Iterable[Key]
 ) -> dict[Key, int]:
-    """Returns, for each reached body, the number of nodes after inlining all calls in it.
+    """Returns the number of nodes that each function body would have after inlining all calls in it.
 
-    Forty functions that each call the previous one twice have 2^40 nodes. A recursive call counts as one node.
+    The number can be exponential: if each of forty functions calls the previous one twice, the last has 2^40 nodes. A
+    recursive call counts as one node.
 
     Args:
-        calls: for each body, the functions that it calls, once per call.
-        sizes: for each body, its number of nodes, including calls.
-        roots: bodies to begin with.
+        calls: for each function, the functions that it calls, once per call.
+        sizes: for each function, the number of nodes of its body, including calls.
+        roots: functions to begin with. The result contains these and all that they call, directly or indirectly.
     """
     counts: dict[Key, int] = {}
     entered: set[Key] = set()
@@ -50,13 +51,13 @@ def inlined_sizes(
 
 
 def check_function_calls(model: str | wire.Bytes) -> None:
-    """Raises an error if inlining the functions of a model, as ONNX Runtime does when loading it, would take too long.
+    """Checks that ONNX Runtime, which inlines a model's functions when loading it, would not take too long.
 
     Args:
         model: path of the model, or its bytes.
 
     Raises:
-        ValueError: inlining creates far more nodes than the file has.
+        ValueError: inlining would create far more nodes than the file has.
         OSError: the file cannot be read.
     """
     if isinstance(model, str):
@@ -87,7 +88,7 @@ def check_function_calls(model: str | wire.Bytes) -> None:
 
 
 def _bodies(model: wire.Bytes) -> dict[_Function, list[_Function]]:
-    """Returns, for each function of a model, the ops of its nodes, including subgraphs."""
+    """Returns, for each function of a model, the op of each of its nodes, including those in subgraphs."""
     bodies = {}
     for function in wire.messages(model, proto.MODEL_FUNCTION):
         name = (
@@ -100,7 +101,7 @@ def _bodies(model: wire.Bytes) -> dict[_Function, list[_Function]]:
 
 
 def _ops(node: wire.Bytes) -> Iterator[_Function]:
-    """Yields (domain, op type, overload) of a node and of all nodes in its subgraphs."""
+    """Yields (domain, op type, overload) for a node and for each node in its subgraphs."""
     yield (
         wire.string(node, proto.NODE_DOMAIN),
         wire.string(node, proto.NODE_OP_TYPE),

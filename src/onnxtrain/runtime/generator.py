@@ -15,7 +15,9 @@ _WORD = (1 << 64) - 1
 
 @contextmanager
 def seeded(seed: int, step: int, run: int) -> Iterator[None]:
-    """Context manager that makes Dropout's random numbers a function of the arguments, for reproducible resumption.
+    """Context manager that seeds ONNX Runtime's generator for one run, so that a resumed training run draws the same.
+
+    The seed is a hash of the arguments. Other threads wait until the `with` block ends.
 
     Args:
         seed: the user's seed, 64 bits.
@@ -31,7 +33,7 @@ def seeded(seed: int, step: int, run: int) -> Iterator[None]:
 
 
 def _mixed(*numbers: int) -> int:
-    """Hashes integers to 64 bits with the steps of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Hashes integers to 64 bits with the mixing function of SplitMix64 (Steele, Lea and Flood, 2014)."""
     # In ONNX Runtime's generator, which is linear, similar seeds give similar first numbers.
     state = 0
     for number in numbers:

@@ -16,7 +16,7 @@ from onnxtrain.runtime.store import alias, require_unmasked
 
 
 def _dynamic_remedy() -> str:
-    """Returns advice for an input whose first axis has a fixed size."""
+    """Returns advice on making the batch axis dynamic, for an input whose first axis has the wrong size."""
     # The usual reason for a wrong first axis is a model that was exported with a fixed batch size.
     return (
         " If this is the batch: export the model with a dynamic batch axis, or "
@@ -39,7 +39,13 @@ def _mismatch(spec: InputSpec, shape: tuple[int, ...]) -> str:
 
 
 def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tuple[int, str]]) -> None:
-    """Raises InputError if a shape does not match an input; `symbols` collects the values of symbolic sizes."""
+    """Raises InputError if a shape does not match an input.
+
+    Args:
+        spec: the input.
+        shape: the shape to check.
+        symbols: value of each symbolic size so far and the input that has it, e.g. {"batch": (8, "x")}; updated.
+    """
     if spec.shape is None:
         return
     if len(shape) != len(spec.shape):
@@ -65,7 +71,7 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
 
 
 def _class_axis(spec: InputSpec) -> str:
-    """Returns advice about the class axis for labels of a wrong shape; "" if the axis is unambiguous."""
+    """Returns advice on choosing the class axis, for labels with a wrong shape; "" if the axis is unambiguous."""
     # The classes of a language model's logits [batch, seq, 512] are on the last axis, while ONNX and PyTorch expect
     # axis 1 by default. Labels of a wrong shape are the first symptom.
     labels = spec.class_labels
@@ -81,7 +87,7 @@ def _class_axis(spec: InputSpec) -> str:
 
 
 def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
-    """Raises InputError for invalid class labels, which would be out of range or give a wrong loss."""
+    """Raises InputError if a label is neither a class nor the ignored label."""
     # numpy has no minimum of an empty array.
     if labels.size == 0:
         return
@@ -107,14 +113,18 @@ def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
 
 
 def check_shapes(specs: Sequence[InputSpec], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raises InputError unless all ranks and sizes match; equal symbolic sizes, e.g. "batch", have equal values."""
+    """Raises InputError unless `shapes` match `specs`, with one value per symbolic size such as "batch"."""
     symbols: dict[str, tuple[int, str]] = {}
     for spec, shape in zip(specs, shapes, strict=True):
         _check_shape(spec, shape, symbols)
 
 
 def _from_array(spec: InputSpec, array: Array) -> Array:
-    """Converts an array to a C-contiguous one of the input's storage dtype, without a copy if possible."""
+    """Converts an array to a C-contiguous array of the input's storage dtype, without a copy if possible.
+
+    Raises:
+        InputError: the dtype does not match, or the array is masked.
+    """
     require_unmasked(f"Input '{spec.name}'", array)
     if spec.dtype.name == "bfloat16" and array.dtype == np.float32:
         return narrow(np.asarray(array, order="C"), spec.dtype)
@@ -134,14 +144,14 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
 
     Args:
         specs: the inputs that the model expects.
-        arguments: one numpy array or OrtValue per input. Arrays are copied only if they are not C-contiguous, or have
-            the other byte order.
+        arguments: one numpy array or OrtValue per input. An array is copied only if it is not C-contiguous, has the
+            other byte order, or is float32 for a bfloat16 input.
 
     Returns:
         One value per input, to be bound to the session.
 
     Raises:
-        InputError: an argument does not match; the message contains the input, the expected and the received value.
+        InputError: an argument does not match its input. The message contains the expected and the received value.
     """
     if len(arguments) != len(specs):
         raise InputError(

@@ -32,10 +32,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def list_of_texts(value: object, what: str) -> list[str]:
-    """Returns `value` if it is a list of distinct strings.
+    """Checks that `value` is a list of distinct strings, and returns it.
 
     Raises:
-        ValueError: it is not; the message begins with `what`, e.g. "the moments".
+        ValueError: it is not such a list. The message begins with `what`, e.g. "the moments".
     """
     if (
         not isinstance(value, list)
@@ -47,10 +47,10 @@ def list_of_texts(value: object, what: str) -> list[str]:
 
 
 def sizes(value: object, what: str) -> tuple[int, ...]:
-    """Returns `value` as a tuple if it is a list of sizes, e.g. [4, 8].
+    """Checks that `value` is a list of sizes, e.g. [4, 8], and returns it as a tuple.
 
     Raises:
-        ValueError: it is not; the message names the tensor by `what`, e.g. "'fc.weight'".
+        ValueError: it is not such a list. The message contains `what`, the tensor's name, e.g. "'fc.weight'".
     """
     # `type`, because True is an integer for isinstance. Sizes of an OrtValue are int64.
     if not isinstance(value, list) or not all(type(d) is int and 0 <= d < 2**63 for d in value):

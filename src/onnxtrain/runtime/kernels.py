@@ -1,8 +1,8 @@
-"""Registers the native kernels of package `onnxtrain-kernels` with sessions, if the package is installed.
+"""Registers native kernels with sessions if the package `onnxtrain-kernels` is installed.
 
-Models call functions of domain `onnxtrain`. ONNX Runtime runs a native kernel of the same name if one is registered,
-and otherwise the function body of standard ops. The environment variable `ONNXTRAIN_KERNELS` is `off` (bodies only),
-`on` (an error if there are no kernels) or `auto`, the default.
+Models call functions of the domain `onnxtrain`. If a native kernel of the same name is registered, ONNX Runtime runs
+it instead of the function body, which consists of standard ops. The environment variable `ONNXTRAIN_KERNELS` is `off`
+(run function bodies), `on` (raise an error if there are no kernels) or `auto`, the default.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _registering = ProcessLock()
 
 
 def kernel_library() -> str | None:
-    """Returns the path of the custom op library for sessions on the CPU; None if function bodies are used.
+    """Returns the path of the library with the native CPU kernels; None if sessions run function bodies instead.
 
     Raises:
-        InputError: `ONNXTRAIN_KERNELS` is not on, off or auto, or is `on` and no kernels can be used.
+        InputError: `ONNXTRAIN_KERNELS` is not on, off or auto; or it is `on`, but there are no suitable kernels.
     """
     setting = os.environ.get(VARIABLE, "").strip().lower() or "auto"
     if setting not in ("auto", "on", "off"):
@@ -66,7 +66,7 @@ def kernel_library() -> str | None:
 
 @functools.cache
 def _installed() -> tuple[str | None, str]:
-    """Returns the library's path and ""; or None and the reason why there is none."""
+    """Returns the path of the installed library and ""; if there is none, None and the reason."""
     # By name: the package is optional, and type checkers need not have it.
     try:
         kernels = importlib.import_module("onnxtrain_kernels")
@@ -90,9 +90,9 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
 
     Args:
         options: the session options; modified in place.
-        names: names of the functions in the model, e.g. ["Convolution_float", "ConvolutionGradient0_float"]. Since each
-            distinct convolution has a numbered function, these determine how many numbers the session needs. None
-            registers the library's default.
+        names: names of the functions in the model, e.g. ["Convolution_float", "ConvolutionGradient0_float"]. Each
+            distinct convolution calls a function with a number in its name; kernels are registered only for the numbers
+            that occur. None to register the library's default numbers.
     """
     path = kernel_library()
     if path is None:
@@ -102,7 +102,7 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
 
 
 def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: str) -> None:
-    """Registers the library at `path` with the names that the options lack; the caller holds the lock."""
+    """Registers the library at `path` for those of `names` that the options lack. The caller holds the lock."""
     # Only the names that the model needs: ONNX Runtime creates a schema for each, which takes about 20 microseconds.
     # Without the default names, 192 at that time, opening a small model took 2.7 ms instead of 10.6.
     kernels = importlib.import_module("onnxtrain_kernels")
@@ -126,7 +126,7 @@ def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: st
 
 
 def function_names(model: str | bytes) -> list[str] | None:
-    """Returns the names of the functions in a model, a path or bytes; None if it is not an ONNX model."""
+    """Returns the names of the functions in a model (a path or bytes); None if it is not an ONNX model."""
     if isinstance(model, bytes):
         return _function_names(model)
     # Imported here, because a device may run models that are given as bytes. Memory-mapped, so that weights are not
@@ -142,7 +142,7 @@ def function_names(model: str | bytes) -> list[str] | None:
 
 
 def _function_names(model: wire.Bytes) -> list[str] | None:
-    """Returns the names of the functions in the bytes of a model; None if they are not an ONNX model."""
+    """Returns the names of the functions in a model's bytes; None if it is not an ONNX model."""
     try:
         functions = wire.messages(model, proto.MODEL_FUNCTION)
         first_names = (
@@ -155,7 +155,7 @@ def _function_names(model: wire.Bytes) -> list[str] | None:
 
 
 def _needed_numbers(names: Iterable[str]) -> dict[str, int]:
-    """Returns how many numbers each numbered name needs, e.g. {"ConvolutionGradient#_float": 3}."""
+    """Returns how many numbers each numbered name must have, e.g. {"ConvolutionGradient#_float": 3} for 0 to 2."""
     needed: dict[str, int] = {}
     for name in names:
         match = _NUMBERED_NAME.fullmatch(name)
@@ -171,7 +171,12 @@ def _config_entry(ranges: Mapping[str, tuple[int, int]]) -> str:
 
 @functools.cache
 def _warn_of_level(wanted: str | None, path: str) -> None:
-    """Warns, once per level, if sessions use kernels for a different instruction set than the user requested."""
+    """Warns, once per level, if no native kernels can run, or not those of the instruction set the user requested.
+
+    Args:
+        wanted: value of `ONNXTRAIN_KERNELS_LEVEL`, e.g. "avx2"; None if it is not set.
+        path: path of the library, for the message.
+    """
     level = importlib.import_module("onnxtrain_kernels").level()
     if not level:
         warnings.warn(

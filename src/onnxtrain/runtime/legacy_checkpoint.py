@@ -4,8 +4,8 @@ Such a file is a FlatBuffer with identifier `ODTC`, version 2 (schema `checkpoin
 FlatBuffer table starts with a signed offset back to its vtable. The vtable contains, for each field, its offset in the
 table, or 0 if the field has its default. Offsets to strings, vectors and tables are relative to their own position.
 
-The reader does not need the package `flatbuffers`, which devices don't have. Each offset is checked against the ends of
-the file.
+The reader does not use the package `flatbuffers`, which devices don't have. It checks that each offset is inside the
+file.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _VERSION = 2
 
 
 class _Table:
-    """A FlatBuffer table. Methods take the index of a field: its position in the schema, from 0.
+    """A FlatBuffer table. The methods' `index` is the position of a field in the schema, from 0.
 
     Args:
-        data: the whole file.
-        position: first byte of the table in the file.
+        data: content of the whole file.
+        position: position of the table in `data`.
     """
 
     def __init__(self, data: bytes, position: int) -> None:
@@ -45,7 +45,7 @@ class _Table:
         return int(struct.unpack_from(layout, self._data, position)[0])
 
     def _field(self, index: int) -> int | None:
-        """Returns the position of a field, None if it is absent."""
+        """Returns the position of a field in the file; None if the field is absent."""
         # The vtable begins with two sizes of two bytes each. Files of an older schema have shorter vtables; missing
         # fields have their defaults.
         slot = 4 + 2 * index
@@ -56,7 +56,7 @@ class _Table:
         return position + self._unpack("<I", position)
 
     def _vector(self, index: int, itemsize: int) -> tuple[int, int]:
-        """Returns start and number of elements of a vector field; (0, 0) if the field is absent."""
+        """Returns the position of a vector's first element and the number of elements; (0, 0) if it is absent."""
         position = self._field(index)
         if position is None:
             return 0, 0
@@ -139,7 +139,7 @@ def _read_properties(bag: _Table, store: Store) -> None:
 
 
 def _read(data: bytes) -> Store:
-    """Reads `Checkpoint{version, module_state, optimizer_groups, property_bag}`."""
+    """Reads a file with the root table `Checkpoint{version, module_state, optimizer_groups, property_bag}`."""
     root = _Table(data, struct.unpack_from("<I", data)[0])
     version = root.integer(0, "<i")
     if version != _VERSION:
@@ -167,7 +167,7 @@ def _read(data: bytes) -> Store:
 
 
 def read_legacy_checkpoint(data: bytes, source: str) -> Store:
-    """Reads a checkpoint of onnxruntime-training from the content of the file; `source` names the file in errors.
+    """Reads an onnxruntime-training checkpoint from the content of its file; `source` names the file in errors.
 
     Raises:
         CheckpointError: the file is corrupt, truncated, or of an unsupported kind.

@@ -23,9 +23,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class ProcessLock:
-    """Locks a per-process resource, e.g. a registry. In a forked process, the lock is free.
+    """Lock for a resource that each process has once, e.g. a registry. After a fork, it is free in the child process.
 
-    A plain `threading.Lock` that another thread held during the fork would remain locked in the new process.
+    A plain `threading.Lock` would remain locked in the child if another thread held it during the fork.
     """
 
     __slots__ = ("_forks", "_lock")
@@ -50,7 +50,7 @@ class StateLock:
     """Lets one thread at a time use a checkpoint state and the modules and optimizers created from it.
 
     Use it in a `with` statement. The lock is reentrant. Unlike `threading.RLock`, it is fair: a thread that releases
-    the lock and immediately acquires it again comes after the waiting threads.
+    the lock and immediately acquires it again must wait for its turn.
 
     >>> lock = StateLock()
     >>> with lock, lock:
@@ -122,14 +122,14 @@ class StateLock:
 
 
 class GradientOwner:
-    """Remembers the thread that computed the gradients of a state, and rejects steps of other threads.
+    """Records which thread computed the gradients of a state, and rejects other threads' steps with them.
 
     A training step consists of several calls: `module(...)`, `optimizer.step()` and `module.lazy_reset_grad()`. If
-    another thread makes one of them in between, it is unknown whether it meant its own gradients. So the call is an
-    error, unless both threads hold the lock of the state from their first call to their last.
+    another thread makes such a call in between, it may have intended to use its own gradients. So the call is an error,
+    unless both threads hold the lock of the state from their first call to their last.
 
     Args:
-        lock: lock of the state, which callers of the methods hold.
+        lock: lock of the state. Callers of the methods hold it.
     """
 
     __slots__ = ("_lock", "_shared", "_thread", "_used")
@@ -169,13 +169,13 @@ class GradientOwner:
         self._used = True
 
     def reset(self, doing: str) -> None:
-        """Records that this thread discards the gradients; raises TrainingStateError if it must not."""
+        """Records that this thread discards the gradients. Raises TrainingStateError if they are another thread's."""
         if not self._used:
             self._require(doing)
         self._used = True
 
     def _held_outside(self) -> bool:
-        """True if the caller of a method of Module or Optimizer holds the lock."""
+        """True if this thread held the lock when it called the current method of Module or Optimizer."""
         # The method itself holds it once.
         return self._lock.depth > 1
 

@@ -57,10 +57,10 @@ the row indices."""
 
 
 def fingerprint(parameters: Iterable[Signature], statistics: Iterable[Signature] = ()) -> str:
-    """Returns the SHA-256 (hexadecimal) of names, dtypes and shapes of parameters and statistics, in any order.
+    """Returns a SHA-256 (hexadecimal) of the names, dtypes and shapes of parameters and statistics, in any order.
 
-    The digest is over the UTF-8 text of a JSON object without spaces. Its keys `parameters` and `statistics` hold lists
-    of `[name, dtype, shape]`, sorted by name.
+    The digest is that of a JSON object, as UTF-8 text without spaces. Its keys are `parameters` and `statistics`, its
+    values lists of `[name, dtype, shape]`, sorted by name.
 
     >>> fingerprint([("w", "float32", (2, 3))])[:8]
     'f6e700ff'
@@ -90,7 +90,11 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
 
 
 def _optional(kind: type, value: Any, what: str) -> Any:
-    """Returns `value` if it is None or exactly of type `kind`; else raises ValueError."""
+    """Checks that `value` is None or exactly of type `kind`, and returns it.
+
+    Raises:
+        ValueError: it has a different type. The message begins with `what`, e.g. "ignore_index".
+    """
     # Exactly, because True is an integer for isinstance.
     if value is not None and type(value) is not kind:
         raise ValueError(f"{what} {value!r} is not of type {kind.__name__}")
@@ -98,7 +102,7 @@ def _optional(kind: type, value: Any, what: str) -> Any:
 
 
 def _count(value: Any) -> int | None:
-    """Checks a number of classes, or None if it is unknown."""
+    """Checks a number of classes (None if unknown), and returns it. Raises ValueError if it is out of range."""
     count: int | None = _optional(int, value, "the number of classes")
     # Weights and names of classes take memory for each class.
     if count is not None and not 0 <= count <= _MOST_CLASSES:
@@ -140,7 +144,12 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
 
 
 def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) -> LossMean | None:
-    """Parses the denominator of the loss; None if the loss is a sum."""
+    """Parses the entry of the loss's denominator; returns None for None, i.e. if the loss is a sum.
+
+    Args:
+        entry: the entry.
+        arguments: inputs and targets of the training model.
+    """
     if entry is None:
         return None
     # Names are checked here, because `LossMean.count` looks them up during training.
@@ -214,7 +223,7 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
         source: name of the file in error messages, e.g. "training model 'run/training_model.onnx'".
 
     Raises:
-        ModelLoadError: the text is not a manifest, incomplete, or of a newer version.
+        ModelLoadError: the text is not a manifest, is incomplete, or has a newer version.
     """
     try:
         raw = parse_json(text)

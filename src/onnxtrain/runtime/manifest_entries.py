@@ -18,15 +18,16 @@ Signature = tuple[str, str, Sequence[int]]
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """Specifies the class labels that an integer target may contain, and which logits they belong to.
+    """Specifies which class labels an integer target may contain, and which logits they belong to.
 
     Attributes:
-        count: number of classes, so that labels are 0 .. count - 1; None if it is unknown.
-        ignore_index: label of elements that are ignored, e.g. -100; None if there is none.
+        count: number of classes; labels are 0 to count - 1. None if it is unknown.
+        ignore_index: label of elements that are ignored, e.g. -100; None if there is no such label.
         axis: class axis of the logits, e.g. -1 for [batch, sequence, vocabulary].
         scores: shape of the logits, e.g. ("batch", "seq", 512); None if they have at most two axes, where `axis` is
             unambiguous.
-        shift: the logits at position t of axis 1 predict the label at t + shift; 1 for next-token prediction.
+        shift: distance between a label and the logits that predict it: the logits at position t of axis 1 predict the
+            label at t + shift. It is 1 for next-token prediction.
     """
 
     count: int | None
@@ -38,17 +39,18 @@ class ClassLabels:
 
 @dataclass(frozen=True)
 class LossMean:
-    """The denominator of the loss, which is a mean over the samples of a batch or over their labels.
+    """Denominator of a loss that is a mean over a batch's samples or labels.
 
-    Losses of several batches are combined as a mean weighted by :meth:`count`.
+    To average such losses over several batches, weight each batch by its :meth:`count`.
 
     Attributes:
         labels: name of the input or target with the labels, e.g. "labels"; None for a mean over samples.
         ignore_index: label that is ignored, e.g. -100; None if no label is ignored.
-        weight: weight per class, e.g. (1.0, 0.5); None if each label counts 1.
-        sample_weight: name of the input with a weight per sample, which multiplies the counts; None if each
-            sample counts 1.
-        shift: number of labels at the start of each sequence that do not count, because no logits predict them, e.g. 1.
+        weight: weight per class, e.g. (1.0, 0.5); None if all classes have weight 1.
+        sample_weight: name of the input with a weight per sample, by which the sample's count is multiplied; None if
+            all samples have weight 1.
+        shift: number of labels at the start of each sequence that are not counted, because no logits predict them, e.g.
+            1.
     """
 
     labels: str | None = None
@@ -65,7 +67,7 @@ class LossMean:
             arrays: one array per input and target.
 
         Returns:
-            The number of samples or labels, or the sum of their weights; 0 if no element of the batch counts.
+            The number of samples or non-ignored labels, or the sum of their weights.
         """
         if self.labels is None and self.sample_weight is None:
             return float(len(arrays[0]))
@@ -84,7 +86,12 @@ class LossMean:
         return float(np.asarray(self.weight)[labels].sum())
 
     def _weighted(self, named: Mapping[str, Array], weights: Array) -> float:
-        """Returns the sum of sample weights, each times the number or class weights of its counted labels."""
+        """Returns the sum over samples of sample weight times the number (or class weights) of non-ignored labels.
+
+        Args:
+            named: the batch's inputs and targets by name.
+            weights: the sample weights, [N].
+        """
         # In float64, because a sum of many float32 weights would lose digits.
         if self.labels is None or (self.ignore_index is None and self.weight is None):
             # Then the loss is the weighted mean of the samples' losses.
@@ -107,8 +114,8 @@ class InputSpec:
         name: name of the graph input, e.g. "x".
         dtype: element type.
         shape: sizes, e.g. ("batch", 4); None if the rank is unknown.
-        class_labels: allowed labels if it is a target with class labels, else None.
-        sample_weight: True if it is a weight per sample.
+        class_labels: the allowed labels, for a target with class labels; else None.
+        sample_weight: True if it contains a weight per sample.
     """
 
     name: str
@@ -164,11 +171,11 @@ these steps."""
 
 @dataclass(frozen=True)
 class HostInput:
-    """An input of the training model with numbers that the host knows, e.g. to draw Dropout masks.
+    """An input of the training model that the host fills with seed and counters, e.g. to draw Dropout masks.
 
     Attributes:
         name: name of the graph input, e.g. "onnxtrain.random".
-        holds: for each element of the input, int64 [n], one of :data:`HOST_VALUES`, e.g. ("seed", "step", "run").
+        holds: what each element of the input (int64 [n]) is, from :data:`HOST_VALUES`, e.g. ("seed", "step", "run").
     """
 
     name: str
@@ -181,11 +188,12 @@ class OptimizerSpec:
 
     Attributes:
         type: name of the optimizer, e.g. "AdamW".
-        settings: its settings by name, e.g. {"eps": 1e-8, "weight_decay": 0.01}; empty if the manifest has none.
-        moments: names of the optimizer state per parameter, e.g. ("momentum0", "momentum1").
+        settings: settings of the optimizer by name, e.g. {"eps": 1e-8, "weight_decay": 0.01}; empty if the manifest
+            doesn't list them.
+        moments: names of the state tensors that each parameter has, e.g. ("momentum0", "momentum1").
         initial_values: initial value of the elements of each moment, e.g. (0.0, 0.0).
         learning_rate: name of the input with the learning rate, e.g. "learning_rate".
-        step: name of the input with the number of the step, from 1, e.g. "step".
+        step: name of the input with the step number, counted from 1, e.g. "step".
     """
 
     type: str
@@ -201,9 +209,9 @@ class Manifest:
     """A parsed manifest.
 
     Attributes:
-        fingerprint: digest of parameters and statistics, see :func:`fingerprint`.
+        fingerprint: digest of the parameters' and statistics' names, dtypes and shapes; see :func:`fingerprint`.
         inputs: user inputs, in order.
-        targets: targets, in order, e.g. those named "labels" and "sample_weight".
+        targets: targets and sample weights, in order, e.g. "labels" and "sample_weight".
         outputs: names of the outputs of the training and eval models, the loss first, e.g. ("loss", "logits").
         parameters: all parameters, in graph order.
         statistics: running statistics of BatchNorm layers.
@@ -213,7 +221,7 @@ class Manifest:
         inference_inputs: names of the user inputs of the inference model. For a language model that generates text,
             these are `inputs` and its key-value cache, e.g. "past_key_values.0.key".
         profile: "default", or "portable" for models that run in every build of ONNX Runtime.
-        host_inputs: further inputs of the training model, which the runtime fills; empty for most models.
+        host_inputs: inputs of the training model that the runtime fills, not the user; empty for most models.
         draws: True if the training model may draw from ONNX Runtime's own generator, as Dropout does.
     """
 

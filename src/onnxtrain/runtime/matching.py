@@ -1,4 +1,4 @@
-"""Checks that a checkpoint belongs to a model, and sorts its store into the order of the model's manifest."""
+"""Checks that a checkpoint belongs to a model, and sorts its tensors in the order of the model's manifest."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SHOWN = 5
 
 
 def describe_mismatch(tensor: ParameterSpec | StatisticSpec | Buffer, place: str, buffer: Buffer) -> str:
-    """Describes how a tensor's dtype or shape differs from the checkpoint's; returns "" if they are equal.
+    """Describes how dtype or shape of a tensor and its counterpart in the checkpoint differ; "" if they are equal.
 
     Args:
-        tensor: the tensor to compare.
-        place: where `tensor` is, for error messages, e.g. "the model".
-        buffer: the checkpoint's tensor.
+        tensor: the tensor.
+        place: where `tensor` is from, for error messages, e.g. "the model".
+        buffer: its counterpart in the checkpoint.
     """
     if (tensor.dtype, tensor.shape) == (buffer.dtype, buffer.shape):
         return ""
@@ -30,7 +30,7 @@ def describe_mismatch(tensor: ParameterSpec | StatisticSpec | Buffer, place: str
 
 
 def join_differences(differences: Sequence[str]) -> str:
-    """Joins differences for an error message: the first five, and the number of remaining ones."""
+    """Joins differences for an error message: lists the first five, then says how many more there are."""
     more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
     return "; ".join(differences[:_SHOWN]) + more
 
@@ -38,7 +38,13 @@ def join_differences(differences: Sequence[str]) -> str:
 def _differences(
     kind: str, expected: Sequence[ParameterSpec | StatisticSpec], actual: Mapping[str, Buffer]
 ) -> list[str]:
-    """Describes the tensors that are missing, extra, or have the wrong dtype or shape; `kind` is e.g. "parameter"."""
+    """Describes each tensor of a checkpoint that is missing or extra, or has the wrong dtype or shape.
+
+    Args:
+        kind: kind of the tensors in the descriptions, e.g. "parameter".
+        expected: the manifest's entries.
+        actual: the checkpoint's tensors by name.
+    """
     differences = []
     for spec in expected:
         buffer = actual.get(spec.name)
@@ -52,7 +58,7 @@ def _differences(
 
 
 def _arrange(group: dict[str, Buffer], expected: Sequence[ParameterSpec | StatisticSpec]) -> None:
-    """Sorts the entries of a group in the manifest's order, in place."""
+    """Sorts the dict `group` in place, in the order of the manifest's entries `expected`."""
     # In place, because `Parameters` of the state refer to this dict.
     ordered = {spec.name: group[spec.name] for spec in expected}
     group.clear()
@@ -60,15 +66,14 @@ def _arrange(group: dict[str, Buffer], expected: Sequence[ParameterSpec | Statis
 
 
 def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None:
-    """Raises an error if a checkpoint's LoRA adapters were trained with different base weights or scaling.
+    """Raises CheckpointError if a checkpoint's LoRA adapters were trained with different base weights or scaling.
+
+    The shapes may match nonetheless, but the results would be wrong.
 
     Args:
-        in_model: description of the adapters in the metadata of the training model, as JSON; None without adapters.
-        in_checkpoint: description in the checkpoint.
+        in_model: JSON description of the adapters in the training model's metadata; None if it has no adapters.
+        in_checkpoint: JSON description of the adapters in the checkpoint; None if it has none.
         source: the training model, for error messages.
-
-    Raises:
-        CheckpointError: the descriptions differ. The shapes may match nonetheless, but results would be wrong.
     """
     if not isinstance(in_model, str) or not isinstance(in_checkpoint, str):
         return
@@ -88,14 +93,14 @@ def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None
 
 
 def _base_and_scaling(text: str) -> tuple[object, object]:
-    """Returns the base model's fingerprint, and the adapter scalings."""
+    """Parses a JSON description of adapters; returns the base model's fingerprint and the settings of the scaling."""
     description = parse_json(text)
     config = description["config"]
     return description["base"], {key: config[key] for key in ("lora_alpha", "use_rslora", "alpha_pattern")}
 
 
 def fit_store(store: Store, manifest: Manifest, source: str) -> None:
-    """Checks `store` against `manifest`, sorts it into the manifest's order and marks its trainable parameters.
+    """Checks that `store` matches `manifest`, sorts its tensors in the manifest's order and sets `store.trainable`.
 
     Args:
         store: content of a checkpoint; modified in place.

@@ -103,7 +103,11 @@ class Module(NotCopyable):
         }
 
     def _prepare_store(self, source: str) -> None:
-        """Prepares the store for this module: order, device, gradients; `source` names the training model."""
+        """Checks and sorts the store's tensors, moves them to the device and creates gradient buffers.
+
+        Args:
+            source: the training model, for error messages.
+        """
         described = self._session.get_modelmeta().custom_metadata_map.get(ADAPTERS_KEY)
         # Gradients that another Module of the same state has created are shared.
         fit_store(self._store, self._manifest, source)
@@ -123,7 +127,7 @@ class Module(NotCopyable):
         The numbers depend on the seed, the number of optimizer steps, and the number of runs since the last step. So a
         run resumed from a checkpoint with optimizer state draws the same numbers as an uninterrupted one. Models with
         `profile="portable"` draw the same numbers on all hosts. In the default profile, Dropout uses ONNX Runtime's
-        generator, one for the whole process, which is seeded before each training run (`onnxruntime.set_seed`).
+        generator, which the whole process shares; `onnxruntime.set_seed` seeds it before each run of the model.
         """
         return self._seed
 
@@ -137,7 +141,8 @@ class Module(NotCopyable):
     def lock(self) -> StateLock:
         """The lock of the state: while a thread holds it (`with module.lock:`), no other thread uses the state.
 
-        Every method holds it while it runs. It is reentrant, and shared by everything made from the state.
+        Methods that use the state acquire it. It is reentrant, and shared by all modules and optimizers that were made
+        from the state.
         """
         return self._store.lock
 
@@ -199,7 +204,7 @@ class Module(NotCopyable):
         return {**self._store.parameters, **self._store.statistics}
 
     def _bind_training(self, gradients: dict[str, Buffer]) -> Binding:
-        """Binds the training session to buffers for the gradients, by name of the parameter."""
+        """Binds the training session to the store's buffers, and its dense gradients to `gradients` (by parameter)."""
         outputs = {spec.gradient or "": gradients[spec.name] for spec in self._dense}
         # Not bound to the inputs' buffers: the graph may still read the old statistics after writing the new ones.
         outputs |= {spec.output: self._new_statistics[spec.name] for spec in self._manifest.statistics}
@@ -217,23 +222,23 @@ class Module(NotCopyable):
 
     @cached_property
     def _scratch_gradients(self) -> dict[str, Buffer]:
-        """Scratch buffers for gradient accumulation: hold a step's gradients before they are added to the store's."""
+        """Buffers for a step's gradients during accumulation, before they are added to the store's gradients."""
         # Created on first use: most users reset the gradients after each step, and need no second set.
         return {s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._dense}
 
     @cached_property
     def _overwriting_step(self) -> Binding:
-        """Binding of a training step that writes its gradients to the store."""
+        """Binding for training steps that overwrite the store's gradients."""
         return self._bind_training(self._store.gradients)
 
     @cached_property
     def _accumulating_step(self) -> Binding:
-        """Binding of a training step that writes its gradients to the scratch buffers."""
+        """Binding for training steps that write to the scratch buffers, to accumulate gradients."""
         return self._bind_training(self._scratch_gradients)
 
     @cached_property
     def _evaluation(self) -> Binding:
-        """Binding of an evaluation step."""
+        """Binding for evaluation steps. Raises TrainingStateError if there is no eval model."""
         if self._eval_session is None:
             raise TrainingStateError(
                 "This Module has no eval model, so it cannot evaluate. Pass it: Module(train_model, state, "
@@ -255,17 +260,18 @@ class Module(NotCopyable):
         """Runs a training or an evaluation step, depending on :attr:`training`.
 
         Args:
-            *user_inputs: user inputs, then targets, in the order of :meth:`input_names`: numpy arrays or OrtValues.
-                bfloat16 is passed as such (ml_dtypes), as raw bits (uint16), or as float32, which is rounded.
+            *user_inputs: user inputs, then targets, in the order of :meth:`input_names`: numpy arrays or OrtValues. A
+                bfloat16 array may have the dtype of ml_dtypes, or contain raw bits (uint16) or float32, which is
+                rounded.
 
         Returns:
-            The outputs, in the order of :meth:`output_names`; a tuple if there are several. OrtValues if all inputs are
-            OrtValues, else numpy arrays, with float32 for bfloat16.
+            The outputs, in the order of :meth:`output_names`; a tuple if there are several. They are OrtValues if all
+            inputs are OrtValues, else numpy arrays (float32 for bfloat16).
 
         Raises:
             InputError: number, dtype, shape or range of the inputs do not match the model.
-            TrainingStateError: an evaluation step without an eval model, or a call that would mix steps of several
-                threads.
+            TrainingStateError: there is no eval model for an evaluation step, or the call would mix the steps of
+                several threads.
             CheckpointError: parameters of a nominal checkpoint have no data yet.
         """
         with self.lock:
@@ -281,7 +287,7 @@ class Module(NotCopyable):
         return arrays[0] if len(arrays) == 1 else arrays
 
     def _train(self, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:
-        """Runs a training step on checked values; returns the outputs."""
+        """Runs a training step on checked arguments, and returns the outputs without the gradients."""
         store = self._store
         first = self._reset or not store.gradients_valid
         if first:
@@ -367,11 +373,11 @@ class Module(NotCopyable):
         return [self._store.parameters[spec.name] for spec in specs]
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """Returns the number of elements of the trainable parameters, or of all if `trainable_only` is False."""
+        """Returns the total number of elements of the trainable parameters, or of all if `trainable_only` is False."""
         return sum(buffer.size for buffer in self._selected(trainable_only))
 
     def _common_dtype(self, buffers: Sequence[Buffer]) -> np.dtype[np.generic]:
-        """Returns the common storage dtype of all buffers; raises InputError if they differ."""
+        """Returns the storage dtype of the buffers. Raises InputError if not all have the same dtype."""
         names = {buffer.dtype.name for buffer in buffers}
         if len(names) > 1:
             raise InputError(

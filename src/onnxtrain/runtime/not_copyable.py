@@ -1,4 +1,4 @@
-"""Prevents copying and pickling of objects whose copies would train the tensors of the original."""
+"""Prevents copying and pickling of objects whose copies would train the original's tensors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 
 class NotCopyable:
-    """Base class for objects that own sessions and tensors that training updates in place.
+    """Base class for objects that own sessions, or tensors that are trained in place. Copying them raises TypeError.
 
-    A shallow copy would share them: training the copy would train the original. Sessions can be neither copied nor
-    pickled.
+    A shallow copy would share the tensors, so training the copy would train the original. Sessions can be neither
+    copied nor pickled.
     """
 
     _instead: ClassVar[str] = (

@@ -13,10 +13,10 @@ from onnxtrain.runtime.onnx_wire import Bytes
 
 @dataclass
 class Node:
-    """A NodeProto, with the fields needed for pruning.
+    """A NodeProto, with what is needed for pruning.
 
     Attributes:
-        raw: all bytes of the field in the GraphProto.
+        raw: the encoded field of the GraphProto, including its key.
         reads: names of the values that the node and its subgraphs read, e.g. {"x", "fc.weight"}.
         writes: names of its outputs, e.g. ["logits"]; "" for an omitted output.
         calls: (domain, op type) of the node and of the nodes in its subgraphs, e.g. {("", "Gemm")}.
@@ -34,12 +34,12 @@ class Graph:
 
     Attributes:
         nodes: its nodes, in file order.
-        initializers: the payloads of TensorProtos by name, e.g. {"fc.weight": ...}.
-        sparse: all bytes of fields with a SparseTensorProto, by name.
-        inputs: the payloads of ValueInfoProtos by name.
-        outputs: likewise for the outputs.
-        values: likewise for other values of the graph.
-        rest: all bytes of each other field.
+        initializers: encoded TensorProtos by name, e.g. {"fc.weight": ...}.
+        sparse: encoded fields (key and SparseTensorProto) by name.
+        inputs: encoded ValueInfoProtos of the inputs, by name.
+        outputs: encoded ValueInfoProtos of the outputs, by name.
+        values: encoded ValueInfoProtos of other values, by name.
+        rest: all other encoded fields.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -70,7 +70,7 @@ def reads_and_calls(node: Bytes) -> tuple[set[str], set[tuple[str, str]]]:
 
 
 def _op(node: Bytes) -> tuple[str, str]:
-    """Returns domain and op type of a node, e.g. ("", "Gemm")."""
+    """Returns the domain and op type of a node, e.g. ("", "Gemm")."""
     return wire.string(node, proto.NODE_DOMAIN), wire.string(node, proto.NODE_OP_TYPE)
 
 
@@ -100,10 +100,10 @@ def parse_graph(message: Bytes) -> Graph:
 
 
 def prune(graph: Graph, outputs: Sequence[str]) -> set[str]:
-    """Removes the nodes that `outputs` do not need, and sorts the others topologically.
+    """Removes the nodes on which `outputs` do not depend, and sorts the others topologically, in place.
 
     Returns:
-        The names of all values that `outputs` need, including themselves.
+        The names of all values on which `outputs` depend, and of `outputs` themselves.
     """
     # Follows producers instead of the order of nodes. ONNX Runtime loads nodes in any order, so a tool may have moved
     # them; relying on the order once lost nodes.
@@ -129,7 +129,7 @@ def prune(graph: Graph, outputs: Sequence[str]) -> set[str]:
 
 
 def _in_order(before: Mapping[int, set[int]]) -> list[int]:
-    """Sorts node indices topologically, in ascending order where there is a choice.
+    """Returns node indices in topological order, as close to ascending as possible.
 
     Args:
         before: for each node index, the indices of nodes that must precede it, e.g. {3: {0, 1}, 0: set(), 1: set()}.

@@ -1,4 +1,4 @@
-"""Field numbers of `onnx.proto`, for the modules that read and write the bytes of a model."""
+"""Field numbers of `onnx.proto`, for the modules that parse and edit models without the onnx package."""
 
 # ModelProto.
 MODEL_GRAPH, MODEL_OPSET, MODEL_METADATA, MODEL_TRAINING, MODEL_FUNCTION = 7, 8, 14, 20, 25

@@ -1,4 +1,4 @@
-"""Reads and writes protobuf messages, as far as needed for editing an ONNX model, without the onnx package.
+"""Parses and encodes protobuf messages without the onnx package, as far as needed for editing an ONNX model.
 
 A message is a sequence of fields. A field is a key `(number << 3) | wire type` and a value: a varint (wire type 0), 8
 bytes (1), a length and that many bytes (2), or 4 bytes (5). Field numbers are those of `onnx.proto`. Unknown fields are
@@ -22,8 +22,8 @@ class Field:
     """A field of a message.
 
     Attributes:
-        number: number of the field in `onnx.proto`, e.g. 7 for the graph of a ModelProto.
-        payload: the bytes after the length for wire type 2 (a string, bytes or a message); else empty.
+        number: number of the field in `onnx.proto`, e.g. 7 for a ModelProto's graph.
+        payload: the bytes after the length, for wire type 2 (a string, bytes or a message); else empty.
         integer: the value of a varint, else 0.
         raw: all bytes of the field, including the key.
     """
@@ -35,7 +35,7 @@ class Field:
 
 
 def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Reads a varint; returns its value and the position after it."""
+    """Reads the varint at `position`; returns its value and the position after it."""
     # Seven bits per byte, lowest first; the eighth bit means that another byte follows.
     result = shift = 0
     while True:
@@ -114,12 +114,12 @@ def integer(number: int, value: int) -> bytes:
 
 
 def header(number: int, length: int) -> bytes:
-    """Encodes the header of a length-delimited protobuf field: its key, from the field `number`, and `length`."""
+    """Encodes the start of a length-delimited field: the key for field `number`, and the payload's length in bytes."""
     return varint(number << 3 | _LENGTH) + varint(length)
 
 
 def embed(number: int, *chunks: Bytes) -> bytes:
-    """Encodes a field whose payload is the concatenation of `chunks`."""
+    """Encodes a length-delimited field whose payload is the concatenation of `chunks`."""
     return header(number, sum(map(len, chunks))) + b"".join(chunks)
 
 
@@ -134,7 +134,7 @@ def strings(message: Bytes, number: int) -> list[str]:
 
 
 def string(message: Bytes, number: int) -> str:
-    """Returns the value of a string field, "" if the field is absent."""
+    """Returns the value of a string field; "" if it is absent."""
     # If a field occurs several times, protobuf uses the last one.
     return (strings(message, number) or [""])[-1]
 
@@ -145,5 +145,5 @@ def messages(message: Bytes, number: int) -> list[memoryview]:
 
 
 def total(chunks: Iterable[Bytes]) -> int:
-    """Returns the total length of all chunks."""
+    """Returns the total length of all chunks in bytes."""
     return sum(len(chunk) for chunk in chunks)

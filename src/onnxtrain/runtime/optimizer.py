@@ -28,10 +28,10 @@ _Moment = tuple[DType, tuple[int, ...]]
 
 
 def check_learning_rate(value: float) -> float:
-    """Returns a learning rate as a float after checking it.
+    """Checks a learning rate, and returns it as a float.
 
     Raises:
-        InputError: the value is not a number, NaN, negative, or too large for float32.
+        InputError: the value is not a number, or is NaN, negative or too large for float32.
     """
     # The optimizer model takes a float32.
     if not isinstance(value, numbers.Real) or not 0 <= value <= _LARGEST_RATE:
@@ -122,7 +122,7 @@ class Optimizer(NotCopyable):
 
     @property
     def step_count(self) -> int:
-        """Number of steps taken, including those before the checkpoint from which training was resumed."""
+        """Number of steps taken, including those before training was resumed from a checkpoint."""
         return self._progress.step
 
     def step(self) -> None:
@@ -150,14 +150,14 @@ class Optimizer(NotCopyable):
             store.gradient_owner.used()
 
     def _update(self) -> None:
-        """Runs the optimizer model on the values that :meth:`step` has written."""
+        """Runs the optimizer model on the learning rate and step number that :meth:`step` has written to its inputs."""
         self._binding.run([value for g in self._row_gradients for value in (g.rows, g.indices)])
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate for the following steps.
 
         Raises:
-            InputError: the rate is not a number, NaN, infinite or negative.
+            InputError: the rate is not a number, or is NaN, infinite, negative or too large for float32.
         """
         self._progress.learning_rate = check_learning_rate(learning_rate)
 
@@ -171,7 +171,12 @@ class Optimizer(NotCopyable):
 
 
 def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> OptimizerSpec:
-    """Returns the optimizer of an optimizer model's manifest after comparing it with the training model's manifest.
+    """Checks that an optimizer model belongs to a training model, and returns the optimizer from its manifest.
+
+    Args:
+        manifest: manifest of the optimizer model.
+        expected: manifest of the training model.
+        source: the optimizer model, for error messages.
 
     Raises:
         ModelLoadError: the models belong to different runs, or the manifest describes no optimizer.
@@ -200,10 +205,16 @@ def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> Op
 def _wanted(
     inputs: Mapping[str, Any], moments: Iterable[tuple[str, str]], store: Store, source: str
 ) -> dict[str, dict[str, _Moment]]:
-    """Reads dtypes and shapes of the moments from the inputs of the optimizer model.
+    """Reads the dtypes and shapes of the moments from the inputs of the optimizer model.
+
+    Args:
+        inputs: the model's inputs by name.
+        moments: (moment, parameter) pairs, e.g. ("momentum0", "fc.weight").
+        store: the store with the parameters.
+        source: the optimizer model, for error messages.
 
     Returns:
-        Dtype and shape by moment and parameter, e.g. {"momentum0": {"fc.weight": (float32, (3, 4))}}.
+        The dtype and shape for each moment and parameter, e.g. {"momentum0": {"fc.weight": (float32, (3, 4))}}.
 
     Raises:
         ModelLoadError: a moment has an unknown size, or more elements than its parameter.
@@ -227,7 +238,13 @@ def _wanted(
 def _prepare_moments(
     store: Store, spec: OptimizerSpec, wanted: dict[str, dict[str, _Moment]], source: str
 ) -> None:
-    """Initializes the moments of `store`; if the checkpoint contains moments, checks their layout against `wanted`.
+    """Initializes the moments of `store`, or checks those that were loaded from a checkpoint.
+
+    Args:
+        store: the store; modified in place.
+        spec: the optimizer.
+        wanted: the dtype and shape for each moment and parameter; see :func:`_wanted`.
+        source: the optimizer model, for error messages.
 
     Raises:
         CheckpointError: the checkpoint contains the state of a different optimizer.

@@ -1,4 +1,4 @@
-"""Sparse gradients: gradients of the embedding rows that a batch has read."""
+"""Sparse gradients: gradients of only those rows of an embedding table that a batch has read."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from onnxtrain.runtime.dtypes import Array, DType, narrow, widen
 
 
 class RowGradient:
-    """The sparse gradient of a table `[n, *rest]`: one row per read, so its size varies from step to step.
+    """The sparse gradient of an embedding table `[n, *rest]`: one row per read, so its size varies between steps.
 
     Attributes:
         dtype: element type.
         shape: sizes of the table, e.g. (30000, 128).
         device: device of the gradient.
-        rows: gradients of the reads, `[reads, *rest]`. A row that was read twice has two entries, to be summed.
-        indices: row index of each read, int64 `[reads]`.
+        rows: the gradient for each read of a row, `[reads, *rest]`. If the batch read a row twice, there are two
+            gradients for it, which must be summed.
+        indices: the row index of each read, int64 `[reads]`.
     """
 
     rows: ort.OrtValue
@@ -28,17 +29,17 @@ class RowGradient:
         self.clear()
 
     def replace(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:
-        """Sets the gradient of a new step."""
+        """Replaces the gradient with that of a new step."""
         self.rows, self.indices = rows, indices
 
     def add(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:
-        """Adds the gradient of a further step."""
+        """Accumulates the gradient of a further step, by appending its rows."""
         # Appended, not summed: the optimizer accumulates rows with equal indices, as within a single step.
         self.rows = self._value(np.concatenate([self.read(), rows.numpy()]))
         self.indices = self._value(np.concatenate([self.indices.numpy(), indices.numpy()]))
 
     def clear(self) -> None:
-        """Makes the gradient empty (no rows)."""
+        """Resets the gradient to zero rows."""
         self.rows = self._value(np.zeros((0, *self.shape[1:]), self.dtype.storage))
         self.indices = self._value(np.zeros(0, np.int64))
 
@@ -49,7 +50,7 @@ class RowGradient:
         self.rows = self._value(np.asarray(rows * rows.dtype.type(factor)))
 
     def read(self) -> Array:
-        """Returns :attr:`rows` as an array that shares its memory; use it before the gradient is replaced."""
+        """Returns :attr:`rows` as an array that shares its memory; it is valid until the gradient changes."""
         return np.asarray(self.rows.numpy())
 
     def dense(self) -> Array:
@@ -74,5 +75,4 @@ class RowGradient:
 
     def _value(self, array: Array) -> ort.OrtValue:
         """Converts an array to an OrtValue on the gradient's device; on the CPU, they share memory."""
-        # On the CPU, the value shares the memory of the array.
         return ort.OrtValue.ortvalue_from_numpy(array, self.device.type, self.device.index)

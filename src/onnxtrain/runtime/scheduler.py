@@ -10,7 +10,7 @@ from onnxtrain.runtime.optimizer import Optimizer, check_learning_rate
 
 
 class LinearLRScheduler(NotCopyable):
-    """Raises the learning rate linearly from 0 to `initial_lr`, then lowers it linearly to 0.
+    """Increases the learning rate linearly from 0 to `initial_lr`, then decreases it linearly to 0.
 
     With t the number of optimizer steps taken::
 
@@ -25,7 +25,7 @@ class LinearLRScheduler(NotCopyable):
     Args:
         optimizer: the optimizer whose learning rate is set.
         warmup_step_count: number of warm-up steps, e.g. 100; 0 for none.
-        total_step_count: number of steps of warm-up and decay together, e.g. 1000.
+        total_step_count: total number of warm-up and decay steps, e.g. 1000.
         initial_lr: the highest rate, e.g. 1e-3.
 
     Raises:
@@ -54,12 +54,12 @@ class LinearLRScheduler(NotCopyable):
         self.step()
 
     def step(self) -> None:
-        """Sets the learning rate for the optimizer's next step, from its current step count."""
+        """Sets the learning rate for the optimizer's next step, based on the optimizer's step count."""
         with self._optimizer.lock:
             self._optimizer.set_learning_rate(self._rate(self._optimizer.step_count))
 
     def _rate(self, step: int) -> float:
-        """Returns the learning rate of a step."""
+        """Returns the learning rate after `step` optimizer steps."""
         # As documented by onnxruntime-training, whose code swaps the two counts.
         if step < self._warmup:
             return self._initial * step / self._warmup

@@ -92,9 +92,10 @@ def open_session(
 def run_on_arrays(
     session: ort.InferenceSession, outputs: Sequence[str], feeds: Mapping[str, Array | ort.OrtValue]
 ) -> list[Array]:
-    """Runs a session on arrays or OrtValues; bfloat16 results, which numpy does not support, become float32.
+    """Runs a session on arrays or OrtValues, and returns the `outputs` as arrays.
 
-    Arrays of `ml_dtypes` are accepted for bfloat16.
+    bfloat16 inputs may be arrays with the dtype of `ml_dtypes`; bfloat16 outputs become float32, because numpy has no
+    bfloat16.
     """
     if all(value.type != "tensor(bfloat16)" for value in (*session.get_inputs(), *session.get_outputs())):
         return list(session.run(list(outputs), dict(feeds)))
@@ -121,7 +122,7 @@ class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime
 
 
 def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Creates a session; if one of onnxruntime's graph optimizers breaks the model, disables that optimizer."""
+    """Creates a session. If one of onnxruntime's graph optimizers breaks the model, tries again without it."""
     # The kernels are for the CPU.
     if device.type == "cpu":
         register_kernels(options, function_names(model))
@@ -140,7 +141,7 @@ def _session(model: str | bytes, device: Device, options: ort.SessionOptions) ->
 
 
 def rest_threads(session: ort.InferenceSession) -> None:
-    """Puts the threads of a new session to sleep until its first run."""
+    """Puts the threads of a new session to sleep until its first run, instead of letting them spin."""
     # New threads spin for about 35 ms, which takes the cores from whoever opens the next session or computes the first
     # step. With `session.force_spinning_stop` they sleep after each run, even after one that fails.
     if session.get_session_options().intra_op_num_threads == 1:
@@ -151,7 +152,7 @@ def rest_threads(session: ort.InferenceSession) -> None:
 
 
 def _reason(error: Exception, device: Device) -> str:
-    """Explains why onnxruntime rejects a model, and how to fix it."""
+    """Returns an explanation why onnxruntime rejects a model, and advice, from onnxruntime's exception."""
     # Otherwise a model that is too new would be reported as a corrupt file.
     for kind, pattern in _NEWER_MODEL:
         if match := pattern.search(str(error)):
@@ -196,7 +197,7 @@ def open_training_session(
 
 @contextlib.contextmanager
 def _texts_of(source: str) -> Iterator[None]:
-    """Converts the UnicodeDecodeError of a name that is not UTF-8 to a ModelLoadError."""
+    """Context manager that converts a UnicodeDecodeError, for a name that is not UTF-8, to ModelLoadError."""
     # onnxruntime loads models with such names, but its Python binding fails to return them.
     try:
         yield
@@ -208,7 +209,7 @@ def _texts_of(source: str) -> Iterator[None]:
 
 
 def require_values(session: ort.InferenceSession, source: str, inputs: set[str], outputs: set[str]) -> None:
-    """Raises ModelLoadError unless the graph has exactly the given inputs and outputs, by name."""
+    """Raises ModelLoadError unless the names of a model's inputs and outputs are exactly `inputs` and `outputs`."""
     with _texts_of(source):
         actual_inputs = {i.name for i in session.get_inputs()}
         actual_outputs = {o.name for o in session.get_outputs()}

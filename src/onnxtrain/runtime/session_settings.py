@@ -1,4 +1,4 @@
-"""Configures ONNX Runtime sessions for training, on devices and in ORTModule."""
+"""Configures ONNX Runtime sessions for training on devices and in ORTModule."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _SPINNING_STOP = "session.force_spinning_stop"
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Settings for a session that shares the cores with other sessions or PyTorch, in alternation.
+    """Settings for a session that takes turns on the CPU cores with other sessions or PyTorch.
 
     Attributes:
         severity: minimum severity of messages that ONNX Runtime prints, from 0 (all) to 4 (fatal), e.g. 3 for errors.
-        threads: number of threads for one op, e.g. 2; 0 for one per core.
-        in_file_order: True to run nodes in file order where possible, which frees values early.
-        basic_optimizations: True to limit ONNX Runtime to its basic graph optimizations.
+        threads: number of threads per op, e.g. 2; 0 for one per core.
+        in_file_order: True to run nodes in file order where possible, so that values are freed early.
+        basic_optimizations: True to apply only ONNX Runtime's basic graph optimizations.
     """
 
     severity: int = 3
@@ -41,9 +41,9 @@ class SessionSettings:
 
 
 def suit_training(options: ort.SessionOptions) -> None:
-    """Tunes session options, in place, for sessions that alternate: less memory, no threads that spin between runs.
+    """Tunes session options, in place, for sessions that take turns: less memory, and threads that sleep between runs.
 
-    Options that the user has set are kept.
+    If the user has set `session.force_spinning_stop`, its value is kept.
     """
     # With a memory pattern, the second run allocates one block for all values, in addition to the memory of the first
     # run. Without it, the peak memory of training a small encoder was 245 MB instead of 366.

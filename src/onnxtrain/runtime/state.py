@@ -18,12 +18,12 @@ from onnxtrain.runtime.store import Buffer, Store, to_storage
 class Parameter:
     """A view of one parameter of the model, an element of `CheckpointState.parameters`.
 
-    On the CPU, `data` and `grad` are live: the next step uses values written to the arrays. Arrays of bfloat16 tensors
-    contain the raw bits as uint16.
+    On the CPU, `data` and `grad` are live views: if you write to the arrays, the next step uses the new values. Arrays
+    of bfloat16 tensors contain the raw bits as uint16.
     """
 
     def __init__(self, name: str, store: Store, group: Mapping[str, Buffer]) -> None:
-        """Creates the view; called by :class:`Parameters`, not by users."""
+        """Creates a view of the tensor `name` of `group`. Called by :class:`Parameters`, not by users."""
         # Not the buffer itself, which a Module of a nominal checkpoint replaces.
         self._name = name
         self._store = store
@@ -70,9 +70,9 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """The gradient, live like `data`; None if the parameter is frozen or no `Module` exists yet.
+        """The gradient, a live view like `data`; None if the parameter is frozen or no `Module` exists yet.
 
-        A sparse gradient is converted, on each access, to a new read-only array with the parameter's shape.
+        For a sparse gradient, each access creates a new, read-only array with the parameter's shape.
         """
         if not self.requires_grad:
             return None
@@ -93,10 +93,10 @@ class Parameter:
 
 
 class Parameters:
-    """The parameters of a checkpoint by name; iterating yields `(name, Parameter)`.
+    """Mapping from names to the parameters of a checkpoint; iterating yields `(name, Parameter)`.
 
-    BatchNorm running statistics can be looked up by name as well, because onnxruntime-training stored them as frozen
-    parameters. They are neither counted nor iterated over; see `CheckpointState.statistics`.
+    Running statistics of BatchNorm layers can also be looked up by name, because onnxruntime-training stored them as
+    frozen parameters. They are neither counted nor iterated over; see `CheckpointState.statistics`.
     """
 
     def __init__(
@@ -106,9 +106,13 @@ class Parameters:
         kind: str = "Parameter",
         found_by_name: Mapping[str, Buffer] | None = None,
     ) -> None:
-        """Creates a view of `group`; called by :class:`CheckpointState`, not by users.
+        """Creates a view of `group`. Called by :class:`CheckpointState`, not by users.
 
-        Tensors in `found_by_name` can be looked up as well. `kind` is the name of an element in error messages.
+        Args:
+            store: the store that contains the tensors.
+            group: the tensors by name.
+            kind: what a tensor is called in error messages, e.g. "Statistic".
+            found_by_name: tensors that can be looked up by name, but are not counted or iterated over.
         """
         self._store = store
         self._group = group
@@ -141,10 +145,10 @@ class Parameters:
 
 
 class Properties:
-    """User-defined values in a checkpoint by name: int, float or str. Iterating yields `(name, value)`."""
+    """Mapping from names to a checkpoint's user-defined values: int, float or str. Iterating yields `(name, value)`."""
 
     def __init__(self, store: Store) -> None:
-        """Creates the view; called by :class:`CheckpointState`, not by users."""
+        """Creates a view of `store.properties`. Called by :class:`CheckpointState`, not by users."""
         self._store = store
 
     def __getitem__(self, name: str) -> int | float | str:
@@ -187,7 +191,7 @@ class Properties:
 
 
 class CheckpointState(NotCopyable):
-    """The state of a training run: parameters, statistics, optimizer state, properties.
+    """The state of a training run: parameters, running statistics, optimizer state and user-defined properties.
 
     Create it from a file with :meth:`load_checkpoint`, or from arrays with :meth:`from_arrays`.
 
@@ -199,7 +203,7 @@ class CheckpointState(NotCopyable):
     """
 
     def __init__(self, store: Store) -> None:
-        """Wraps a store; users call :meth:`load_checkpoint` instead."""
+        """Wraps a store. Users call :meth:`load_checkpoint` or :meth:`from_arrays` instead."""
         if not isinstance(store, Store):
             raise TypeError(
                 f"CheckpointState received {type(store).__name__}; use CheckpointState.load_checkpoint(path)."
@@ -218,12 +222,12 @@ class CheckpointState(NotCopyable):
         Args:
             checkpoint_uri: path of a full checkpoint.
             delta: path of a file written by `save_checkpoint(..., trainable_only=True)`. Its trained parameters,
-                statistics, properties and optimizer state replace those of the checkpoint. The frozen parameters of the
-                checkpoint must have the values with which the delta was trained.
+                statistics, properties and optimizer state replace the checkpoint's. The checkpoint's frozen parameters
+                must be the ones with which the delta was trained.
 
         Raises:
-            CheckpointError: a file is missing, truncated, corrupt, or not a checkpoint, or the delta belongs to another
-                model or was trained with other frozen values.
+            CheckpointError: a file is missing, truncated, corrupt, or not a checkpoint; or the delta belongs to a
+                different model or was trained with different frozen parameters.
         """
         store = read_checkpoint(checkpoint_uri)
         if delta is None:
@@ -325,7 +329,7 @@ class CheckpointState(NotCopyable):
     def lock(self) -> StateLock:
         """The lock of the state and of all modules and optimizers created from it; see `Module.lock`.
 
-        Hold it to read or write several arrays, or a live view, while other threads train.
+        While other threads train, hold it to access several arrays consistently, or to use a live view.
         """
         return self._store.lock
 
@@ -336,7 +340,7 @@ class CheckpointState(NotCopyable):
 
     @property
     def statistics(self) -> Parameters:
-        """BatchNorm running statistics by name. They are accessed like frozen parameters."""
+        """BatchNorm running statistics by name, with the same interface as frozen parameters."""
         return self._statistics
 
     @property

@@ -1,4 +1,4 @@
-"""Stores each tensor of a training run exactly once, in memory to which sessions are bound."""
+"""Stores each tensor of a training run exactly once, in memory that sessions are bound to."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from onnxtrain.runtime.rows import RowGradient
 
 
 class Buffer:
-    """A tensor with a fixed dtype, shape and address.
+    """A tensor with fixed dtype and shape, whose memory is not reallocated unless it moves to a different device.
 
-    On the CPU it is a C-contiguous numpy array, and :attr:`value` is an `OrtValue` that shares its memory: the array
-    shows what a session writes, and the session reads what is written to the array. On other devices there is only the
-    `OrtValue`, and :meth:`read` copies.
+    On the CPU it is a C-contiguous numpy array, and :attr:`value` is an `OrtValue` that shares its memory: what a
+    session writes is visible in the array, and vice versa. On other devices there is only the `OrtValue`, and
+    :meth:`read` returns a copy.
 
     Attributes:
         dtype: element type.
@@ -35,7 +35,7 @@ class Buffer:
     __slots__ = ("_array", "_value", "defined", "device", "dtype", "shape")
 
     def __init__(self, array: Array, dtype: DType, *, defined: bool = True) -> None:
-        """Wraps a C-contiguous array of the storage dtype of `dtype`, without copying it."""
+        """Wraps an array without copying it. It must be C-contiguous and have the storage dtype of `dtype`."""
         self.dtype = dtype
         self.shape: tuple[int, ...] = tuple(array.shape)
         self.defined = defined
@@ -55,7 +55,7 @@ class Buffer:
     def filled(
         cls, value: float, dtype: DType, shape: Iterable[int], device: Device = CPU, *, defined: bool = True
     ) -> Buffer:
-        """Returns a buffer on `device` with all elements equal to `value`; bfloat16 supports only zeros."""
+        """Returns a buffer on `device` with all elements equal to `value`, which must be 0 for bfloat16."""
         if value and dtype.name == "bfloat16":
             raise InputError(f"Filling a bfloat16 tensor with {value} is not supported; use float32 moments.")
         # Unlike np.full, np.zeros does not touch the memory until it is written.
@@ -73,7 +73,7 @@ class Buffer:
 
     @property
     def value(self) -> ort.OrtValue:
-        """The `OrtValue` to bind: on the CPU it aliases the numpy array, elsewhere it owns device memory."""
+        """The `OrtValue` to bind sessions to. On the CPU it aliases the array, elsewhere it owns device memory."""
         if self._value is None:
             assert self._array is not None
             self._value = alias(self._array, self.dtype)
@@ -93,7 +93,7 @@ class Buffer:
         self.defined = True
 
     def move_to(self, device: Device) -> None:
-        """Moves the content to `device`. Arrays that :meth:`read` returned before are no longer live."""
+        """Moves the content to `device`. Arrays returned by earlier calls to :meth:`read` are no longer live."""
         if device == self.device:
             return
         content = self.read()
@@ -113,7 +113,7 @@ class Buffer:
 
 
 def alias(array: Array, dtype: DType) -> ort.OrtValue:
-    """Returns an `OrtValue` that shares and keeps alive the memory of an array."""
+    """Returns an `OrtValue` that shares an array's memory and keeps it alive."""
     # numpy has no bfloat16, so the value would get the array's dtype, uint16.
     if dtype.name == "bfloat16":
         value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, dtype.onnx)
@@ -129,7 +129,7 @@ def alias(array: Array, dtype: DType) -> ort.OrtValue:
 
 
 def to_array(value: ort.OrtValue) -> Array:
-    """Copies a result to a numpy array; bfloat16 becomes float32, which represents it exactly."""
+    """Converts a session's result to a numpy array; bfloat16 becomes float32, without rounding."""
     if value.data_type() != "tensor(bfloat16)":
         return np.asarray(value.numpy())
     shape = tuple(value.shape())
@@ -140,9 +140,13 @@ def to_array(value: ort.OrtValue) -> Array:
 
 
 def require_unmasked(what: str, value: object) -> None:
-    """Raises InputError for a numpy array with masked values, also in a list or tuple.
+    """Raises InputError if `value` is a numpy array with masked values, or a list or tuple that contains one.
 
     numpy's functions ignore the mask, so training would use the masked values.
+
+    Args:
+        what: beginning of the message, e.g. "Input 'x'".
+        value: array, or list or tuple of arrays.
     """
     if isinstance(value, np.ma.MaskedArray):
         places = np.argwhere(np.ma.getmaskarray(value))
@@ -159,10 +163,17 @@ def require_unmasked(what: str, value: object) -> None:
 
 
 def to_storage(array: object, what: str) -> tuple[Array, DType]:
-    """Converts an array to a C-contiguous one of its storage dtype, and returns it with its element type.
+    """Converts an array to a C-contiguous array of its storage dtype.
+
+    Args:
+        array: the array.
+        what: beginning of error messages, e.g. "Input 'x'".
+
+    Returns:
+        The converted array and its element type.
 
     Raises:
-        InputError: `array` is not a numpy array, or its dtype is not supported.
+        InputError: `array` is not a numpy array, its dtype is not supported, or values are masked.
     """
     if not isinstance(array, np.ndarray):
         raise InputError(f"{what}: expected a numpy array, received {type(array).__name__}.")
@@ -186,7 +197,7 @@ class OptimizerProgress:
     Attributes:
         step: number of steps taken, e.g. 12.
         learning_rate: learning rate of the next step, e.g. 0.001.
-        initial_learning_rate: initial rate of a schedule.
+        initial_learning_rate: initial rate of a schedule, e.g. 0.001.
     """
 
     step: int
@@ -204,13 +215,13 @@ class Store(NotCopyable):
         statistics: BatchNorm running statistics by name.
         gradients: dense gradients by parameter name; empty until a `Module` exists.
         row_gradients: sparse gradients by parameter name.
-        moments: a tensor per moment and parameter: {"momentum0": {"fc.weight": Buffer}}; empty until an `Optimizer`
-            exists.
-        optimizer: step count and learning rates; None until an `Optimizer` exists.
-        properties: the user's own values, e.g. {"epoch": 3}.
+        moments: a tensor per moment and parameter, e.g. {"momentum0": {"fc.weight": Buffer}}; empty until an
+            `Optimizer` exists, unless the checkpoint contains optimizer state.
+        optimizer: step count and learning rates; None until an `Optimizer` exists, unless they are in the checkpoint.
+        properties: user-defined values, e.g. {"epoch": 3}.
         gradients_valid: True after a training step has computed `gradients` and `row_gradients`.
         device: device of the tensors.
-        complete: True once every parameter is known to have data.
+        complete: True once :meth:`require_defined` has found data for every parameter.
         shapes_known: False for a nominal checkpoint of onnxruntime-training, which contains only names, until a
             `Module` provides the shapes.
         runs: number of runs of the training model since the last optimizer step.
@@ -255,11 +266,11 @@ class Store(NotCopyable):
         return [*self.gradients.values(), *self.row_gradients.values()]
 
     def undefined(self) -> list[str]:
-        """Returns the names of parameters of a nominal checkpoint that have no data yet."""
+        """Returns the names of the parameters that have no data yet, because the checkpoint is nominal."""
         return [name for name, buffer in self.parameters.items() if not buffer.defined]
 
     def require_shapes(self, doing: str) -> None:
-        """Raises CheckpointError if the shapes are unknown; the message begins with `doing`."""
+        """Raises CheckpointError if the parameters' shapes are unknown. The message begins with `doing`."""
         if not self.shapes_known:
             raise CheckpointError(
                 f"{doing}: this nominal checkpoint of onnxruntime-training has no shapes. Create a Module "
@@ -267,7 +278,7 @@ class Store(NotCopyable):
             )
 
     def require_defined(self, doing: str) -> None:
-        """Raises CheckpointError if a parameter has no data yet; the message begins with `doing`."""
+        """Raises CheckpointError if a parameter has no data yet. The message begins with `doing`."""
         # Checked at every step, and never reset.
         if self.complete:
             return

@@ -1,7 +1,7 @@
 """Reads and writes safetensors files.
 
-They are written with plain file operations, which copies no tensors, and verified by the safetensors package before
-they are read.
+They are written with plain file operations, so that no tensor is copied. Before a file is read, the safetensors package
+verifies it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
     """Opens a binary file that replaces the file `uri` when the block ends without an exception.
 
     Raises:
-        CheckpointError: the file cannot be written; a previous one is intact. The message begins with `doing`.
+        CheckpointError: the file cannot be written. An existing file is left intact. The message begins with `doing`.
     """
     try:
         with replace_file(uri) as file:
@@ -61,7 +61,7 @@ def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
 
 
 def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer:
-    """Reads a tensor by its entry in the header; `start` is the position after the header."""
+    """Reads the tensor that `entry` of the header describes; `start` is the position after the header."""
     dtype = dtypes.BY_SAFETENSORS.get(entry["dtype"])
     if dtype is None:
         raise ValueError(f"element type {entry['dtype']} is not supported")
@@ -78,7 +78,7 @@ def require_file(path: str) -> None:
 
 
 def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
-    """Reads the metadata and the tensors by key of a safetensors file; call it within :func:`verification`."""
+    """Returns a safetensors file's metadata and its tensors by key. Call it inside :func:`verification`."""
     require_file(path)
     # Opening the file verifies header, offsets and file size.
     with safe_open(path, framework="numpy"):
@@ -93,7 +93,7 @@ def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
 
 @contextlib.contextmanager
 def verification(source: str) -> Iterator[None]:
-    """Converts exceptions caused by a damaged file to a CheckpointError; `source` names the file."""
+    """Context manager that converts exceptions caused by a damaged file to CheckpointError; `source` names the file."""
     try:
         yield
     except FileNotFoundError as error:

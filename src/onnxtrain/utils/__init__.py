@@ -1,1 +1,1 @@
-"""Contains `onnxtrain.utils.data`, the samplers that onnxruntime-training has under this name."""
+"""Contains `onnxtrain.utils.data`, the counterpart of `onnxruntime.training.utils.data`."""

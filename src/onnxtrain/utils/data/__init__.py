@@ -1,4 +1,4 @@
-"""Provides onnxruntime-training's samplers for PyTorch's DataLoader, which balance the load across processes."""
+"""Load-balancing samplers for PyTorch's DataLoader, source compatible with onnxruntime-training."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Samplers for distributed training that give all processes samples of similar cost in each step.
 
-The processes wait for each other in every step: without balancing, each step takes as long as its longest text.
+Since processes wait for each other in every step, a step takes as long as its most expensive sample.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSamp
 class LoadBalancingDistributedSampler(Sampler[int]):
     """A `torch.utils.data.DistributedSampler` that gives all processes samples of similar complexity in each step.
 
-    The samples are sorted by complexity, and neighbors go to different processes. With `group_size`, samples are sorted
-    within consecutive groups of the dataset, and shuffling permutes the groups; otherwise, shuffling permutes the
-    steps.
+    The samples are sorted by complexity, and neighbors go to different processes. Shuffling permutes the steps. If
+    `group_size` is given, samples are instead sorted within groups of consecutive samples, and shuffling permutes the
+    groups.
 
     Args:
-        dataset: map-style dataset, with a length.
-        complexity_fn: returns the complexity of a sample, an integer, e.g. the length of a sequence.
+        dataset: map-style dataset with a length.
+        complexity_fn: function that returns the complexity of a sample as an integer, e.g. its sequence length.
         world_size: number of processes, e.g. 8. Default: the size of the process group.
         rank: rank of this process. Default: its rank in the process group.
-        shuffle: True to shuffle; each epoch, set by :meth:`set_epoch`, has a different order.
+        shuffle: True to shuffle. The order differs between epochs, which :meth:`set_epoch` sets.
         group_size: number of consecutive samples to sort together, e.g. 1024. Default: all samples.
         seed: seed for shuffling, the same in all processes.
         drop_last: if samples cannot be divided evenly among the processes, True drops some, and False repeats some.
-        random_level: noise to add to the complexities, as a fraction of their range, from 0 to 1, e.g. 0.1. It varies
-            which samples are in the same step.
+        random_level: noise to add to the complexities, as a fraction (0 to 1) of their range, e.g. 0.1. It varies
+            which samples share a step.
 
     Raises:
         ValueError: an argument is out of range, or there are no samples.
@@ -88,7 +88,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch, which determines the shuffled order together with the seed."""
+        """Sets the epoch, which together with the seed determines the shuffled order."""
         self.epoch = epoch
 
     def steps(self) -> npt.NDArray[np.int64]:
@@ -127,13 +127,13 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
 
     Args:
         sampler: the sampler, created with drop_last=False.
-        batch_fn: splits a list of indices into batches, e.g. [0, 1, 2] into [[0, 1], [2]], such that each batch fits in
-            memory.
+        batch_fn: function that splits a list of indices into batches, e.g. [0, 1, 2] into [[0, 1], [2]], so that each
+            batch fits in memory.
         drop_last: if processes have different numbers of batches, True drops surplus batches at the end; False makes
             processes with fewer batches repeat their first ones.
 
     Raises:
-        ValueError: `sampler` has a different type, or was created with drop_last=True.
+        ValueError: `sampler` is not a LoadBalancingDistributedSampler, or was created with drop_last=True.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         self._make()
 
     def _make(self) -> None:
-        """Creates this process's batches for the sampler's epoch."""
+        """Creates this process's batches for the sampler's current epoch."""
         # Every process computes the batches of all processes, so that all know the common number of batches without
         # communication.
         batches = [self.batch_fn(samples) for samples in self.sampler.steps().T.tolist()]
@@ -169,6 +169,6 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         return self.total_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the sampler and creates the epoch's batches."""
+        """Sets the sampler's epoch, and creates the batches for it."""
         self.sampler.set_epoch(epoch)
         self._make()

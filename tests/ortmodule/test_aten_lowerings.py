@@ -16,6 +16,7 @@ from onnxtrain.ortmodule._torch import bounds_pass_gradients, isolates_recompile
 from onnxtrain.ortmodule.lowering._table import COMPLEX_LOWERINGS, LOWERINGS, lower
 from ortmodule import aten_cases
 from ortmodule.aten_case import Case
+from ortmodule.elementwise import INTEGERS, ONE, TWO
 from ortmodule.side_by_side import assert_no_differences, batches
 from ortmodule.waiting import waiting
 
@@ -137,6 +138,57 @@ def test_every_lowering_has_a_case() -> None:
     assert excused - set().union(*map(excuses, missing)) == set(), (
         "these have a case, or no lowering any more: delete them from WITHOUT_A_CASE"
     )
+
+
+NOT_DRAWN = (
+    """div.Scalar div.Scalar_mode floor_divide.Scalar positive.default sub.Scalar true_divide.Tensor"""
+)
+"""Overloads that eager PyTorch writes as others, so that the test below doesn't see them."""
+
+WITHOUT_TAG = """_prelu_kernel.default binary_cross_entropy.default binary_cross_entropy_with_logits.default
+floor_divide.Scalar floor_divide.default glu.default hardswish.default huber_loss.default log_sigmoid_forward.default
+logit.default masked_fill.Tensor mse_loss.default smooth_l1_loss.default special_entr.default"""
+"""Elementwise ops that PyTorch does not tag as pointwise."""
+
+
+@pytest.mark.torch
+def test_every_elementwise_lowering_is_drawn() -> None:
+    """Elementwise are the ops that PyTorch tags as pointwise, and those of `WITHOUT_TAG`."""
+    with _Calls() as calls:
+        for table, arguments in (
+            (ONE, [torch.ones(2)]),
+            (TWO, [torch.ones(2)] * 2),
+            (INTEGERS, [torch.ones(2).long()] * 2),
+        ):
+            for function in table.values():
+                function(*arguments)
+    untagged = {f"aten.{name}" for name in WITHOUT_TAG.split()}
+    assert untagged <= LOWERINGS.keys()
+    elementwise = {name for name in LOWERINGS if name in untagged or _is_tagged(name)}
+    not_drawn = {f"aten.{name}" for name in NOT_DRAWN.split()}
+    lacking = []
+    for name in sorted(elementwise - calls.ops - not_drawn):
+        op = name.split(".")[1]
+        lacking.append(
+            f'{name}: add a function "{op}" to ONE, TWO or INTEGERS in tests/ortmodule/elementwise.py, then run '
+            f"pytest -q tests/ortmodule/test_*special_points.py -k {op}"
+        )
+    if lacking:
+        pytest.fail("\n".join(["missing:", *lacking]), pytrace=False)
+    assert not_drawn <= elementwise - calls.ops, (
+        "delete from NOT_DRAWN what is drawn, or has no lowering any more"
+    )
+
+
+def _is_tagged(name: str) -> bool:
+    """True if PyTorch tags an overload with this name as pointwise, or any of an op without overload."""
+    domain, _, rest = name.partition(".")
+    op, _, overload = rest.partition(".")
+    packet = getattr(torch.ops.aten, op, None) if domain == "aten" else None
+    if packet is None:
+        return False
+    overloads = [overload] if overload else packet.overloads()
+    return any(torch.Tag.pointwise in getattr(packet, each).tags for each in overloads)
 
 
 def test_lowered_ops_exist() -> None:

@@ -140,10 +140,10 @@ def _different(names: Sequence[str]) -> dict[str, str]:
 
 
 @pytest.mark.sample(every=3)
-@pytest.mark.parametrize("names", _groups(), ids=lambda names: names[0])
+@pytest.mark.parametrize("names", _groups(), ids=" ".join)
 def test_as_in_eager(names: list[str]) -> None:
     torch._dynamo.reset()
-    assert _different(names) == {name: DIFFERENT.get(name, "") for name in names}
+    assert _different(names) == {name: DIFFERENT.get(name, "") for name in names}, "not those of DIFFERENT"
 
 
 FINITE = torch.tensor([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0], dtype=torch.float64)

@@ -17,9 +17,7 @@ import torch
 from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule.lowering._table import LOWERINGS
 from ortmodule.elementwise import INTEGERS, ONE, TWO, Function
-from ortmodule.test_aten_lowerings import _Calls
 
 pytestmark = pytest.mark.torch
 
@@ -222,7 +220,7 @@ def _differences(
 @pytest.mark.sample(every=4)
 @pytest.mark.parametrize("grad", [True, False], ids=["gradients", "results"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("names", [*_groups(ONE), *_groups(TWO)], ids=lambda names: names[0])
+@pytest.mark.parametrize("names", [*_groups(ONE), *_groups(TWO)], ids=" ".join)
 def test_results_and_gradients(names: list[str], dtype: torch.dtype, grad: bool) -> None:
     torch._dynamo.reset()
     assert _wrong(names, dtype, grad) == {}
@@ -274,7 +272,7 @@ def _has_kernel(function: Function, dtype: torch.dtype, count: int) -> bool:
 
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
-@pytest.mark.parametrize("names", _groups(INTEGERS), ids=lambda names: names[0])
+@pytest.mark.parametrize("names", _groups(INTEGERS), ids=" ".join)
 def test_integers(names: list[str], dtype: torch.dtype) -> None:
     torch._dynamo.reset()
     limits = torch.iinfo(dtype)
@@ -298,40 +296,3 @@ _NEGATIVE_CONSTANTS = {"a % -3 of two", "div floor of two", "clamp of two"}
 """PyTorch runs them for unsigned integers."""
 
 _SHIFTS = {"bitwise_left_shift of two", "bitwise_right_shift of two", "a << b of two", "a >> b of two"}
-
-NOT_DRAWN = (
-    """div.Scalar div.Scalar_mode floor_divide.Scalar positive.default sub.Scalar true_divide.Tensor"""
-)
-"""Overloads that eager PyTorch writes as others, so that the test below doesn't see them."""
-
-WITHOUT_TAG = """_prelu_kernel.default binary_cross_entropy.default binary_cross_entropy_with_logits.default
-floor_divide.Scalar floor_divide.default glu.default hardswish.default huber_loss.default log_sigmoid_forward.default
-logit.default masked_fill.Tensor mse_loss.default smooth_l1_loss.default special_entr.default"""
-"""Elementwise ops that PyTorch does not tag as pointwise."""
-
-
-def test_every_elementwise_lowering_is_drawn() -> None:
-    """Elementwise are the ops that PyTorch tags as pointwise, and those of `WITHOUT_TAG`."""
-    with _Calls() as calls:
-        for table, arguments in (
-            (ONE, [torch.ones(2)]),
-            (TWO, [torch.ones(2)] * 2),
-            (INTEGERS, [torch.ones(2).long()] * 2),
-        ):
-            for function in table.values():
-                function(*arguments)
-    untagged = {f"aten.{name}" for name in WITHOUT_TAG.split()}
-    assert untagged <= LOWERINGS.keys()
-    elementwise = {name for name in LOWERINGS if name in untagged or _is_tagged(name)}
-    assert elementwise - calls.ops == {f"aten.{name}" for name in NOT_DRAWN.split()}
-
-
-def _is_tagged(name: str) -> bool:
-    """True if PyTorch tags an overload with this name as pointwise, or any of an op without overload."""
-    domain, _, rest = name.partition(".")
-    op, _, overload = rest.partition(".")
-    packet = getattr(torch.ops.aten, op, None) if domain == "aten" else None
-    if packet is None:
-        return False
-    overloads = [overload] if overload else packet.overloads()
-    return any(torch.Tag.pointwise in getattr(packet, each).tags for each in overloads)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -18,7 +21,7 @@ from ortmodule.asserting import (
     OfResult,
     Pooled,
 )
-from ortmodule.eager import strict
+from ortmodule.eager import Of, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -75,3 +78,58 @@ def test_assertion_beside_derivatives_that_pytorch_computes() -> None:
             tangents.append(forward_ad.unpack_dual(module(dual)).tangent)
     torch.testing.assert_close(*second)
     torch.testing.assert_close(*tangents)
+
+
+SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "constant operand": lambda x: x[x > 0] + torch.ones(57),
+    "broadcast": lambda x: x[x > 10] + torch.ones(7),
+    "view": lambda x: x[x > 0].view(17, -1),
+    "narrow": lambda x: x[x > 0].narrow(0, 100, 2),
+    "split": lambda x: x[x > 0].split([1, 2])[0],
+    "row of a few": lambda x: x[x > 0][200],
+    "largest of a few": lambda x: x[x > 0].topk(200)[0],
+    "position of the largest of none": lambda x: x[x > 100].argmax(),
+    "written row": lambda x: x.select_scatter(x[0] * 2, 0, 2),
+    "written row from the end": lambda x: x.select_scatter(x[0] * 2, 0, -4),
+    "written row of a few": lambda x: x[x[:, 0] > -10].select_scatter(x[0], 0, 200),
+    "written rows": lambda x: x.slice_scatter(torch.ones(3, 3), 0, 0, 3),
+    "select": lambda x: x.masked_select(x > 0).select(0, 200),
+    "select by a number": lambda x: x.select(0, int(x.abs().sum().item()) + 100),
+}
+"""Functions that raise in eager PyTorch for some or all numbers of rows, or number of positive elements."""
+
+
+RAISING_UNUSED = (
+    "constant operand",
+    "view",
+    "narrow",
+    "split",
+    "row of a few",
+    "largest of a few",
+    "select",
+    "select by a number",
+)
+"""Functions of :data:`SIZES` that also raise if their results are not used: those with data-dependent sizes."""
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("name", SIZES)
+def test_operators_raise_for_sizes_as_in_eager_pytorch(name: str, used: bool) -> None:
+    def function(module: Of, x: torch.Tensor) -> Any:
+        result = module.raising(x)
+        return (result, x + 1) if used else x + 1
+
+    plain = Of(function, raising=SIZES[name])
+    for rows in ((5, 2), (2, 5), (2, 2)):
+        ours = ORTModule(plain)
+        for count in rows:
+            x = torch.linspace(-1, 11, 3 * count).reshape(count, 3)
+            try:
+                expected = plain(x)
+            except (LookupError, RuntimeError) as error:
+                if used or name in RAISING_UNUSED:
+                    with pytest.raises(type(error) if used else (IndexError, RuntimeError)):
+                        ours(x)
+            else:
+                torch.testing.assert_close(ours(x), expected)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from ortmodule.fuzz.writer import Writer
 
-__all__ = ["EMPTY", "LONG", "SPECIAL", "TIES", "write_lazy", "write_self_holding"]
+__all__ = ["EMPTY", "LONG", "LONG_ROW", "SPECIAL", "TIES", "write_lazy", "write_self_holding"]
 
-_ROW = "(torch.cos(torch.arange(LENGTH, dtype=FLOAT)) + {c} + {x}.mean())"
+LONG_ROW = "(torch.cos(torch.arange("
+"""How a row of many numbers begins."""
+
+_ROW = LONG_ROW + "LENGTH, dtype=FLOAT)) + {c} + {x}.mean())"
 _LONG_ROWS = (
     "ROW.mean()",
     "ROW.sum() / LENGTH",

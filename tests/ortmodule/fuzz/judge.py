@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from ortmodule.fuzz.extremes import LONG_ROW
 from ortmodule.fuzz.known import ZERO_SECOND_DERIVATIVES
 from ortmodule.fuzz.run import Record, Seen, run
 
@@ -19,6 +20,7 @@ FINDINGS = ("value", "gradient", "dtype", "aliases", "structure", "raises", "acc
 _TIMES_OWN_ERROR = 10
 _RELATIVE = 1e-6
 _NOISE = 200  # 2e-5 of what the program starts with: rounding errors of some hundred operations, all one way
+_OF_LONG_SUMS = 1e-4  # eager PyTorch adds up to 10^6 numbers in float32
 _LOW_PRECISION = {torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
@@ -63,7 +65,8 @@ def judge(text: str, features: frozenset[str] = frozenset()) -> Verdict:
     double = eager if "draws" in features else run(text, "float64")
     if len(double.seen) != len(eager.seen):
         double = eager
-    differences = _differences(eager, own, double)
+    coarse = _coarse(eager, text) if double is eager else 0.0
+    differences = _differences(eager, own, double, coarse)
     if any(padding in text for padding in ZERO_SECOND_DERIVATIVES):
         for place, one in differences.items():
             if ".grad" in one.where and one.detail == _DERIVATIVE_MISSING:
@@ -77,7 +80,7 @@ def judge(text: str, features: frozenset[str] = frozenset()) -> Verdict:
     if found is None:
         return _verdict(own, *vars(next(iter(differences.values()))).values())
     compiled = run(text, "aot_eager")
-    from_compiled = _differences(compiled, own, double)
+    from_compiled = _differences(compiled, own, double, coarse)
     both = min(len(compiled.seen), len(own.seen))  # what comes later, the one has and the other has not
     left = {
         place: one
@@ -88,12 +91,14 @@ def judge(text: str, features: frozenset[str] = frozenset()) -> Verdict:
         return _verdict(own, "as torch.compile", found.where, found.detail)
     if all(one.kind in ("value", "gradient") for one in left.values()):
         noise = "noise in float32" if "draws" in features else "noise"
-        if any(not _differences(eager, own, double, run(text, noise, attempt)) for attempt in range(3)):
+        if any(
+            not _differences(eager, own, double, coarse, run(text, noise, attempt)) for attempt in range(3)
+        ):
             return _verdict(own, "rounding", found.where, found.detail)
-        if _differences(eager, run(text, "eager"), double):
+        if _differences(eager, run(text, "eager"), double, coarse):
             return _verdict(own, "unstable", found.where, found.detail)
     found = next(iter(left.values()))
-    of_compiled = _differences(eager, compiled, double)
+    of_compiled = _differences(eager, compiled, double, coarse)
     said = next(iter(of_compiled.values())).detail if of_compiled else "as eager"
     return _verdict(own, found.kind, found.where, f"{found.detail}; aot_eager: {said}")
 
@@ -103,11 +108,10 @@ def _verdict(own: Record, kind: str, where: str = "", detail: str = "") -> Verdi
 
 
 def _differences(
-    eager: Record, own: Record, double: Record, noisy: Record | None = None
+    eager: Record, own: Record, double: Record, coarse: float, noisy: Record | None = None
 ) -> dict[int, _Difference]:
     """In what two runs differ, by the place among what they have shown; what ended them comes last."""
     found: dict[int, _Difference] = {}
-    coarse = _coarse(eager) if double is eager else 0.0
     for index, ((name, mine), (name_too, theirs)) in enumerate(zip(own.seen, eager.seen, strict=False)):
         if name != name_too:
             found[index] = _Difference("structure", name, f"eager has {name_too}")
@@ -129,8 +133,8 @@ def _differences(
     return found
 
 
-def _coarse(eager: Record) -> float:
-    """Returns the relative error of numbers that come from narrow floats, where no float64 says what it is.
+def _coarse(eager: Record, text: str) -> float:
+    """Returns the relative error of numbers from narrow floats and long reductions, where no float64 says what it is.
 
     A program that eager PyTorch differentiates under autocast may be refused in float64: autocast saves copies of what
     it casts, and float64 it does not cast, so that a write to an argument reaches what backward reads.
@@ -139,9 +143,8 @@ def _coarse(eager: Record) -> float:
         leaf for _, value in eager.seen for leaf in pytree.tree_leaves(value, lambda v: isinstance(v, Seen))
     ]
     steps = [_LOW_PRECISION.get(leaf.value.dtype, 0.0) for leaf in seen if isinstance(leaf, Seen)]
-    return (
-        _TIMES_OWN_ERROR * max(steps, default=0.0) / 2
-    )  # eager PyTorch itself is off by half a step, or more
+    # Eager PyTorch itself is off by half a step, or more.
+    return max(_TIMES_OWN_ERROR * max(steps, default=0.0) / 2, _OF_LONG_SUMS if LONG_ROW in text else 0.0)
 
 
 def _short(error: BaseException | None) -> str:

@@ -16,7 +16,7 @@ from onnxtrain.ortmodule._torch import foreach_copy
 from onnxtrain.ortmodule.capture._modes import restoring_modes
 from onnxtrain.ortmodule.capture._signature import GraphSignature
 from onnxtrain.ortmodule.capture.graph._aliases import Views
-from onnxtrain.ortmodule.capture.graph._assertions import Check
+from onnxtrain.ortmodule.capture.graph._assertions import AssumptionError, Check
 from onnxtrain.ortmodule.module._pytorch_work import unwatched
 from onnxtrain.ortmodule.sessions._mixed_graph import Steps
 from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, output_of
@@ -97,6 +97,15 @@ class CompiledGraph:
                 check(output_of(kind, value, args, results), message)
         except OnnxTrainError:
             raise
+        except AssumptionError as error:
+            for restore, state in before:
+                restore(state)
+            outputs = tuple(self._plain(*args))
+            if error.is_limit:
+                # Dynamo has removed the operator that raises in eager PyTorch, because its result is not used.
+                raise RuntimeError(f"a data-dependent size is out of range: {error}") from None
+            self._announce("data-dependent size", ORTModuleTorchModelException(str(error)))
+            return outputs
         # What PyTorch's operators and assertions raise. Saved-tensor hooks raise others, e.g. to stop a recomputation.
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
             # PyTorch runs the graph up to the error, so that buffers and random generators are as in eager mode. The

@@ -7,6 +7,8 @@ number that was read from a tensor is executed by Python, between two graphs
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import assert_async, assert_scalar, torch_check
+from onnxtrain.ortmodule.capture.graph._assumptions import computed_from_tensors, index_in_range
 from onnxtrain.ortmodule.capture.graph._python_numbers import check_numbers, evaluate
 
 Check = tuple[Callable[[Any, str], None], str]
@@ -28,18 +31,36 @@ def mark_assertions(graph_module: fx.GraphModule) -> None:
     for part in graph_module.modules():
         if not isinstance(part, fx.GraphModule):
             continue
-        nodes = [node for node in part.graph.nodes if node.target in (assert_async, assert_scalar)]
+        graph = part.graph
+        nodes = [node for node in graph.nodes if node.target in (assert_async, assert_scalar)]
+        derived = [node for node in nodes if node.target is assert_scalar and not _is_check(node)]
+        equalities = [node.args[0].args for node in derived if node.args[0].target is operator.eq]
         for node in nodes:
-            if node.target is assert_scalar and not _is_check(node):
+            condition, *rest = node.args
+            if node in derived:
+                # Dynamo inserts u0 >= 57 and u0 <= 57 before u0 == 57.
+                if condition.target not in (operator.ge, operator.le) or condition.args not in equalities:
+                    # E.g. "Runtime assertion failed for expression u0 >= 57 on node 'ge'".
+                    assumed = str(rest[0]).removeprefix(_GENERATED_MESSAGES[1]).partition(" on node ")[0]
+                    _insert_assumption(node, computed_from_tensors(condition), assumed.strip())
                 _erase_with_unused_inputs(node)
                 continue
-            condition, *rest = node.args
             message = rest[0] if rest and not str(rest[0]).startswith(_GENERATED_MESSAGES) else ""
             # `torch._assert_async` would raise RuntimeError, and on a GPU asynchronously.
             node.target = _assert if node.target is assert_async else _check
             node.args = (condition, message)
-        if check_numbers(part.graph) or nodes:
+        for node in list(graph.nodes):
+            _insert_assumption(node, index_in_range(node), "index < size")
+        graph_changed = check_numbers(graph)
+        if graph_changed or nodes or any(node.target is _assume for node in graph.nodes):
             part.recompile()
+
+
+def _insert_assumption(node: fx.Node, condition: fx.Node | None, text: str) -> None:
+    """Inserts an assumption before a node, unless its condition is None."""
+    if condition is not None:
+        with node.graph.inserting_before(node):
+            node.graph.call_function(_assume, (condition, f"expected {text}"))
 
 
 # Dynamo (PyTorch 2.13) inserts these messages if the user gave none.
@@ -48,8 +69,6 @@ _GENERATED_MESSAGES = ("assertion error", "Runtime assertion failed for expressi
 
 def _is_check(node: fx.Node) -> bool:
     """True if a node is a call of `torch._check`, not an assertion that Dynamo derived from sizes."""
-    # Derived assertions may be false for valid inputs: e.g. Dynamo asserts that two sizes are equal, where eager
-    # PyTorch may broadcast. If sizes don't match, the operator itself raises, with a message for the user.
     return bool(node.meta.get("_fx_runtime_assert_preserve"))
 
 
@@ -74,12 +93,12 @@ def assertions_to_outputs(graph_module: fx.GraphModule) -> list[Check]:
         The check of each appended output.
     """
     graph = graph_module.graph
-    nodes = [node for node in graph.nodes if node.target in (_assert, _check, evaluate)]
+    nodes = [node for node in graph.nodes if node.target in (_assert, _check, _assume, evaluate)]
     if not nodes:
         return []
     output = graph.find_nodes(op="output")[0]
     output.args = ((*output.args[0], *(node.args[0] for node in nodes)),)
-    checks = [(node.target, node.args[1]) for node in nodes]
+    checks = [(_require if node.target is _assume else node.target, node.args[1]) for node in nodes]
     for node in nodes:
         graph.erase_node(node)
     graph_module.recompile()
@@ -90,6 +109,29 @@ def _assert(condition: Any, message: str) -> None:
     """Raises AssertionError if the condition is false. An empty message is omitted."""
     if not condition:
         raise AssertionError(*([message] if message else []))
+
+
+class AssumptionError(RuntimeError):
+    """An assumption of Dynamo about data-dependent sizes does not hold: the captured graph is not valid for the call.
+
+    Attributes:
+        is_limit: True for a limit of a size, e.g. `u0 > 4`, which follows from an operator that raises otherwise. False
+            for other assumptions, e.g. that two sizes are equal, where eager PyTorch may broadcast.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.is_limit = re.search("[<>]", message) is not None
+
+
+def _assume(condition: Any, message: str) -> None:
+    """Marks an assumption in a graph that PyTorch runs. It is not checked: the operators raise for wrong sizes."""
+
+
+def _require(condition: Any, message: str) -> None:
+    """Raises AssumptionError if the condition is false."""
+    if not condition:
+        raise AssumptionError(message)
 
 
 def _check(condition: Any, message: str) -> None:

@@ -267,6 +267,14 @@ def sym_is_contiguous(low: Lowering, x: ir.Value, *_: Any) -> bool:
     return bool(low.fake(0).is_contiguous(memory_format=torch.contiguous_format))
 
 
+@lower("onnxtrain.size.default")
+def size_at_run_time(low: Lowering, x: ir.Value, dim: int) -> ir.Value:
+    # ONNX Runtime would replace Shape with the size that Dynamo assumes. This size is not known before the run.
+    if x.shape is not None:
+        x.shape = ir.Shape([None if axis == dim else size for axis, size in enumerate(x.shape)])
+    return low.op.Gather(low.op.Shape(x), low.int_scalar(dim))
+
+
 @lower("aten._assert_async.default", "aten._assert_async.msg", "aten._functional_assert_async.msg")
 def assertion(
     low: Lowering, condition: ir.Value, message: str = "Expected a condition that holds", *_: Any

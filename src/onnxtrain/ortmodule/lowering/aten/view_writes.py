@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import onnx_ir as ir
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower, same_sizes
 from onnxtrain.ortmodule.lowering.aten.shape import arange, axis_of, sliced, transposed
@@ -24,12 +26,27 @@ def slice_scatter(
     axis = axis_of(low, dim)
     source = low.tensor(source, low.dtype)
     size, count = low.fake(0).shape[axis], low.fake(1).shape[axis]
+    fits = False
+    if not isinstance(start, ir.Value) and not isinstance(end, ir.Value):
+        expected = torch.ops.aten.slice.Tensor(low.fake(0), axis, start, end, step).shape[axis]
+        if statically_known_true(expected != count):
+            raise low.unsupported(f"{count} rows for a slice of {expected}")
+        fits = statically_known_true(expected == count)
     if step == 1 and str(size) == str(count):
         return source
     if step != 1:
         return _write_strided(low, x, source, axis, 0 if start is None else start, step)
     to_the_end = end is None or (isinstance(end, int) and isinstance(size, int) and end >= size)
-    return _write_contiguous(low, x, source, axis, 0 if start is None else start, to_the_end)
+    written = _write_contiguous(low, x, source, axis, 0 if start is None else start, to_the_end)
+    if not fits:
+        _check_size(low, x, written, axis)
+    return written
+
+
+def _check_size(low: Lowering, x: ir.Value, written: ir.Value, axis: int) -> None:
+    """Adds a check that a write has not changed the size of an axis. It would if the slice had another size."""
+    size, after = (low.op.Shape(value, start=axis, end=axis + 1) for value in (x, written))
+    low.check(low.op.Equal(size, after), "the written values differ in size from the slice")
 
 
 def _write_contiguous(
@@ -93,8 +110,21 @@ def select_scatter(low: Lowering, x: ir.Value, source: ir.Value, dim: int, index
     axis = axis_of(low, dim)
     row = low.op.Unsqueeze(low.tensor(source, low.dtype), [axis])
     size = low.fake(0).shape[axis]
+    in_range = False
+    if not isinstance(index, ir.Value):
+        if statically_known_true(index >= size) or statically_known_true(index < -size):
+            raise low.unsupported(f"index {index} of {size}")
+        in_range = statically_known_true(index < size) and statically_known_true(index >= -size)
     is_last = isinstance(index, int) and (index == -1 or (isinstance(size, int) and index % size == size - 1))
-    return _write_contiguous(low, x, row, axis, index, is_last)
+    written = _write_contiguous(low, x, row, axis, index, is_last)
+    if not in_range:
+        _check_size(low, x, written, axis)
+        if not isinstance(index, int) or index < 0:
+            low.check(
+                low.op.GreaterOrEqual(low.op.Add(low.op.dim(x, axis), low.int_scalar(index)), 0),
+                "index out of range",
+            )
+    return written
 
 
 @lower("aten.diagonal_scatter.default")

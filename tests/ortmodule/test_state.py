@@ -410,3 +410,17 @@ def test_second_derivatives_through_a_custom_function(name: str) -> None:
         (second,) = torch.autograd.grad(first.sin().sum(), x, create_graph=True)
         results.append([first, second, torch.autograd.grad(second.sum(), x)[0]])
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_parameters_set_from_a_vector_beside_a_transform() -> None:
+    """Tensors inside transforms have no storage of their own."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        slope = torch.func.grad(lambda t: functional.layer_norm(t, t.shape[-1:]).pow(3).sum())(x)
+        vector = torch.nn.utils.parameters_to_vector([module.weight]) * 0.9
+        torch.nn.utils.vector_to_parameters(vector, [module.weight])
+        return slope + module.weight
+
+    x = torch.randn(3, 4)
+    plain = Of(function, weight=nn.Parameter(torch.randn(4)))
+    compare(plain, lambda module: (module(x), module.weight.detach().clone()))

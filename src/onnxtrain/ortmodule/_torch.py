@@ -31,6 +31,7 @@ try:
     from torch._C._dynamo.guards import compute_overlapping_tensors
     from torch._C._functorch import (
         get_dynamic_layer_stack_depth,
+        get_unwrapped,
         is_functorch_wrapped_tensor,
         is_legacy_batchedtensor,
         peek_interpreter_stack,

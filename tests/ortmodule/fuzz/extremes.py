@@ -10,7 +10,7 @@ from ortmodule.fuzz.writer import Writer
 __all__ = ["EMPTY", "LONG", "LONG_ROW", "SPECIAL", "TIES", "write_lazy", "write_self_holding"]
 
 LONG_ROW = "(torch.cos(torch.arange("
-"""How a row of many numbers begins."""
+"""Start of a row of many numbers."""
 
 _ROW = LONG_ROW + "LENGTH, dtype=FLOAT)) + {c} + {x}.mean())"
 _LONG_ROWS = (

@@ -17,7 +17,13 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 
-from onnxtrain.ortmodule._torch import SymT, is_functorch_wrapped_tensor, pytree, symbol_is_type
+from onnxtrain.ortmodule._torch import (
+    SymT,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    pytree,
+    symbol_is_type,
+)
 
 _IN_PLACE = frozenset(
     function
@@ -110,7 +116,12 @@ def is_float(tensor: torch.Tensor) -> bool:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """Returns an identifier of a tensor's storage, equal for a tensor and its views. Works for fake tensors, too."""
+    """Returns an identifier of a tensor's storage, equal for a tensor and its views.
+
+    Also works for fake tensors, and inside `torch.func` transforms.
+    """
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
     # A fake tensor has no `data_ptr()`.
     memory: int = tensor.untyped_storage()._cdata
     return memory

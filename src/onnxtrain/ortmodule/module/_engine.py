@@ -37,7 +37,12 @@ from onnxtrain.ortmodule.capture.autograd._rehearsal import note_inputs
 from onnxtrain.ortmodule.capture.dynamo._batch_axis import batch_symbols, has_symbolic_batch
 from onnxtrain.ortmodule.capture.dynamo._calling import call_directly
 from onnxtrain.ortmodule.capture.dynamo._capture import capture
-from onnxtrain.ortmodule.capture.graph._assertions import Check, assertions_to_outputs, mark_assertions
+from onnxtrain.ortmodule.capture.graph._assertions import (
+    Check,
+    assertions_to_outputs,
+    mark_assertions,
+    without_assumptions,
+)
 from onnxtrain.ortmodule.capture.graph._batch import (
     batch_of,
     recorded_guards,
@@ -241,7 +246,7 @@ class _GraphCompiler:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
         """
         start = time.perf_counter()
-        plain = plain or _shallow_copy(graph_module)
+        plain = without_assumptions(plain or _shallow_copy(graph_module))
         reason = break_reason(graph_module)
         checks = assertions_to_outputs(graph_module)
         unchecked = _shallow_copy(graph_module) if checks else plain

@@ -16,7 +16,11 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import assert_async, assert_scalar, torch_check
-from onnxtrain.ortmodule.capture.graph._assumptions import computed_from_tensors, index_in_range
+from onnxtrain.ortmodule.capture.graph._assumptions import (
+    computed_from_tensors,
+    erase_nodes_of_assumptions,
+    index_in_range,
+)
 from onnxtrain.ortmodule.capture.graph._python_numbers import check_numbers, evaluate
 
 Check = tuple[Callable[[Any, str], None], str]
@@ -111,6 +115,15 @@ def _assert(condition: Any, message: str) -> None:
         raise AssertionError(*([message] if message else []))
 
 
+def without_assumptions(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Removes the assumptions from a graph that runs in PyTorch, whose operators check sizes; returns the graph."""
+    for node in graph_module.graph.find_nodes(op="call_function", target=_assume):
+        graph_module.graph.erase_node(node)
+    erase_nodes_of_assumptions(graph_module.graph)
+    graph_module.recompile()
+    return graph_module
+
+
 class AssumptionError(RuntimeError):
     """An assumption of Dynamo about data-dependent sizes does not hold: the captured graph is not valid for the call.
 
@@ -125,7 +138,7 @@ class AssumptionError(RuntimeError):
 
 
 def _assume(condition: Any, message: str) -> None:
-    """Marks an assumption in a graph that PyTorch runs. It is not checked: the operators raise for wrong sizes."""
+    """Marks an assumption about data-dependent sizes."""
 
 
 def _require(condition: Any, message: str) -> None:

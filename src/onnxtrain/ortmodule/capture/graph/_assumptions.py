@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor
 
-from onnxtrain.ortmodule.capture._nodes import depends_on_data
+from onnxtrain.ortmodule.capture._nodes import depends_on_data, fake_mode_of
 
 _LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("size(Tensor x, int dim) -> Tensor")  # type: ignore[no-untyped-call]
@@ -43,6 +42,10 @@ _FOR_TENSORS: dict[Any, Callable[..., Any]] = {
     torch.sym_int: torch.trunc,
 }
 """Functions of symbolic numbers, with the same functions of tensors."""
+
+
+_OF_ASSUMPTION = "onnxtrain.assumption"
+"""Key in the metadata of nodes that compute the condition of an assumption."""
 
 
 def computed_from_tensors(condition: Any) -> fx.Node | None:
@@ -98,15 +101,21 @@ def _inserted(before: fx.Node, make: Callable[[], fx.Proxy]) -> fx.Node:
     known = set(graph.nodes)
     with graph.inserting_before(before):
         last = make().node
-    mode = next(
-        fake.fake_mode for node in known if isinstance(fake := node.meta.get("example_value"), FakeTensor)
-    )
+    assert graph.owning_module is not None
+    mode = fake_mode_of(graph.owning_module)
     with mode:
         for node in graph.nodes:
             if node not in known:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
-                node.meta["example_value"] = node.target(*args, **kwargs)
+                node.meta |= {"example_value": node.target(*args, **kwargs), _OF_ASSUMPTION: True}
     return last
+
+
+def erase_nodes_of_assumptions(graph: fx.Graph) -> None:
+    """Removes the nodes that compute the conditions of assumptions, whose users must be gone."""
+    for node in reversed(graph.nodes):
+        if _OF_ASSUMPTION in node.meta:
+            graph.erase_node(node)
 
 
 def _is_computable(node: fx.Node) -> bool:

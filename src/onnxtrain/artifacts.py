@@ -98,7 +98,8 @@ def generate_artifacts(
         ort_format: True to also write the models in ORT format.
         custom_op_library: path of a shared library with custom ops, which the conversion to ORT format needs.
         additional_output_names: see :class:`onnxtrain.Recipe`.
-        nominal_checkpoint: True to also write a checkpoint with names, dtypes and shapes only.
+        nominal_checkpoint: True to also write a checkpoint that has only the names, dtypes and shapes of parameters,
+            and the data of BatchNorm running statistics.
         loss_input_names: see :class:`onnxtrain.Recipe`.
         batch_norm: see :class:`onnxtrain.Recipe`.
         dropout: see :class:`onnxtrain.Recipe`.

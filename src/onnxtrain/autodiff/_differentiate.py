@@ -66,8 +66,8 @@ def differentiate(
 
     Raises:
         ModelError: the model cannot be loaded or converted.
-        DifferentiationError: a name is unknown or not floating point, or `of` is not a scalar and `cotangent` is not
-            given.
+        DifferentiationError: a name is unknown or not floating point, `of` is not a scalar and `cotangent` is not
+            given, or `cotangent` is the name of an existing value.
         NoGradientRule: an op between `wrt` and `of` has no gradient rule.
         TypeError: `wrt` is a string, or not a collection.
 
@@ -113,11 +113,20 @@ def add_gradients(
 ) -> tuple[ir.Model, list[ir.Value]]:
     """Appends the gradient computation to a copy of a canonical model.
 
-    The arguments are those of :func:`differentiate`; `float_products` is described at :func:`expand_path`.
+    Args:
+        model: canonical model; not modified.
+        of: as for :func:`differentiate`.
+        wrt: as for :func:`differentiate`.
+        cotangent: as for :func:`differentiate`.
+        float_products: as for :func:`expand_path`.
 
     Returns:
         The model, and one gradient per name in `wrt`, with the value's shape and dtype; zeros if `of` does not depend
         on the value. The gradients are not graph outputs yet.
+
+    Raises:
+        DifferentiationError: as for :func:`differentiate`.
+        NoGradientRule: an op between `wrt` and `of` has no gradient rule.
     """
     # Checked before the model is copied, so that a wrong name is reported at once.
     target = typed_values(model.graph, [of], "of")[0]
@@ -153,7 +162,7 @@ def append_outputs(
     Args:
         model: the model.
         wrt: names of the differentiated values.
-        gradients: one gradient per name, as :func:`add_gradients` returns them.
+        gradients: one gradient per name, as returned by :func:`add_gradients`.
         suffix: suffix of the output names.
     """
     writer = Emitter(model.graph)

@@ -28,9 +28,9 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
 
     Args:
         model: model to fine-tune: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`, with one input [batch, ...]
-            and logits [batch, classes] as first output. If the number of logits differs from the number of classes, the
-            last linear layer is replaced (:func:`onnxtrain.replace_head`). A final Softmax or Sigmoid is removed, with
-            a warning. None builds a perceptron.
+            and logits [batch, classes] as its first output. If the number of logits differs from the number of classes,
+            the last linear layer is replaced (:func:`onnxtrain.replace_head`). A final Softmax or Sigmoid is removed,
+            with a warning. None builds a perceptron.
         hidden_layer_sizes: sizes of the perceptron's hidden layers, e.g. (100,); () for a linear model.
         loss: loss for class labels, e.g. `CrossEntropyLoss(label_smoothing=0.1)`; None for "cross_entropy".
         optimizer: as for :class:`onnxtrain.Trainer`.
@@ -40,19 +40,19 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         dtype: dtype of the perceptron, "float32" or "float64". Default: float32 if X is float32, else float64. The
             dtype of a model that you pass does not change.
         class_weight: weight of each class in the loss: "balanced" for n / (k * n_c), where n is the number of samples,
-            k the number of classes and n_c the number of samples in the class; or a dict from classes to weights, with
-            1 for missing classes. None for equal weights.
+            k the number of classes and n_c the number of samples in the class (with `sample_weight`, n and n_c are sums
+            of weights); or a dict that maps classes to weights, 1 for missing classes. None for equal weights.
         validation: fraction of the samples to hold out for validation after each epoch, e.g. 0.1, stratified by class.
             None for no validation.
-        patience: stop after this many epochs in which the validation loss (training loss if `validation` is None) did
-            not improve, and keep the weights of the best epoch. None to train all epochs.
+        patience: stop after this many consecutive epochs in which the validation loss (training loss if `validation` is
+            None) did not improve, and keep the weights of the best epoch. None to train all epochs.
         callbacks: callbacks of the training run, e.g. `[ReduceLROnPlateau()]`.
         trainer_options: additional arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
         fit_options: additional arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
         device: "cpu", "cuda" or "cuda:<index>".
         threads: number of threads per op; None for all cores. Use 1 if scikit-learn runs several fits in parallel.
-        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed in each
-            fit.
+        random_state: seed of the initial weights, shuffling, Dropout and the validation split. An int gives all
+            fits the same seed; a `RandomState`, or numpy's global one if None, gives each fit a new seed.
         verbose: True to show a progress bar.
         recipe: an :class:`onnxtrain.Recipe` with the settings, instead of `loss` and `optimizer`.
 
@@ -133,7 +133,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
 
         Raises:
             ValueError: X or y is not finite or has the wrong shape, or y is continuous.
-            InputError: the data don't fit the model.
+            InputError: the model has several inputs or a fixed batch size, or the data don't match its input.
         """
         X, y = self._validated(X, y)
         check_classification_targets(y)

@@ -15,12 +15,12 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
     """scikit-learn regressor that trains an ONNX model, for one target variable or several.
 
     Without a model, it trains a multilayer perceptron. Neither features nor targets are scaled: put a `StandardScaler`
-    before the regressor, and wrap it in a `TransformedTargetRegressor` if the targets are far from -1 .. 1.
+    before the regressor, and wrap the regressor in a `TransformedTargetRegressor` if the targets are far from -1 .. 1.
 
     Args:
         model: model to fine-tune: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`, with one input [batch, ...]
-            and predictions [batch, targets] as first output. If the number of predictions differs from the number of
-            targets, the last linear layer is replaced (:func:`onnxtrain.replace_head`). None builds a perceptron.
+            and predictions [batch, targets] as its first output. If the number of predictions differs from the number
+            of targets, the last linear layer is replaced (:func:`onnxtrain.replace_head`). None builds a perceptron.
         hidden_layer_sizes: sizes of the perceptron's hidden layers, e.g. (100,); () for a linear model.
         loss: regression loss, e.g. "huber"; None for "mse".
         optimizer: as for :class:`onnxtrain.Trainer`.
@@ -31,15 +31,15 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
             dtype of a model that you pass does not change.
         validation: fraction of the samples to hold out for validation after each epoch, e.g. 0.1. None for no
             validation.
-        patience: stop after this many epochs in which the validation loss (training loss if `validation` is None) did
-            not improve, and keep the weights of the best epoch. None to train all epochs.
+        patience: stop after this many consecutive epochs in which the validation loss (training loss if `validation` is
+            None) did not improve, and keep the weights of the best epoch. None to train all epochs.
         callbacks: callbacks of the training run, e.g. `[ReduceLROnPlateau()]`.
         trainer_options: additional arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
         fit_options: additional arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
         device: "cpu", "cuda" or "cuda:<index>".
         threads: number of threads per op; None for all cores. Use 1 if scikit-learn runs several fits in parallel.
-        random_state: seed of initial weights, shuffling, Dropout and the validation split; None for a new seed in each
-            fit.
+        random_state: seed of the initial weights, shuffling, Dropout and the validation split. An int gives all
+            fits the same seed; a `RandomState`, or numpy's global one if None, gives each fit a new seed.
         verbose: True to show a progress bar.
         recipe: an :class:`onnxtrain.Recipe` with the settings, instead of `loss` and `optimizer`.
 
@@ -72,7 +72,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
 
         Raises:
             ValueError: X or y is not finite or has the wrong shape.
-            InputError: the data don't fit the model.
+            InputError: the model has several inputs or a fixed batch size, or the data don't match its input.
         """
         X, y = self._validated(X, y, multi_output=True, y_numeric=True)
         sample_weight = self._checked_weight(sample_weight, X)

@@ -236,13 +236,13 @@ class NLLLoss(_ClassLoss):
 class CrossEntropyLoss(_ClassLoss):
     """Cross-entropy of softmax(scores) along the class axis: -log softmax(scores)[label].
 
-    The target is class labels, or with `probabilities` one probability per class: -sum(target·log softmax(scores)).
-    With `probabilities`, the target has the shape and dtype of the scores; the mean is then over positions, and weights
-    only scale the terms of the classes.
+    With `probabilities`, the target is not a label but one probability per class, in the shape and dtype of the scores,
+    and the loss is -sum(weight·target·log softmax(scores)) over the classes. As in PyTorch, the mean then divides
+    the sum by the number of positions, not by the total class weight as for labels.
 
     Attributes:
         activation: "softmax", along the class axis.
-        default_metrics: "probability_accuracy", because targets without class labels are probabilities.
+        default_metrics: "probability_accuracy", which `Trainer` records if `probabilities` is True.
         label_smoothing: fraction of the target that is distributed evenly over all classes, e.g. 0.1 (Szegedy et al.,
             2016, section 7).
         probabilities: True for targets that are class probabilities instead of labels.

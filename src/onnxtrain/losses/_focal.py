@@ -18,17 +18,17 @@ from ._elementwise import ElementwiseLoss, softplus
 class FocalLoss(ElementwiseLoss):
     """Binary cross-entropy times (1 - p)^gamma for target 1, and p^gamma for target 0, with p = sigmoid(score).
 
-    It down-weights easy examples (Lin et al., 2017, equation 5): -alpha·(1 - p)^gamma·log(p) for target 1, -(1 -
-    alpha)·p^gamma·log(1 - p) for target 0. For a target t between 0 and 1, the loss is t times the first plus 1 - t
-    times the second, as in binary cross-entropy.
+    The factors down-weight well-classified examples (Lin et al., 2017, equation 5). With `alpha`, the loss is
+    -alpha·(1 - p)^gamma·log(p) for target 1, and -(1 - alpha)·p^gamma·log(1 - p) for target 0. For a target t between 0
+    and 1, it is t times the former plus (1 - t) times the latter, as in binary cross-entropy.
 
     Attributes:
         activation: "sigmoid".
         default_metrics: "binary_accuracy".
         alpha: weight of target 1, from 0 to 1, e.g. 0.25; the weight of target 0 is 1 - alpha. With None, both weights
             are 1.
-        gamma: exponent, e.g. 2.0. The larger it is, the less well-classified examples count; 0 gives binary
-            cross-entropy.
+        gamma: exponent, non-negative, e.g. 2.0. A larger exponent reduces the loss of well-classified examples more
+            strongly; 0 gives binary cross-entropy, weighted by `alpha`.
     """
 
     activation: ClassVar[Activation | None] = "sigmoid"

@@ -11,7 +11,7 @@ from onnxtrain.emitter import known_array
 from onnxtrain.op_facts import CASTS, VIEWS
 
 LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
-"""Ops with class labels as second input and the loss as first output."""
+"""Ops whose second input is class labels and whose first output is the loss."""
 
 
 def label_mean(node: ir.Node) -> dict[str, Any] | None:

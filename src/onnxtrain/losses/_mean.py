@@ -21,20 +21,27 @@ _ADDED = frozenset({"Add", "Sub", "Sum"})
 
 
 def loss_mean(loss: ir.Value) -> dict[str, Any] | None:
-    """Returns :meth:`Loss.mean_over` for a model's total loss, which may combine several losses.
+    """Determines what a model's total loss is averaged over: samples, non-ignored labels, or nothing (a sum).
 
-    Recognizes onnxtrain's losses and ONNX's loss ops for class labels. Returns the `mean_over` of the individual losses
-    if `loss` is a multiple of one loss, a sum of losses with equal `mean_over`, or a mean loss plus a term that does
-    not depend on any input, such as a weight penalty. Otherwise, returns {}: a mean over samples is assumed.
+    Recognizes onnxtrain's losses and ONNX's classification losses (:data:`LABEL_OPS`), and these combinations of them:
+    a loss times a constant, a sum or difference of losses that are averaged over the same thing, and a mean plus a term
+    that does not depend on any input, such as a weight penalty.
+
+    Args:
+        loss: the total loss, a value of the model.
+
+    Returns:
+        The description returned by :meth:`Loss.mean_over`: {} for a mean over samples, None for a sum. {} for a loss
+        that is not recognized, because most losses are means over samples.
     """
     result: dict[str, Any] | None = json.loads(_described(loss) or _UNKNOWN)
     return result
 
 
 def _described(value: ir.Value) -> str | None:
-    """Returns `Loss.mean_over` of a value, serialized as JSON.
+    """Describes what a value is averaged over, as the JSON of `Loss.mean_over`.
 
-    Returns None if the value does not depend on the batch.
+    Returns None, which is not JSON's "null", if the value does not depend on the batch.
     """
     if MEAN_KEY in value.metadata_props:
         return value.metadata_props[MEAN_KEY]

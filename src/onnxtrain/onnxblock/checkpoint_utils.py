@@ -43,17 +43,18 @@ def save_checkpoint(
 ) -> None:
     """Writes the parameters of a model to a checkpoint file, the starting point of training.
 
-    External data is streamed from file to file, without loading it as a whole.
+    External data is memory-mapped while it is copied, so a model may be larger than the available memory.
 
     Args:
         parameters: the trainable and the frozen parameters, as returned by :meth:`TrainingBlock.parameters`. Relative
             locations of external data are relative to the working directory.
         path_to_checkpoint: path of the file to write.
-        nominal_checkpoint: True to write only names, dtypes and shapes.
+        nominal_checkpoint: True to write only the names, dtypes and shapes of the parameters. The data of BatchNorm
+            running statistics is written in either case.
 
     Raises:
         GraphBuildError: `parameters` is not a pair of lists of tensors, or contains a name twice.
-        CheckpointError: a tensor cannot be read, or the file cannot be written.
+        CheckpointError: a tensor cannot be read or has an unsupported dtype, or the file cannot be written.
     """
     doing = f"saving the checkpoint '{os.fspath(path_to_checkpoint)}'"
     try:

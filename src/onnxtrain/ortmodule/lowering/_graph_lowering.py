@@ -69,7 +69,7 @@ class GraphLowering:
     Attributes:
         graph_module: the ATen graph.
         result: the result, which `run` completes.
-        low: the `Lowering`, which lowering functions get as first argument.
+        low: the `Lowering`, the first argument of lowering functions.
         env: lowered values of the ATen nodes so far: an ONNX value, a `Complex`, a Python number, or a tuple of these.
         placeholders: the inputs of the ATen graph, in order.
         original: initial values of the placeholders in `env`, before the graph writes to them.

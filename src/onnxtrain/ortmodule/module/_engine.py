@@ -128,7 +128,7 @@ class _Captured:
     """A graph that Dynamo has captured, with everything that doesn't depend on the batch size.
 
     Attributes:
-        graph_module: the graph, with the conditions of its assertions as last outputs.
+        graph_module: the graph, with the conditions of its assertions as its last outputs.
         plain: a copy of the graph for PyTorch, with its assertions.
         unchecked: a copy of `graph_module` for PyTorch; `plain` if the graph has no assertions.
         checks: the checks of the assertions.

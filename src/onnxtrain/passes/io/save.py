@@ -95,7 +95,7 @@ def save_model(
     """Writes `model` to `path` atomically; `model` remains usable and is not modified.
 
     Args:
-        model: any model; external tensors are copied without being loaded as a whole.
+        model: any model. External tensors that are written to a data file are copied in chunks, not loaded.
         path: the file to write, in an existing directory.
         external_data_threshold: if the initializers have more bytes in total, those above 1 kB are written to a second
             file, `<path>.<12 hexadecimal digits>.data`. Each call writes a new data file, so that the model at `path`

@@ -12,7 +12,7 @@ from onnxtrain.errors import WorkersError
 from onnxtrain.trainer._run.files import AVERAGE, is_predictions
 from onnxtrain.trainer._run.run import Run
 
-# Bytes per message, so that a model of many gigabytes is never in memory as a whole.
+# Bytes per message, so that a model of many gigabytes is never entirely in memory.
 _CHUNK = 64 * 2**20
 
 

@@ -20,7 +20,7 @@ _GENERATORS = ("rng", "generator")
 
 
 class Transform:
-    """Augmentation `(inputs, targets) -> (inputs, targets)`, optionally with a numpy Generator as third argument.
+    """Augmentation `(inputs, targets) -> (inputs, targets)`, optionally with a numpy Generator as the third argument.
 
     Args:
         function: function that is called with the inputs and the targets. Each is an array, a dict by name if there are

@@ -274,7 +274,7 @@ def diagonal(low: Lowering, x: ir.Value, offset: int = 0, dim1: int = 0, dim2: i
 
 @lower("aten.unfold.default")
 def unfold(low: Lowering, x: ir.Value, dim: int, size: int, step: int) -> ir.Value:
-    """Lowers `x.unfold(dim, size, step)`: sliding windows along an axis, with each window's elements as last axis."""
+    """Lowers `x.unfold(dim, size, step)`: sliding windows along an axis; each window is a row along the last axis."""
     op = low.op
     rank = len(low.fake(0).shape)
     if rank == 0:

@@ -131,7 +131,8 @@ class Trainer(NotCopyable):
         strategy: "ddp" or options, to train together with other processes started by `torchrun`, :func:`launch
             <onnxtrain.distributed.launch>` or Ray; see :class:`onnxtrain.distributed.DataParallel`.
         recipe: the training settings as one object, instead of the arguments that are its fields. Its `sample_weight`
-            is ignored: :meth:`fit` adds an input for sample weights to the models when they are passed.
+            field is ignored: the trainer adds an input for sample weights to the models once data with weights is used,
+            e.g. in :meth:`fit`.
 
     Raises:
         TypeError: a field of `recipe` is also passed as an argument.
@@ -618,12 +619,12 @@ class Trainer(NotCopyable):
     ) -> Array:
         """Computes the confusion matrix, int64 [classes, classes]: rows are true classes, columns predicted classes.
 
-        For the arguments, see :meth:`evaluate`. To plot the matrix, call
-        `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()`.
+        A model with a single logit per sample predicts class 1 if the logit is positive. For the arguments, see
+        :meth:`evaluate`. To plot the matrix, call `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()`.
 
         Raises:
-            InputError: the data does not match the model, or the task is not a classification with one true class per
-                sample.
+            InputError: the data does not match the model, or the targets are not one class per sample, e.g. multilabel
+                targets.
         """
         state = self._state
         data = weighted_dataset(state, inputs, targets, None, Options(batch_size), transform)
@@ -642,17 +643,20 @@ class Trainer(NotCopyable):
         an `.onnx` file, use :meth:`export`.
 
         Raises:
-            InputError: `path` ends in `.onnx`, but a run is a directory.
-            CheckpointError: a file cannot be written; another trainer uses the directory, or has saved to it in the
-                meantime; or the directory contains no run, but has files that the save would overwrite.
+            InputError: `path` ends in `.onnx`, which is reserved for models; a run is a directory.
+            CheckpointError: a file cannot be written; another trainer is using the directory, or has saved to it since
+                this trainer last read or saved it; or the directory contains no run, but has files that the save would
+                overwrite.
         """
         self._state.save(path)
 
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Saves only parameters and statistics to a checkpoint file; with `ema_decay`, saves their moving averages.
+        """Saves the parameters and BatchNorm statistics to a checkpoint file, without the optimizer state.
+
+        With `ema_decay`, saves the moving averages of both. To continue training later, save the run with :meth:`save`.
 
         Raises:
-            InputError: `path` ends in `.onnx`, but the file is a checkpoint.
+            InputError: `path` ends in `.onnx`, which is reserved for models; to write a model, use :meth:`export`.
             CheckpointError: the file cannot be written.
         """
         refuse_model_name(path, "Trainer.save_parameters", "a checkpoint")
@@ -675,7 +679,7 @@ class Trainer(NotCopyable):
             self._state.position.averaged = 0
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Context manager that temporarily replaces :attr:`parameters` with their moving averages (`ema_decay`).
+        """Context manager that temporarily replaces parameters and BatchNorm statistics with their moving averages.
 
         :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` always
         use the averages, with or without this context manager. It is a no-op without `ema_decay`, and before the
@@ -783,7 +787,7 @@ class Trainer(NotCopyable):
 
     @property
     def last_fit(self) -> Plan | None:
-        """Arguments of the last fit, including an interrupted one; None before the first fit."""
+        """Arguments of the current or last fit, even if it was interrupted; None before the first fit."""
         return self._state.position.plan
 
     @property
@@ -848,8 +852,8 @@ class Trainer(NotCopyable):
 class Callback:
     """Base class for callbacks: override the methods that you need.
 
-    A callback's attributes are not saved with the run. To make the same decisions in a resumed run, compute them from
-    `trainer.history`.
+    A callback's attributes are not saved with the run. To make the same decisions in a resumed run, read what you need
+    from `trainer.history`, e.g. the best loss so far, instead of storing it in an attribute.
     """
 
     def on_fit_begin(self, trainer: Trainer) -> None:

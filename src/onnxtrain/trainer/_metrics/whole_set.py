@@ -361,7 +361,7 @@ def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
     """Computes the confusion matrix, int64 [classes, classes]: rows are true classes, columns predicted classes.
 
     Raises:
-        InputError: this is not a classification with one true class per sample.
+        InputError: the shapes do not match, or the targets are not one class per sample, e.g. multilabel targets.
     """
     data = _scores("confusion_matrix", task, prediction, target)
     if not data.one_of and not data.two_classes:

@@ -58,7 +58,12 @@ class Layout:
 
     @classmethod
     def of(cls, manifest: Manifest, *, predicting: bool = False) -> Layout:
-        """Returns the layout for a run's models."""
+        """Returns the layout of the batches that the models of a training run take.
+
+        Args:
+            manifest: describes the inputs and targets of the models.
+            predicting: True for prediction, which needs only the inputs: targets and weights in the data are ignored.
+        """
         weight = manifest.sample_weight
         targets = tuple(spec for spec in manifest.targets if not spec.sample_weight)
         weighted = weight is not None

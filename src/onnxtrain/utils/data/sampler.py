@@ -18,7 +18,7 @@ __all__ = ["LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSamp
 
 
 class LoadBalancingDistributedSampler(Sampler[int]):
-    """A `torch.utils.data.DistributedSampler` that gives all processes samples of similar complexity in each step.
+    """Distributed sampler that gives all processes samples of similar complexity in each step.
 
     The samples are sorted by complexity, and neighbors go to different processes. Shuffling permutes the steps. If
     `group_size` is given, samples are instead sorted within groups of consecutive samples, and shuffling permutes the
@@ -29,7 +29,8 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         complexity_fn: function that returns the complexity of a sample as an integer, e.g. its sequence length.
         world_size: number of processes, e.g. 8. Default: the size of the process group.
         rank: rank of this process. Default: its rank in the process group.
-        shuffle: True to shuffle. The order differs between epochs, which :meth:`set_epoch` sets.
+        shuffle: True to shuffle, in an order that depends on `seed` and on the epoch; call :meth:`set_epoch` before
+            each epoch.
         group_size: number of consecutive samples to sort together, e.g. 1024. Default: all samples.
         seed: seed for shuffling, the same in all processes.
         drop_last: if samples cannot be divided evenly among the processes, True drops some, and False repeats some.

@@ -19,12 +19,16 @@ _SEARCH_LIMIT = 64
 
 
 def is_mixed(value: ir.Value, active: Set[ir.Value], of: Collection[ir.Value]) -> bool:
-    """True if every path from `value` to a differentiated value soon reaches an op that sums over many elements.
+    """True if the cotangent of `value` may be masked with Mul: every consumer leads to an op such as MatMul or Conv.
+
+    Follows the consumers of `value` up to the first op in `MIXING`. The ops before it must be in `FINITE_COTANGENTS`.
+    Returns False if there is any other op, if a differentiated value is reached first, or if the search visits more
+    than `_SEARCH_LIMIT` nodes.
 
     Args:
         value: output of a forward node.
-        active: values through which gradients flow.
-        of: differentiated values. The user may seed them with any cotangent, including infinite ones.
+        active: values through which gradients flow. Nodes without an active output are ignored.
+        of: the differentiated values, such as the loss. Users choose their cotangents, which may be infinite.
     """
     seen, waiting, nodes = {value}, [value], 0
     while waiting:

@@ -110,9 +110,9 @@ class NodeView:
     def is_mixed(self, output: ir.Value) -> bool:
         """True if the rule may mask the cotangent of this output with Mul, which is faster than Where.
 
-        Mul turns a masked infinite cotangent into NaN. This is acceptable if every path from the output to a
-        differentiated value soon reaches an op that sums over many elements, such as MatMul. If the output of such an
-        op has an infinite cotangent, the gradients upstream of the op are infinite or NaN anyway.
+        Mul turns a masked infinite cotangent into NaN. This is acceptable if every consumer of the output leads to an
+        op that sums over many elements, such as MatMul: an infinite cotangent of that op's output makes the gradients
+        upstream of the op infinite or NaN anyway.
         """
         return is_mixed(output, self._needed, self._of)
 

@@ -86,7 +86,10 @@ class LossMean:
         return float(np.asarray(self.weight)[labels].sum())
 
     def _weighted(self, named: Mapping[str, Array], weights: Array) -> float:
-        """Returns the sum over samples of sample weight times the number (or class weights) of non-ignored labels.
+        """Returns the denominator of a loss with sample weights: the total weight of the samples or of their labels.
+
+        By default, the sum of the sample weights. If `ignore_index` or `weight` is set for a mean over labels, the sum
+        over all non-ignored labels of the sample's weight times the class weight.
 
         Args:
             named: the batch's inputs and targets by name.

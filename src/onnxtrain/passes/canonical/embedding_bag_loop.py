@@ -171,7 +171,7 @@ def _offset(value: ir.Value | None) -> tuple[ir.Value, int] | None:
 
 
 def _element(value: ir.Value | None) -> tuple[ir.Value, ir.Value, int] | None:
-    """Returns (vector, base, number) of a slice `vector[base + number : base + number + 1]`; None for other values."""
+    """Returns (vector, base, number) if a value is `vector[base + number : base + number + 1]`, else None."""
     node = _producer(value, "Slice")
     if node is None or len([entry for entry in node.inputs if entry is not None]) != 3:
         return None
@@ -182,7 +182,7 @@ def _element(value: ir.Value | None) -> tuple[ir.Value, ir.Value, int] | None:
 
 
 def _bound(value: ir.Value | None) -> ir.Value | None:
-    """Returns the `x` of a comparison `0 < x`; None for other values."""
+    """Returns `x` if a value is computed as `0 < x`, else None."""
     node = _producer(value, "Less")
     return node.inputs[1] if node is not None and _number(node.inputs[0]) == 0 else None
 
@@ -211,7 +211,13 @@ def _is_zero(value: ir.Value) -> bool:
 def _reduced_slice(
     value: ir.Value | None, op_type: str, bounds: Sequence[ir.Value | None]
 ) -> ir.Value | None:
-    """Returns the `x` of a reduction of `x[start:end]` over axis 0, where `bounds` is (start, end); None otherwise."""
+    """Returns `x` if a value is the reduction `op_type` of `x[start:end]` over axis 0, else None.
+
+    Args:
+        value: the value.
+        op_type: the reduction, e.g. "ReduceSum".
+        bounds: (start, end).
+    """
     total = _producer(value, op_type)
     if total is None or total.attributes.get_int("keepdims", 1) != 1 or len(total.inputs) != 2:
         return None
@@ -224,9 +230,16 @@ def _reduced_slice(
 def _averaged_slice(
     value: ir.Value, index: ir.Value, count: ir.Value, offsets: ir.Value, bounds: Sequence[ir.Value | None]
 ) -> ir.Value | None:
-    """Returns the `x` of the mean of `x[start:end]`, where `bounds` is (start, end); None for other values.
+    """Returns `x` if a value is the mean of `x[start:end]` over axis 0, else None.
 
-    PyTorch exports the last bag separately, as a sum divided by the number of remaining rows.
+    PyTorch exports a separate branch for the last bag: the sum divided by the number of remaining rows.
+
+    Args:
+        value: the value, in the loop's body.
+        index: number of the iteration, which selects the bag.
+        count: number of bags.
+        offsets: index of the first row of each bag, then the end of the last bag.
+        bounds: (start, end).
     """
     choice = _producer(value, "If")
     if choice is None or not _is_last(choice, index, count):
@@ -248,9 +261,16 @@ def _averaged_slice(
 def _largest_of_slice(
     value: ir.Value, index: ir.Value, count: ir.Value, offsets: ir.Value, bounds: Sequence[ir.Value | None]
 ) -> ir.Value | None:
-    """Returns the `x` of the maximum of `x[start:end]`, where `bounds` is (start, end); None for other values.
+    """Returns `x` if a value is the maximum of `x[start:end]` over axis 0, else None.
 
-    PyTorch exports the last bag separately, as a slice that ends at the number of indices.
+    PyTorch exports a separate branch for the last bag: a slice that ends at the number of embedding indices.
+
+    Args:
+        value: the value, in the loop's body.
+        index: number of the iteration, which selects the bag.
+        count: number of bags.
+        offsets: index of the first row of each bag, then the end of the last bag.
+        bounds: (start, end).
     """
     largest = _producer(value, "ReduceMax")
     choice = _producer(largest.inputs[0], "If") if largest is not None else None

@@ -13,9 +13,10 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 
 class Float32SumsPass(ir.passes.InPlacePass):
-    """Computes both levels of long sums in float32, because onnxruntime-web's bundles with WebGPU lack float64.
+    """Accumulates long sums in float32 instead of float64, which onnxruntime-web's bundles with WebGPU lack.
 
-    The sum of ten million equal numbers is then off by 1e-3 instead of 1e-7; a single-level sum would be off by 1e-2.
+    Rewrites the Casts to float64 that `LongSumsPass` and loss functions mark with `LONG_SUM_KEY`. The two-level sum of
+    ten million equal numbers is then off by 1e-3 instead of 1e-7; a single-level sum would be off by 1e-2.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -32,9 +33,9 @@ class Float32SumsPass(ir.passes.InPlacePass):
 
 
 class ReductionRankPass(ir.passes.InPlacePass):
-    """Merges the trailing axes of a reduction's input of rank 4 or more into one if all of them are reduced.
+    """Merges the trailing reduced axes of a reduction into one axis if its input has rank 4 or more.
 
-    ONNX Runtime's WebGPU provider (1.30) fails at reductions of rank 4, e.g. for the gradient of a convolution's bias
+    ONNX Runtime's WebGPU provider (1.30) fails for inputs of rank 4, e.g. in the gradient of a convolution's bias
     over [batch, channels, height, width]. The sum over [batch, channels, height * width] is the same.
     """
 

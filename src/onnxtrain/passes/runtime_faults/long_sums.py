@@ -57,12 +57,14 @@ class LongSumsPass(ir.passes.InPlacePass):
     Running sums (CumSum) are computed in float64, as in PyTorch.
 
     ONNX Runtime (1.20 to 1.32) adds float32 numbers sequentially, in a few lanes: the sum of ten million equal numbers
-    is off by 1%. PyTorch uses pairwise summation and is accurate to 1e-6. A block has up to 128 elements. The first
-    level is as fast as the original reduction, and converting the few partial sums takes little time. If sizes are
-    symbolic, the block length is computed at run time: the largest divisor, at most 128, of the number of elements.
+    is off by 1%. PyTorch uses pairwise summation and is accurate to 1e-6. A block usually has up to 128
+    elements. The first level is as fast as the original reduction, and converting the few partial sums takes little
+    time. If sizes are symbolic, the block length is computed at run time: the largest divisor of the number of elements
+    that is at most 64 (32 for products, norms and sums of squares).
 
     Expects inferred ranks. Reductions are left unchanged if their rank is unknown, their axes are not constant, they
-    add at most 512 elements, or they reduce only the batch axis to fewer than 512 sums.
+    reduce few elements (at most 64 to 512, depending on the op and the axes), or they reduce only the batch axis to
+    fewer than 512 sums.
 
     Args:
         kept: names of values whose nodes must not be rewritten.
@@ -94,13 +96,13 @@ class LongSumsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _nodes(self, graph: ir.Graph) -> list[ir.Node]:
-        """Returns the nodes that may be rewritten, including subgraphs."""
+        """Returns the nodes of a graph and its subgraphs, except the nodes that compute a value in `kept`."""
         # An absent output has no name.
         return [n for n in ir.traversal.RecursiveGraphIterator(graph) if n.outputs[0].name not in self._kept]
 
 
 def mark_long_sum(wide: ir.Value) -> None:
-    """Marks the Cast to float64 that computes `wide`: it only improves the accuracy of a sum."""
+    """Marks the Cast to float64 that computes `wide` as optional: only the accuracy of a sum depends on it."""
     cast = wide.producer()
     assert cast is not None
     cast.metadata_props[LONG_SUM_KEY] = "true"
@@ -145,7 +147,7 @@ class _Reduction:
 
     @property
     def short(self) -> int:
-        """Maximum number of reduced elements up to which the reduction is not rewritten."""
+        """A reduction of at most this many elements is not rewritten."""
         # If all axes are reduced, ONNX Runtime adds squares in lanes as well.
         if len(self.axes) == len(self.dims):
             return _SHORT_ROW
@@ -334,7 +336,15 @@ def _in_blocks(
 
 
 def _length(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -> ir.Value:
-    """Emits the block length, int64 [1]: the largest divisor of the run's size that is at most `reduction.most`."""
+    """Emits the block length for symbolic sizes: the largest divisor of the run's element count up to `reduction.most`.
+
+    Args:
+        reduction: the reduction. Its `run` has the sizes of the axes that are divided into blocks.
+        blocks: block lengths emitted so far, by graph, `reduction.most` and sizes; extended in place.
+
+    Returns:
+        The block length, int64 [1]. Reductions over equal sizes in the same graph share it.
+    """
     node = reduction.node
     names = tuple(dim if isinstance(dim, int) else dim.value for dim in reduction.run)
     # Sizes with the same name are equal, so that e.g. the gradients of all biases share these nodes.

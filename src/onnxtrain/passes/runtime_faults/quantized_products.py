@@ -16,14 +16,14 @@ _CODES = frozenset(ir.DataType[name] for name in ("INT2", "UINT2", "INT4", "UINT
 
 
 class FloatProductsPass(ir.passes.InPlacePass):
-    """Removes `accuracy_level` from onnxruntime's products with quantized weights, such as MatMulNBits.
+    """Removes `accuracy_level` from onnxruntime's matrix products with quantized weights, such as MatMulNBits.
 
     With `accuracy_level=4`, which onnxruntime-genai's model builder sets, kernels round activations to int8. Gradient
     rules assume floating-point products, and this pass makes the forward pass compute them, too.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Removes the attribute in place, including subgraphs."""
+        """Removes the attribute from nodes of the graph and its subgraphs, in place."""
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             if node.domain == "com.microsoft" and "accuracy_level" in node.attributes:
@@ -34,7 +34,7 @@ class FloatProductsPass(ir.passes.InPlacePass):
 
 
 class FloatDequantizedPass(ir.passes.InPlacePass):
-    """Keeps ONNX Runtime from rounding activations to int8 in products with a dequantized weight.
+    """Keeps ONNX Runtime from rounding activations to int8 in matrix products with a dequantized weight.
 
     ONNX Runtime (1.32) fuses a DequantizeLinear and the following MatMul or Gemm to MatMulNBits with `accuracy_level=4`
     if nothing else reads the dequantized weight. The level is a session option, which a file cannot set. The pass turns
@@ -55,7 +55,7 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
         self._kept = kept
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites the products in place, including subgraphs."""
+        """Rewrites each MatMul and Gemm with a dequantized weight in the graph and its subgraphs, in place."""
         modified = False
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
             if _is_weight(node):
@@ -67,9 +67,16 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _separate(self, model: ir.Model, node: ir.Node) -> bool:
-        """Adds a second DequantizeLinear for those readers of a weight that are not in `kept`.
+        """Adds a second DequantizeLinear for the consumers of a weight that are not in `kept`.
 
-        Returns False, and does nothing, if all readers or no readers are in `kept`.
+        Does nothing if all consumers or no consumers are in `kept`.
+
+        Args:
+            model: the model, modified in place.
+            node: the DequantizeLinear of the weight.
+
+        Returns:
+            True if the node was added.
         """
         uses = list(node.outputs[0].uses())
         others = [use for use in uses if use.node.outputs[0].name not in self._kept]

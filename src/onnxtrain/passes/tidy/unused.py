@@ -8,19 +8,22 @@ import onnx_ir as ir
 
 
 def is_read(value: ir.Value) -> bool:
-    """True if a node reads the value, or it is an output of its graph."""
+    """True if a value is an input of a node or an output of its graph."""
     return bool(value.uses()) or value.is_graph_output()
 
 
 def remove_unread_nodes(graph: ir.Graph, among: Collection[ir.Node] | None = None) -> bool:
-    """Removes nodes whose outputs nothing reads, or only removed nodes read. Returns True if there were any.
+    """Eliminates dead nodes in place: nodes whose outputs are unused, or used only by other dead nodes.
 
     Args:
-        graph: a graph, topologically sorted.
+        graph: a topologically sorted graph. Dead nodes in its subgraphs are not removed.
         among: nodes that may be removed. Default: all.
+
+    Returns:
+        True if any node was removed.
     """
     modified = False
-    # In reverse order, so that one pass also finds nodes that only removed ones read.
+    # In reverse order, so that the consumers of a node are removed before the node is checked.
     for node in reversed(graph):
         if (among is None or node in among) and not any(map(is_read, node.outputs)):
             _remove(graph, node)
@@ -29,11 +32,11 @@ def remove_unread_nodes(graph: ir.Graph, among: Collection[ir.Node] | None = Non
 
 
 def remove_unread_chains(graph: ir.Graph, ends: Iterable[ir.Node | None]) -> None:
-    """Removes nodes with unread outputs, and then their producers if these have become unread.
+    """Removes nodes with unused outputs, then the producers of their inputs if these have become unused, and so on.
 
     Args:
-        graph: the graph; nodes of other graphs are not removed.
-        ends: nodes to start from. None is ignored, e.g. if a graph input has no producer.
+        graph: the graph, modified in place. Nodes of other graphs, such as subgraphs, are not removed.
+        ends: nodes to start from. None is ignored, e.g. the producer of a graph input.
     """
     # Does not visit the whole graph, because callers do this for many nodes in turn.
     nodes = list(ends)
@@ -55,9 +58,9 @@ def remove_unread_initializers(graph: ir.Graph, values: Iterable[ir.Value | None
 
 
 def read_nothing(subgraph: ir.Graph) -> None:
-    """Disconnects the nodes of a dropped subgraph from their inputs.
+    """Disconnects the nodes of a dropped subgraph and of its nested subgraphs from their inputs.
 
-    Otherwise onnx_ir would count them as readers, so that values of enclosing graphs are never removed.
+    Otherwise values of enclosing graphs would keep these uses, and their producers would never be removed as dead.
     """
     for node in subgraph.all_nodes():
         for index in range(len(node.inputs)):

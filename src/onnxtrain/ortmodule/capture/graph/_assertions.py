@@ -30,7 +30,8 @@ Check = tuple[Callable[[Any, str], None], str]
 def mark_assertions(graph_module: fx.GraphModule) -> None:
     """Makes assertions raise as in eager PyTorch: AssertionError for `assert`, RuntimeError for `torch._check`.
 
-    Also adds checks for Python arithmetic that may raise, see `check_numbers`. The graph is changed in place.
+    Also adds checks for Python arithmetic that may raise, see `check_numbers`, and removes the assertions that Dynamo
+    derived from sizes. Modifies the graph and nested graphs in place.
     """
     for part in graph_module.modules():
         if not isinstance(part, fx.GraphModule):
@@ -72,12 +73,12 @@ _GENERATED_MESSAGES = ("assertion error", "Runtime assertion failed for expressi
 
 
 def _is_check(node: fx.Node) -> bool:
-    """True if a node is a call of `torch._check`, not an assertion that Dynamo derived from sizes."""
+    """True if a node is a call to `torch._check`, not an assertion that Dynamo derived from sizes."""
     return bool(node.meta.get("_fx_runtime_assert_preserve"))
 
 
 def _erase_with_unused_inputs(node: fx.Node) -> None:
-    """Removes a node, and the symbolic numbers and conditions that only this node used."""
+    """Removes a node, and the symbolic numbers and conditions that only this node used, directly or indirectly."""
     inputs = node.all_input_nodes
     node.graph.erase_node(node)
     for source in inputs:
@@ -88,13 +89,15 @@ def _erase_with_unused_inputs(node: fx.Node) -> None:
 
 
 def assertions_to_outputs(graph_module: fx.GraphModule) -> list[Check]:
-    """Replaces the assertions of a graph, in place, with additional outputs: their conditions.
+    """Removes the assertions of a graph, and appends the asserted conditions to the graph's outputs, in place.
+
+    Includes the checks for Python arithmetic; the value to check is then a number. Nested graphs are not modified.
 
     Args:
         graph_module: the graph, after `mark_assertions`.
 
     Returns:
-        The check of each appended output.
+        For each appended output, the function that checks its value, and the message.
     """
     graph = graph_module.graph
     nodes = [node for node in graph.nodes if node.target in (_assert, _check, _assume, evaluate)]

@@ -68,7 +68,16 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 def _handlers(frame: Any) -> Iterator[tuple[Any, int]]:
-    """Yields the `except` clauses around the current instruction and its callers, as (frame, index of instruction)."""
+    """Yields the user's handlers that enclose the current instruction or a call that led to it, innermost first.
+
+    These are `except` clauses and `contextlib.suppress` blocks, not `finally` or other `with` blocks.
+
+    Args:
+        frame: Dynamo's `InstructionTranslator` for the function that contains the instruction.
+
+    Yields:
+        The frame and the index in `frame.instructions` of the handler's first instruction after PUSH_EXC_INFO.
+    """
     while frame is not None:
         # PyTorch itself calls hooks inside `try`.
         of_torch = frame.f_code.co_filename.startswith(_TORCH_DIRECTORY)
@@ -97,7 +106,12 @@ def _is_except(instructions: list[Any]) -> bool:
 
 
 def _resumes(frame: Any, first: int) -> bool:
-    """True if a handler, starting at its instruction `first`, does not re-raise."""
+    """True if a handler swallows the error: its bytecode has a POP_EXCEPT before the first `raise`.
+
+    Args:
+        frame: Dynamo's `InstructionTranslator` for the function that contains the handler.
+        first: index in `frame.instructions` of the handler's first instruction.
+    """
     names = (instruction.opname for instruction in frame.instructions[first:])
     return next((name for name in names if name in ("RAISE_VARARGS", "POP_EXCEPT")), "") != "RAISE_VARARGS"
 

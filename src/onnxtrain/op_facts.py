@@ -150,7 +150,7 @@ FACTS: Mapping[str, Fact] = {
 
 
 def ops_with(fact: Fact) -> frozenset[str]:
-    """Returns the standard ops that have a given fact."""
+    """Returns the standard ops whose entry in :data:`FACTS` includes `fact`."""
     return frozenset(op_type for op_type, facts in FACTS.items() if fact in facts)
 
 

@@ -75,9 +75,15 @@ def inverse_rms_normalization_gradient(
 def _gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, inverse: ir.Value, share: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the cotangents of x and scale, using the formulas in the docstring of this module.
+    """Returns the cotangents of x and scale for both variants; the module docstring has the formulas.
 
-    `inverse` is r, `[..., 1]`; `share` is a scalar or `[..., 1]`.
+    Args:
+        op: emits the nodes.
+        ct: cotangent of y, `[..., n]`.
+        x: the normalized input, `[..., n]`.
+        scale: `[n]`.
+        inverse: r, the factor of each row, `[..., 1]`.
+        share: factor of the derivative of r, dr/dx = -r³ * share * x, e.g. 1 / n; a scalar or `[..., 1]`.
     """
     matrix = op.Concat([-1], op.Unsqueeze(op.Size(scale), [0]), axis=0)
     # The only product of the size of x besides ct_x.

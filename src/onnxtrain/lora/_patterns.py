@@ -59,7 +59,13 @@ class Matcher:
         return self._known[key]
 
     def matches_end(self, pattern: str, text: str) -> bool:
-        """True if an expression matches a whole path, or the rest of the path after a dot."""
+        """True if an expression matches a module path, or a suffix of it that follows a dot.
+
+        For example, "fc1" matches "layers.0.fc1", but not "layers.0.old_fc1".
+
+        Raises:
+            GraphBuildError: the calls of this matcher have taken too many steps in total.
+        """
         if is_plain(pattern):
             return _compiled(with_any_parent(pattern)).fullmatch(text) is not None
         return self.full_match(with_any_parent(pattern), text)
@@ -86,7 +92,7 @@ def is_plain(pattern: str) -> bool:
 
 
 def with_any_parent(pattern: str) -> str:
-    """Returns an expression that matches a path if `pattern` matches the whole path or the rest of it after a dot."""
+    """Returns an expression that matches a path if `pattern` matches the path, or a suffix of it that follows a dot."""
     # PEFT's rule for keys of rank_pattern and alpha_pattern.
     return rf"(.*\.)?({pattern})"
 

@@ -58,11 +58,11 @@ def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dic
 
 
 def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimizer: bool) -> dict[str, Buffer]:
-    """Returns the tensors to write by their key in the file, e.g. "parameter/fc.weight".
+    """Returns the tensors to save, as a dict from the key in the file, e.g. "parameter/fc.weight", to the tensor.
 
     Args:
         parameters: the parameters to save, by name.
-        store: the store whose statistics are saved.
+        store: the store with the statistics to save.
         with_optimizer: True to include the moments of `store`.
     """
     groups = {_STATISTIC: store.statistics, _PARAMETER: parameters}

@@ -140,7 +140,7 @@ def _from_array(spec: InputSpec, array: Array) -> Array:
 
 
 def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> list[Array | ort.OrtValue]:
-    """Checks number, dtypes, shapes and class labels of the arguments of a step, and prepares them for binding.
+    """Checks the number, dtypes, shapes and class labels of a step's arguments, and prepares them for binding.
 
     Args:
         specs: the inputs that the model expects.
@@ -148,7 +148,7 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
             other byte order, or is float32 for a bfloat16 input.
 
     Returns:
-        One value per input, to be bound to the session.
+        One value per input, to be bound to the session. Arrays for bfloat16 inputs are returned as OrtValues.
 
     Raises:
         InputError: an argument does not match its input. The message contains the expected and the received value.

@@ -238,16 +238,16 @@ class Lowering:
         self.assertions.append((self.op.Equal(failures, 0.0), message))
 
     def refuse_overflow(self, *numbers: Any) -> None:
-        """Raises UnsupportedATenOp if a finite Python number is out of range of the result's dtype."""
+        """Raises UnsupportedATenOp if a finite Python number is out of range for the result's dtype."""
         for number in numbers:
             if not isinstance(number, ir.Value) and not _fits(number, self.dtype):
                 raise self.unsupported(f"{number!r} as {self.dtype}")
 
     def tensor(self, value: Any, dtype: ir.DataType) -> ir.Value:
-        """Returns a value or a Python number as a value of `dtype`.
+        """Casts an ONNX value to `dtype`, or turns a Python number into a constant of `dtype`.
 
         Raises:
-            UnsupportedATenOp: the number is out of range of `dtype`; PyTorch either raises an error or rounds it.
+            UnsupportedATenOp: the number is out of range for `dtype`; PyTorch either raises an error or rounds it.
         """
         # A Cast to the same dtype would keep fusions from seeing the chain.
         if isinstance(value, ir.Value):

@@ -185,7 +185,7 @@ def _part_signatures(
     Args:
         graph_module: the whole graph.
         whole: signature of the whole graph.
-        value_numbers: per node, the number of its value; see `Step`.
+        value_numbers: for each node, the number of its value; see `Step`.
         in_pytorch: the nodes that PyTorch runs, with the reasons.
     """
     differentiable = _with_gradients(graph_module, whole, in_pytorch)

@@ -43,10 +43,10 @@ class Steps:
 
     Args:
         graph_module: the whole graph, a functional ATen graph.
-        value_numbers: per node, the number of its value; see `Step`.
+        value_numbers: for each node, the number of its value; see `Step`.
         steps: the parts, in order of execution.
-        signature: describes inputs and outputs of the graph.
-        reasons: per node that PyTorch runs, the reason why.
+        signature: describes the inputs and outputs of the graph.
+        reasons: the nodes that PyTorch runs, each with the reason for the fallback.
 
     Attributes:
         inputs: indices of the arguments that are tensors, e.g. [0, 1].

@@ -63,10 +63,12 @@ def _is_body(node: ir.Node) -> bool:
 
 
 def _rewrite(node: ir.Node, opset: int) -> None:
-    """Rewrites a node of `opset` in ops of opset 26.
+    """Converts a node from `opset`, which is newer than 26, to opset 26, in place.
+
+    Expects nodes for which `_is_body` is false.
 
     Raises:
-        UnsupportedOpsetError: opset 26 has no equivalent.
+        UnsupportedOpsetError: the node has no equivalent in opset 26.
     """
     op = node.op_type
     if op == "SpaceToDepth":

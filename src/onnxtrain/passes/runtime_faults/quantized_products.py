@@ -124,7 +124,11 @@ def _reads_weight(node: ir.Node) -> bool:
 
 
 def _write_unfused(model: ir.Model, node: ir.Node) -> None:
-    """Rewrites a product as FusedMatMul, followed by an Add if a Gemm has a third input."""
+    """Rewrites a MatMul or Gemm as a FusedMatMul, in place; a Gemm's bias is added by a separate Add.
+
+    The inputs of the Gemm must not be transposed. If `beta` is not 1, a Mul scales the bias; if it is 0, the bias is
+    dropped.
+    """
     model.graph.opset_imports.setdefault("com.microsoft", 1)
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))
     addend = node.inputs[2] if len(node.inputs) > 2 else None

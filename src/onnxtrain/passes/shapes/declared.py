@@ -15,8 +15,9 @@ def correct_declared_shapes(model: ir.Model) -> bool:
     wrong shape. ONNX Runtime warns and uses the inferred shape. Sizes that cannot be inferred remain as declared.
 
     Returns:
-        True if the model has all inferred shapes. False if shapes must be inferred next: none was declared, or a
-        declaration has sizes that were not inferred, from which further shapes may follow.
+        True if every value now has the shape that inference finds, so that inferring again would change nothing. False
+        if the caller must infer shapes: the model declared no shapes, or some declared sizes were kept, from which more
+        shapes may be inferred.
     """
     values = [value for node in model.graph.all_nodes() for value in node.outputs]
     declared = {value: value.shape for value in values if value.shape is not None}

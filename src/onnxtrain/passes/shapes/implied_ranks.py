@@ -125,12 +125,15 @@ def _einsum(node: ir.Node) -> _Ranks:
 
 
 def _per_axis_input(*places: int, per_axis: int = 1, axes: int | None = None) -> Callable[[ir.Node], _Ranks]:
-    """Returns a rule for ops with an input that has `per_axis` elements for each axis, e.g. 2 for the pads of Pad.
+    """Returns a rule that derives the rank of input 0 and output 0 from the length of another input.
+
+    For example, the pads of a Pad have two elements per axis, so 8 pads imply rank 4.
 
     Args:
-        places: indices of these inputs.
-        per_axis: elements per axis.
-        axes: index of the input with the axes. If it is present, the elements are for these axes only.
+        places: indices of the inputs with a fixed number of elements per axis; the first one of known length is used.
+        per_axis: number of elements per axis, e.g. 2 for pads.
+        axes: index of an optional input that selects axes. If it, or an attribute `axes`, is present, the length says
+            nothing about the rank, which is then None.
     """
 
     def find(node: ir.Node) -> _Ranks:

@@ -23,7 +23,7 @@ class FitGuard:
 
     @contextlib.contextmanager
     def fitting(self, averages_are_applied: bool) -> Iterator[None]:
-        """Marks a fit as running within the block.
+        """Context manager that marks a fit as running.
 
         Args:
             averages_are_applied: True if moving averages currently replace the trained values.

@@ -87,7 +87,7 @@ class MovingAverage:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Replaces the values with the averages within the block."""
+        """Context manager that replaces the values with their averages, and restores them at the end of the block."""
         # Nested use, e.g. evaluate within `trainer.averaged()`, must not keep the averages as the values.
         if self._applied:
             yield

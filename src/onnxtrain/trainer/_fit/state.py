@@ -218,7 +218,7 @@ class TrainingState:
 
     @contextlib.contextmanager
     def fitting(self) -> Iterator[None]:
-        """Marks a fit as running within the block, and keeps other trainers out of the directory.
+        """Context manager that marks a fit as running, and keeps other trainers out of the directory.
 
         Raises:
             TrainingStateError: another fit of this trainer is running.

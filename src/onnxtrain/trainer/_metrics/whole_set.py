@@ -337,10 +337,12 @@ def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
     """Looks up a scikit-learn metric by name, e.g. "f1" or "top5_accuracy".
 
     Returns:
-        Function `(predictions, targets) -> value` of a whole dataset; None for an unknown name.
+        A function `(predictions, targets) -> value`, called with the arrays of the whole dataset; None if the name is
+        unknown.
 
     Raises:
-        InputError: k of a top-k accuracy is not less than the number of classes.
+        InputError: the task has too few classes for a top-k accuracy, which needs more than k. If the number of classes
+            is unknown, the function raises this error instead.
         MissingPackageError: scikit-learn is not installed.
     """
     # "top5_accuracy" is one of a family, so it is not in the table.

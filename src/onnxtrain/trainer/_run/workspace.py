@@ -79,7 +79,7 @@ class Workspace:
         return workspace
 
     def locked(self) -> contextlib.AbstractContextManager[object]:
-        """Locks the directory within the block.
+        """Context manager that keeps other trainers out of the directory; a no-op for a temporary directory.
 
         Raises:
             CheckpointError: another trainer holds the lock.
@@ -89,7 +89,10 @@ class Workspace:
 
     @contextlib.contextmanager
     def saving(self, target: Path) -> Iterator[None]:
-        """Locks the directory `target`, which may be :attr:`path` or a different one, within the block.
+        """Context manager for a save to `target`: keeps other trainers out of that directory.
+
+        Args:
+            target: the directory to save to, which may be :attr:`path` or a different directory.
 
         Raises:
             CheckpointError: another trainer holds the lock, or has saved to this directory since :meth:`note`.
@@ -124,7 +127,7 @@ class Workspace:
             )
 
     def _stamp(self) -> Stamp | None:
-        """Returns inode, size and modification time of the checkpoint; None if there is none."""
+        """Returns the inode, size and modification time of the checkpoint; None if there is none."""
         try:
             return stamp(self.path / CHECKPOINT)
         except OSError:

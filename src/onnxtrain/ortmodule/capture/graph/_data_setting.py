@@ -10,7 +10,7 @@ from onnxtrain.ortmodule.capture._nodes import memory_of, name_of, node_memory, 
 
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
-    """Replaces `input.data = value` with `input.data.copy_(value)`, in place, if no alias reveals the difference.
+    """Replaces `input.data = value` with `input.data.copy_(value)`, in place, unless this would change a result.
 
     Replaces all assignments or none: after an assignment that is kept, a copy would overwrite a different tensor.
     """
@@ -61,9 +61,11 @@ def _is_alias_of_input(node: fx.Node) -> bool:
 
 
 def _is_equivalent_to_copy(graph: fx.Graph, node: fx.Node) -> bool:
-    """True if an assignment to `.data` has the same effect as a copy.
+    """True if `input.data = value` can be replaced with a copy without changing any result.
 
-    After `t.data = v`, `t` and `v` share memory. An alias of either that is used later would reveal a copy.
+    The assignment makes the input share memory with `value`, and leaves earlier aliases of the input with the old
+    memory; a copy does neither. This only matters if `value`, or an alias of either tensor, is used after the
+    assignment.
     """
     target, value = node.args[0], node.args[1] if len(node.args) == 2 else None
     if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":

@@ -105,9 +105,10 @@ _MIN_DIVISOR = 9.999999960041972e-13
 def binary_cross_entropy(
     low: Lowering, x: ir.Value, target: ir.Value, weight: ir.Value | None = None, reduction: int = 1
 ) -> ir.Value:
-    """Lowers -(t log x + (1 - t) log(1 - x)). As in PyTorch, logarithms are clamped to at least -100.
+    """Lowers -(t log x + (1 - t) log(1 - x)), with both logarithms clamped to at least -100, as in PyTorch.
 
-    The gradients are PyTorch's, which ignore the clamping: (x - t) / max(x (1 - x), 1e-12), and log(1 - x) - log x.
+    The gradients ignore the clamping, as PyTorch's do: the derivative is (x - t) / max(x (1 - x), 1e-12) for x, and
+    log(1 - x) - log x for t.
     """
     op = low.op
     x, target = low.wide(x, target)

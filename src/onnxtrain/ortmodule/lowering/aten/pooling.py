@@ -193,10 +193,11 @@ _MAX_UNLIMITED_KERNEL = 32
 def _limited_windows(
     low: Lowering, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool
 ) -> tuple[list[int], list[int]]:
-    """Returns kernel and stride, limited to the size of the padded input along each axis.
+    """Returns the kernel and the strides of a pooling, in ceil mode limited to the padded input's size along each axis.
 
-    In ceil mode, the kernel may be larger than the padded input, e.g. with a kernel of `hidden_dim` over a sequence.
-    The gradient has a kernel of the same size, which could take gigabytes.
+    In ceil mode, PyTorch accepts kernels larger than the padded input, e.g. `hidden_dim` over a short sequence. A
+    gradient with a kernel of that size could take gigabytes. The sizes of the input are specialized, unless the kernel
+    has at most `_MAX_UNLIMITED_KERNEL` elements along each axis and so needs no limit.
     """
     rank = len(kernel)
     strides = per_axis(stride, rank) if stride else list(kernel)

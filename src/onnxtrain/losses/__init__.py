@@ -79,7 +79,7 @@ __all__ = [
 ]
 
 LOSSES: dict[str, type[Loss]] = {name: globals()[kind] for name, (kind, _) in LOSS_NAMES.items()}
-"""The losses by the names that :func:`make_loss` accepts."""
+"""Maps each name that :func:`make_loss` accepts to its loss class."""
 
 
 def loss_class(name: str) -> type[Loss]:
@@ -169,7 +169,13 @@ def attach_loss(
 
 
 def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
-    """Adds the graph input `sample_weight`, float [N], after the targets."""
+    """Appends the graph input `sample_weight` with one weight per sample, and returns it.
+
+    Its shape is [N], its dtype float64 for float64 scores, else float32.
+
+    Raises:
+        GraphBuildError: the scores have no batch axis.
+    """
     if not static_dims(scores):
         raise GraphBuildError(
             f"attaching {type(loss).__name__}: the scores {scores.name!r} of shape {scores.shape} have no "
@@ -232,7 +238,11 @@ def mark_labels(graph: ir.Graph) -> None:
 
 
 def _follow_back(value: ir.Value) -> tuple[ir.Value, int]:
-    """Traces a value back through casts and reshapes; returns its source and the number of other readers."""
+    """Traces a target back through casts and reshapes to the value that they are computed from.
+
+    Returns:
+        That value, and how many other nodes read it or an intermediate result.
+    """
     readers = len(value.uses())
     producer = value.producer()
     while producer is not None and producer.op_type in _SAME_ELEMENTS and producer.inputs[0] is not None:
@@ -243,7 +253,13 @@ def _follow_back(value: ir.Value) -> tuple[ir.Value, int]:
 
 
 def _mark(source: ir.Value, spec: TargetSpec, key: str) -> None:
-    """Stores a target's specification in the metadata of its input, unless it already specifies class labels."""
+    """Stores a target's specification in the metadata of its input.
+
+    Args:
+        source: the graph input.
+        spec: the specification. It does not replace one that already specifies class labels.
+        key: TARGET_KEY, or LABELS_KEY if the model reads the input, too.
+    """
     marks = source.metadata_props
     # An input remains a target if one loss uses it as such, even if the model reads it for another loss.
     key = TARGET_KEY if TARGET_KEY in marks else key

@@ -22,7 +22,7 @@ TARGET_KEY = "onnxtrain.target"
 `{"class_labels": {"count": 10, "ignore_index": -100}}`."""
 
 LABELS_KEY = "onnxtrain.class_labels"
-"""Metadata key of a graph input that both the model and a loss (as labels) read: JSON as above."""
+"""Metadata key of a graph input that the model reads, and a loss reads as its labels: JSON as for `TARGET_KEY`."""
 
 MEAN_KEY = "onnxtrain.loss_mean"
 """Metadata key of a loss: the result of :meth:`Loss.mean_over` as JSON."""
@@ -31,7 +31,7 @@ WEIGHT_NAME = "sample_weight"
 """Suggested name of the graph input with one weight per sample."""
 
 Reduction = Literal["mean", "sum", "none"]
-"""Reduction of the terms of a loss (one per sample or element) to their mean or their sum, or none."""
+"""Reduction of the terms of a loss, one per sample or element; "none" returns the terms themselves."""
 Activation = Literal["softmax", "exp", "sigmoid"]
 
 # Sums of these dtypes overflow (float16 ends at 65,504) or stop growing (bfloat16 has 8 bits of precision).
@@ -183,7 +183,10 @@ class Loss(ABC):
         return narrow(op, loss, scores)
 
     def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
-        """Returns the weight of each loss term in the mean, in the shape of the terms; None if all weights are 1."""
+        """Returns the weight of each loss term in the mean, as a tensor with the shape of the terms.
+
+        Returns None if all weights are 1.
+        """
         return None
 
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:
@@ -206,7 +209,11 @@ class Loss(ABC):
         return GraphBuildError(f"building {type(self).__name__}: {problem}")
 
     def _scores_dims(self, scores: ir.Value) -> tuple[int | str | None, ...]:
-        """Returns the dimensions of the scores; raises GraphBuildError if dtype or rank is unknown or unsupported."""
+        """Returns the dimensions of the scores.
+
+        Raises:
+            GraphBuildError: the dtype of the scores is unknown or not floating point, or their rank is unknown.
+        """
         if scores.dtype is None:
             raise self._error(f"the dtype of scores {scores.name!r} is unknown.{why_untyped(scores)}")
         if not scores.dtype.is_floating_point():
@@ -245,7 +252,7 @@ class Loss(ABC):
 
 
 def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
-    """Reduces the terms to shape [] with "mean" or "sum"; returns them unchanged for "none"."""
+    """Returns the mean or the sum of the terms, shape []; for "none", the terms themselves."""
     if reduction == "none":
         return terms
     # ONNX's reductions without `axes` reduce all axes.

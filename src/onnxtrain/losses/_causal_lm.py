@@ -15,7 +15,7 @@ from ._base import Activation, ClassLabels, Loss, TargetSpec
 from ._classes import CrossEntropyLoss
 
 _POSITIONS = "loss_positions"
-"""Name of the number of tokens in a batch, batch times sequence."""
+"""Symbolic size for the number of tokens in a batch, batch times sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)

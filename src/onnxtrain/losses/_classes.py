@@ -71,7 +71,7 @@ class _ClassLoss(Loss):
         return [TargetSpec("labels", ir.DataType.INT64, (*dims[:axis], *dims[axis + 1 :]), labels)]
 
     def _class_axis(self, scores: ir.Value, dims: tuple[int | str | None, ...]) -> int:
-        """Returns the class axis as a non-negative number.
+        """Returns the non-negative index of the class axis.
 
         Raises:
             GraphBuildError: the scores have no such axis, or `axis` is None and the shape is ambiguous.
@@ -133,10 +133,11 @@ class _ClassLoss(Loss):
     def _with_classes_second(
         self, op: Emitter, scores: ir.Value, target: ir.Value
     ) -> tuple[Self, ir.Value, ir.Value]:
-        """Transposes scores (and probabilities) so that the class axis is 1, as ONNX's losses require.
+        """Transposes the scores, and a target of class probabilities, so that classes are on axis 1, as ONNX requires.
 
         Returns:
-            This loss with `axis=1`, the scores and the target, all unchanged if the class axis is already 1.
+            A copy of this loss with `axis=1`, the scores and the target. All three are unchanged if the class axis is
+            already 1.
         """
         spec = self.targets(scores)[0]
         # Before the transposition, because the message contains the axis that the user chose.
@@ -170,14 +171,17 @@ class _ClassLoss(Loss):
         return {"labels": labels, "ignore_index": self.ignore_index, "weight": weight}
 
     def _ignored(self, op: Emitter, labels: ir.Value) -> ir.Value | None:
-        """Returns a Boolean mask of the ignored labels; None if there is no `ignore_index`."""
+        """Returns a Boolean mask of the ignored labels, or None if the loss has no `ignore_index`."""
         if self.ignore_index is None:
             return None
         ignored: ir.Value = op.Equal(labels, op.const(self.ignore_index, labels.dtype))
         return ignored
 
     def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
-        """Returns the class weight of each label, 0 for ignored labels."""
+        """Returns the class weight of each label, with 0 for ignored labels.
+
+        Returns None if the loss has neither class weights nor an `ignore_index`.
+        """
         weight, ignored = self._class_weights(op, scores, scores), self._ignored(op, target)
         counts: ir.Value | None = None
         if weight is None:
@@ -193,7 +197,7 @@ class _ClassLoss(Loss):
         return counts
 
     def _class_weights(self, op: Emitter, scores: ir.Value, like: ir.Value) -> ir.Value | None:
-        """Returns the class weights as a constant in the dtype of `like`, None if there are none.
+        """Returns the class weights as a constant with the dtype of `like`, or None if the loss has no class weights.
 
         Raises:
             GraphBuildError: the number of weights differs from the number of classes.
@@ -298,7 +302,7 @@ class CrossEntropyLoss(_ClassLoss):
     def _probability_terms(
         self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value | None
     ) -> ir.Value:
-        """Emits -sum_c weight[c]·target[c]·log p[c] for smoothed target probabilities."""
+        """Emits -sum_c weight[c]·target[c]·log p[c], after label smoothing of the target probabilities."""
         if self.label_smoothing:
             target = op.Add(op.Mul(target, 1 - self.label_smoothing), self._smoothing_share(op, scores))
         return _class_sum(op, op.Mul(op.LogSoftmax(scores, axis=1), target), weight, like=scores)
@@ -306,7 +310,12 @@ class CrossEntropyLoss(_ClassLoss):
     def _smoothed(
         self, op: Emitter, scores: ir.Value, labels: ir.Value, weight: ir.Value | None, positions: ir.Shape
     ) -> ir.Value:
-        """Emits -(1 - s)·w[label]·log p[label] - (s/C)·sum_c w[c]·log p[c] with s = label_smoothing, reduced."""
+        """Emits the loss with label smoothing s: the reduction of these terms, one per label.
+
+        -(1 - s)·w[label]·log p[label] - (s/C)·sum_c w[c]·log p[c]
+
+        `positions` is the shape of the labels.
+        """
         log_p: ir.Value = op.LogSoftmax(scores, axis=1)
         of_label = op.NegativeLogLikelihoodLoss(
             log_p, labels, weight, ignore_index=self.ignore_index, reduction="none"
@@ -358,9 +367,9 @@ _OF_WEIGHTS = frozenset({"Cast", "DequantizeLinear", "Identity", "Transpose"})
 
 
 def _last_axis_product(scores: ir.Value) -> str | None:
-    """Describes the linear layer along the last axis that computes the scores, e.g. "MatMul 'lm_head'", if any.
+    """Describes the linear layer along the last axis that computes the scores, e.g. "MatMul 'lm_head'".
 
-    A bias, a scale or a soft cap may follow the layer.
+    A bias, a scale or a soft cap may follow the layer. Returns None if no such layer computes the scores.
     """
     node = scores.producer()
     while node is not None and node.op_type in _KEEPING_AXES:

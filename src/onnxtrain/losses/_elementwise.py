@@ -157,7 +157,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         return terms
 
     def _weight_for(self, field: str, value: npt.ArrayLike, scores: ir.Value) -> np.ndarray:
-        """Returns a weight as an array after checking that it broadcasts to the scores."""
+        """Returns the weight setting `field` as an array after checking that it broadcasts to the scores."""
         array = numbers(self, field, value)
         # NumPy's and ONNX's broadcasting aligns the last axes; a symbolic size (None) matches any weight.
         dims = static_dims(scores) or ()
@@ -184,7 +184,7 @@ def softplus(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def sample_sum(op: Emitter, values: ir.Value, like: ir.Value) -> ir.Value:
-    """Sums values with the shape of `like`, e.g. the scores, over all axes but the first: shape [N]."""
+    """Returns the sum of each sample's values, shape [N]; `like` has the shape of the values, e.g. the scores."""
     assert like.shape is not None
     result: ir.Value = op.ReduceSum(values, list(range(1, len(like.shape))), keepdims=0)
     return result

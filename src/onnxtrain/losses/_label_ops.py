@@ -11,15 +11,15 @@ from onnxtrain.emitter import known_array
 from onnxtrain.op_facts import CASTS, VIEWS
 
 LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
-"""Ops whose second input is class labels and whose first output is the loss."""
+"""Ops whose second input contains class labels and whose first output is the loss."""
 
 
 def label_mean(node: ir.Node) -> dict[str, Any] | None:
     """Describes what a node of :data:`LABEL_OPS` averages over, in the format of :meth:`Loss.mean_over`.
 
     Returns:
-        The entry `loss_mean` of the manifest: None for a sum, and {} if no input of the model determines which labels
-        are ignored.
+        The manifest's `loss_mean` entry. None for a sum; {} if the ignored labels or their weights cannot be determined
+        from an input of the model.
     """
     reduction = node.attributes.get_string("reduction", "mean")
     if reduction == "sum":
@@ -41,14 +41,14 @@ def label_mean(node: ir.Node) -> dict[str, Any] | None:
 
 
 def _follow_labels(value: ir.Value | None, ignore_index: int | None) -> tuple[ir.Value | None, int]:
-    """Follows labels back to an input of the model, through casts and reshapes.
+    """Traces labels back to an input of the model, through casts, reshapes, and the shift of a language model.
 
     A language model removes the first label of each sequence, because no token predicts it. It may append an ignored
     label, so that the logits need not be sliced.
 
     Returns:
-        The integer input, and the number of labels removed at the start of axis 1; (None, 0) if the labels are computed
-        in another way.
+        The integer input, and the number of labels removed at the start of axis 1. If the labels are computed in a
+        different way, (None, 0).
     """
     shift = 0
     while value is not None and not value.is_graph_input():
@@ -70,7 +70,7 @@ def _follow_labels(value: ir.Value | None, ignore_index: int | None) -> tuple[ir
 
 
 def _cut(node: ir.Node) -> int:
-    """Returns k for a Slice that computes `labels[:, k:]`, e.g. 1; 0 for any other Slice."""
+    """Returns k if a Slice computes `labels[:, k:]`, e.g. 1, and 0 if it computes something else."""
     starts, ends, axes = (known_array(value) for value in [*node.inputs[1:], None][:3])
     steps = np.ones(1) if len(node.inputs) < 5 or node.inputs[4] is None else known_array(node.inputs[4])
     source = node.inputs[0]

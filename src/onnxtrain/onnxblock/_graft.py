@@ -44,7 +44,7 @@ def names_of(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def unique_name(base: onnx.ModelProto, wish: str) -> str:
-    """Returns an unused name of the base model: `wish`, or else `wish_1`, `wish_2`, ..."""
+    """Returns a name that the base model does not use yet: `wish`, or else `wish_1`, `wish_2`, ..."""
     return _unused(wish, set(names_of(base.graph)))
 
 
@@ -85,7 +85,7 @@ def describe(accessor: ModelAccessor, name: str, doing: str) -> ir.Value:
     """Returns an onnx_ir value with the name, dtype and shape of a value of the base model.
 
     Raises:
-        GraphBuildError: the base model has no such value.
+        GraphBuildError: the base model has no such value; the message begins with `doing`.
     """
     # Inference covers the whole model, so its results are stored in the base model for reuse.
     find(accessor.model, name, doing)
@@ -165,7 +165,14 @@ def append(
 
 
 def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: set[str]) -> None:
-    """Names `first` `wish`, and renames other new values and nodes of a graft if `taken` contains their names."""
+    """Renames the new values and nodes of a graft whose names the base model already uses.
+
+    Args:
+        model: the graft, changed in place.
+        first: its first output, which gets the name `wish`, or `wish_1`, ... if `wish` is in use.
+        wish: preferred name of `first`; None to treat it like the other values.
+        taken: the names that the base model uses.
+    """
     values = [
         *model.graph.initializers.values(),
         *(value for node in model.graph for value in node.outputs if value.name),
@@ -204,7 +211,9 @@ def _merge(base: onnx.ModelProto, graft: onnx.ModelProto) -> None:
 
 
 def opset_of(base: onnx.ModelProto, domain: str, default: int | None = None) -> int:
-    """Returns the opset version that the base model imports for `domain`, after adding `default` if it imports none.
+    """Returns the opset version that the base model imports for `domain`.
+
+    If the base model does not import the domain, an import of version `default` is added.
 
     Raises:
         GraphBuildError: the base model does not import the domain, and there is no default.
@@ -229,7 +238,17 @@ def add_node(
     version: int,
     **attributes: Any,
 ) -> str:
-    """Appends a node of a domain that emitters don't support, e.g. "ai.onnx.ml"; returns the name of its output."""
+    """Appends a node of a domain that emitters don't support; returns the name of its output.
+
+    Args:
+        accessor: accessor of the base model.
+        doing: beginning of error messages, e.g. "building the block LabelEncoder".
+        op_type: the op, e.g. "LabelEncoder".
+        inputs: names of the input values.
+        domain: the op's domain, e.g. "ai.onnx.ml".
+        version: opset version to import if the base model does not import the domain.
+        **attributes: attributes of the node.
+    """
     base = accessor.model
     for name in inputs:
         find(base, name, doing)
@@ -273,7 +292,7 @@ def add_input(base: onnx.ModelProto, value: ir.Value, doing: str) -> str:
     """Adds a graph input with the name, dtype, shape and metadata of `value`; returns its name.
 
     Raises:
-        GraphBuildError: the base model already has a value with this name.
+        GraphBuildError: the base model already has a value with this name; the message begins with `doing`.
     """
     name = str(value.name)
     if has_value(base, name):

@@ -25,8 +25,13 @@ class _Norm(Block):
     def _checked(self, name: str, sizes: Sequence[int], params: int = 0) -> ir.Value:
         """Checks the dtype and the shape of a layer's input, and returns the input.
 
-        The sizes of its last axes must equal `sizes`, not counting the last `params` axes: `params` is 1 for [batch,
-        length, input_dim, params], else 0.
+        Args:
+            name: name of the input in the base model.
+            sizes: required sizes of the last axes, e.g. [8, 16].
+            params: number of axes that follow them: 1 for an input [batch, length, input_dim, params], else 0.
+
+        Raises:
+            GraphBuildError: the input is not floating point, its rank is unknown, or its sizes differ from `sizes`.
         """
         value = self._describe(name)
         if value.dtype is None or not value.dtype.is_floating_point():
@@ -46,7 +51,7 @@ class _Norm(Block):
         return value
 
     def _parameter(self, name: str, sizes: Sequence[int], number: float, dtype: ir.DataType | None) -> str:
-        """Adds a parameter whose elements are all `number`; returns its name."""
+        """Adds a parameter of shape `sizes` whose elements are all `number`; returns its name."""
         assert dtype is not None
         return _graft.add_parameter(self.base, name, np.full(sizes, number), dtype)
 
@@ -211,7 +216,11 @@ class _Reusing(_Norm):
         return f"building RINorm.{type(self).__name__.removeprefix('_').lower()}"
 
     def _kept(self) -> list[str]:
-        """Returns the names of the layer's mean, stdev and parameters."""
+        """Returns the names of the RINorm's mean, stdev and parameters in the base model.
+
+        Raises:
+            GraphBuildError: the RINorm has not been called on this base model.
+        """
         # The layer may have been called on another base model.
         names = self._norm._names
         if not names or not all(_graft.has_value(self.base, name) for name in names):
@@ -226,7 +235,7 @@ class _Transform(_Reusing):
     """Normalizes another value with the statistics of an RINorm."""
 
     def build(self, input_name: str) -> str:
-        """Applies the layer, with the statistics of its last call, to a value; returns the name of its output."""
+        """Normalizes a value with the statistics of the RINorm's last call; returns the name of the result."""
         self._checked(input_name, [self._norm._dim])
         return self._append(
             lambda op, x, mean, stdev, *parameters: _scaled(op, op.Sub(x, mean), stdev, *parameters),
@@ -239,7 +248,7 @@ class _Inverse(_Reusing):
     """Undoes the normalization of an RINorm."""
 
     def build(self, input_name: str) -> str:
-        """Applies the inverse to a value [batch, length, input_dim, params]; returns the name of its output."""
+        """Denormalizes a value [batch, length, input_dim, params]; returns the name of the result."""
         self._checked(input_name, [self._norm._dim], params=1)
 
         def write(

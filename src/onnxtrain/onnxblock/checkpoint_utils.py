@@ -25,7 +25,10 @@ STATISTIC_KEY = "onnxtrain.statistic"
 
 
 def parameter_protos(graphs: TrainingGraphs) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
-    """Implements :meth:`TrainingBlock.parameters`: returns the trainable and the frozen parameters of the graphs."""
+    """Returns the trainable and the frozen parameters of the graphs, as tensors with their initial values.
+
+    The frozen parameters include the BatchNorm running statistics, which are marked in their metadata.
+    """
     names = set(graphs.trainable)
     trainable = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n in names]
     frozen = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n not in names]

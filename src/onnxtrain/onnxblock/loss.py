@@ -63,8 +63,10 @@ class LossBlock(Block):
         return result
 
     def _keep_marks(self, origin: ir.Graph) -> None:
-        """Copies input metadata from `origin`, where a loss has set it, to the base model."""
-        # `to_ir` returns a copy, in which `attach_loss` has marked an existing input as target.
+        """Copies the metadata of graph inputs from `origin` to the base model.
+
+        `origin` is the copy of the base model's graph in which the loss has marked an existing input as its target.
+        """
         marks = {value.name: value.metadata_props for value in origin.inputs}
         for info in self.base.graph.input:
             if info.name in marks:
@@ -75,9 +77,9 @@ class LossBlock(Block):
 
 @dataclass(eq=False, repr=False)
 class _NamedLoss(LossBlock):
-    """Base class for loss blocks that are dataclasses with the settings of the loss class `makes`.
+    """Base class for blocks that wrap one loss class, `makes`.
 
-    The fields are in the order of the arguments in onnxruntime-training.
+    Subclasses are dataclasses; their fields are the settings of the loss, in onnxruntime-training's argument order.
     """
 
     makes: ClassVar[type[losses.Loss]]
@@ -176,7 +178,7 @@ class BCEWithLogitsLoss(_FloatTargetLoss):
 
 
 class _LabelLoss(_NamedLoss):
-    """Base class for losses whose target is class labels."""
+    """Base class for losses whose target consists of class labels."""
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Appends the loss.

@@ -1,4 +1,4 @@
-"""Defines the context managers that set the base model of blocks, and its custom op library."""
+"""Defines the context managers that set the base model of blocks and its custom op library."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ModelAccessor:
         return self._path is not None
 
     def to_ir(self) -> ir.Model:
-        """Converts the base model to onnx_ir; tensors are shared, and external data is not read."""
+        """Converts the base model to onnx_ir without copying its tensors or reading external data."""
         model = ir.from_proto(self._model)
         # Locations of external data are relative to the model's file, which is not part of the proto.
         directory = Path(self._path).absolute().parent if self._path is not None else Path.cwd()
@@ -155,7 +155,11 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
-    """Sets the base model until the `with` block ends; raises TrainingStateError if there already is one."""
+    """Context manager that makes `accessor` the one that blocks use.
+
+    Raises:
+        TrainingStateError: a base model is already set.
+    """
     # With nested base models, blocks of the outer base model would append to the wrong model.
     if _ACTIVE.get() is not None:
         raise TrainingStateError(

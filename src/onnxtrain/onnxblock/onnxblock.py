@@ -162,12 +162,12 @@ def build_forward(
     model_path: str | os.PathLike[str] | None = None,
     additional_outputs: Sequence[str] = (),
 ) -> tuple[ir.Model, list[str]]:
-    """Calls a block on a model.
+    """Builds a block on a model.
 
     Args:
         block: the block, e.g. a loss.
-        model: the model to build on; not modified.
-        names: arguments of the call, e.g. ["logits"].
+        model: the base model; not modified.
+        names: arguments with which the block is called, e.g. ["logits"].
         model_path: path of the file that `model` was loaded from. Its directory contains the external data.
         additional_outputs: names of further outputs.
 
@@ -176,7 +176,7 @@ def build_forward(
         outputs.
 
     Raises:
-        GraphBuildError: see :meth:`Block.__call__`.
+        GraphBuildError: a name is unknown, or the resulting model is not valid ONNX.
     """
     # Built in the model's own opset, for which the block was written, and converted together with the model afterwards.
     with base(model, model_path) as accessor:

@@ -172,7 +172,7 @@ def build_optimizer(
 def _manifest(
     trainable: Sequence[onnx.TensorProto], frozen: Sequence[onnx.TensorProto], opset: int
 ) -> dict[str, Any]:
-    """Returns the manifest of an optimizer model, without the inputs and outputs of the training model."""
+    """Returns the manifest of an optimizer model; its entries for the training model's inputs and outputs are empty."""
     # The fingerprint and the trainable parameters suffice to compare it with the training model.
     kinds: dict[str, list[dict[str, Any]]] = {"parameters": [], "statistics": []}
     for tensor in (*trainable, *frozen):
@@ -209,9 +209,9 @@ def _manifest(
 
 @dataclass(eq=False, repr=False)
 class _NamedOptimizer(OptimizerBlock):
-    """Base class for optimizer blocks that are dataclasses with the settings of the optimizer class `makes`.
+    """Base class for blocks that wrap one optimizer class, `makes`.
 
-    The fields are in the order of the arguments in onnxruntime-training.
+    Subclasses are dataclasses; their fields are the optimizer's settings, in onnxruntime-training's argument order.
     """
 
     makes: ClassVar[type[optimizers.Optimizer]]

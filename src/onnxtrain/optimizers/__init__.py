@@ -1,4 +1,4 @@
-"""Builds one step of an optimizer as an ONNX model: `optimizer_model.onnx` of a training run.
+"""Builds the ONNX model of one optimizer step, the `optimizer_model.onnx` of a training run.
 
 Not to be confused with `onnxtrain.optim`, the PyTorch optimizer of onnxruntime-training.
 

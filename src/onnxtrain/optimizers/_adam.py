@@ -59,9 +59,12 @@ class _AdamFamily(Optimizer):
         *,
         decays: bool = False,
     ) -> tuple[ir.Value, ...]:
-        """Calls the composite op for one Adam step, or for one AdamW step if `decays` is True.
+        """Emits one step as a single composite op: AdamW's if `decays` is True, else Adam's.
 
-        If `scalars` ends with a clipping factor (see :meth:`scaled`), calls the variant that scales the gradient.
+        If `scalars` ends with a factor for gradient clipping, the op also scales the gradient.
+
+        Returns:
+            The new parameter, and its new first and second moments.
         """
         # The step without decay has one multiplication per element less.
         plain, clipped = (adamw_step, clipped_adamw_step) if decays else (adam_step, clipped_adam_step)
@@ -74,10 +77,11 @@ class _AdamFamily(Optimizer):
     ) -> tuple[ir.Value, Operand]:
         """Folds Adam's bias correction into two scalars, so that it needs no operation per element.
 
-        With c = 1 - beta**step: step_size·m/(sqrt(v) + eps·sqrt(c2)) equals lr·(m/c1)/(sqrt(v/c2) + eps).
+        With c1 = 1 - beta1**step, c2 = 1 - beta2**step and step_size = lr·sqrt(c2)/c1, the update
+        step_size·m/(sqrt(v) + eps·sqrt(c2)) equals lr·(m/c1)/(sqrt(v/c2) + eps).
 
         Returns:
-            The step size lr·sqrt(c2)/c1, and eps·sqrt(c2) if `scale_eps` is True, else eps.
+            step_size, and the term to add to sqrt(v): eps·sqrt(c2) if `scale_eps` is True, else eps.
         """
         root2 = op.Sqrt(bias_correction(op, self.betas[1], step, learning_rate))
         correction1 = bias_correction(op, self.betas[0], step, learning_rate)

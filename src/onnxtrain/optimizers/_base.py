@@ -238,7 +238,7 @@ def require_betas(owner: object) -> None:
 
 
 def sparse_refusal(owner: object, *fields: str) -> str | None:
-    """Returns the reason why sparse gradients are not supported if one of these fields is not zero, else None.
+    """Returns why an optimizer does not support sparse gradients, or None if all of these fields are zero.
 
     >>> from onnxtrain.optimizers import SGD
     >>> sparse_refusal(SGD(weight_decay=0.1), "momentum", "weight_decay")

@@ -22,7 +22,7 @@ from ._rows import Rows
 from ._scalar_ranks import ScalarRanks
 
 _Settings = tuple[Optimizer, float, ir.DataType]
-"""An optimizer, the scale of its learning rate, and the dtype of the computation."""
+"""An optimizer, the factor of its learning rate, and the dtype of its computation."""
 
 
 def build_optimizer_model(
@@ -177,7 +177,7 @@ class _Slot:
 
     @property
     def settings(self) -> _Settings:
-        """The key for sharing scalars: equal for parameters with equal settings, learning rate and dtype."""
+        """The key by which parameters share scalars: equal if their settings, learning rates and dtypes are equal."""
         return self.update.optimizer, self.update.learning_rate_scale, self.dtype
 
     @property
@@ -192,7 +192,7 @@ class _Slot:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raises GraphBuildError if two inputs or outputs would have the same name."""
+    """Raises GraphBuildError if `names`, of the model's inputs and outputs, contains a name twice."""
     # Names of parameters come from the file, which may contain both `a` and `a_grad`.
     taken: set[str] = set()
     for name in names:
@@ -208,7 +208,11 @@ def _check_names(names: Sequence[str]) -> None:
 def _write(
     op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
 ) -> None:
-    """Emits the nodes in three stages: clipped gradients, scalars per settings, the update of each parameter."""
+    """Emits the optimizer step, and appends its results to the graph's outputs.
+
+    The nodes have three stages: they clip the gradients, compute the scalars that parameters with equal settings share,
+    and update each parameter.
+    """
     ranks = ScalarRanks(op)
     gradients = [cast(op, slot.g, slot.dtype) for slot in slots]
     # Sparse gradients are summed per row before clipping, which needs the norm of the whole gradient.

@@ -126,7 +126,10 @@ def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
 
 
 def _agrees(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, float]) -> bool:
-    """True if no moment, when numbered from `start`, reuses a name with a different initial value."""
+    """True if `moments` can be named "momentum<start>", "momentum<start + 1>", ... without a conflict.
+
+    A name conflicts if `names_of_values`, which maps the names in use to initial values, has a different value for it.
+    """
     return all(
         names_of_values.get(f"momentum{start + index}", moment.initial_value) == moment.initial_value
         for index, moment in enumerate(moments)
@@ -134,7 +137,16 @@ def _agrees(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str
 
 
 def _settings_of(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> tuple[Optimizer, float]:
-    """Returns a parameter's optimizer, without groups and clipping, and its learning rate scale."""
+    """Returns a parameter's optimizer, without groups and clipping, and its learning rate scale.
+
+    Args:
+        optimizer: the optimizer with its groups.
+        name: name of the parameter.
+        members: for each group, the names of its parameters.
+
+    Raises:
+        GraphBuildError: a group sets a weight decay for the parameter, but its optimizer has none.
+    """
     own_optimizer, decay, scale = optimizer, None, 1.0
     # In order, so that the last group with a setting wins.
     for group, names in zip(optimizer.groups, members, strict=True):
@@ -154,7 +166,11 @@ def _settings_of(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -
 
 
 def _group_members(groups: Sequence[ParameterGroup], names: Sequence[str]) -> list[set[str]]:
-    """Returns, for each group, the names of its parameters."""
+    """Returns, for each group, the names of its parameters.
+
+    Raises:
+        GraphBuildError: a pattern of a group matches no name.
+    """
 
     def refusal(pattern: str) -> GraphBuildError:
         return GraphBuildError(

@@ -25,7 +25,7 @@ class ScalarRanks:
     ONNX Runtime (1.20 to 1.32) combines such a tensor, e.g. the weight of a 1x1 convolution, with a scalar of shape []
     element by element, which takes 60 times as long as for a vector. It skips axes that have size one in both.
 
-    Optimizers need not handle this: the nodes that they append are rewritten afterwards.
+    Optimizers need not handle this, because the nodes that they append are rewritten afterwards.
 
     Args:
         op: emitter of the optimizer model.
@@ -39,12 +39,12 @@ class ScalarRanks:
     def within(
         self, shape: ir.Shape | None, tensors: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> Iterator[None]:
-        """Context manager that rewrites the nodes that are appended to the graph within it.
+        """Context manager that reshapes the scalars of all nodes that its `with` block appends to the graph.
 
         Args:
             shape: shape of the parameter, e.g. [64, 32, 1, 1].
             tensors: the parameter, its gradient and its moments, which may have other shapes.
-            scalars: numbers and values of shape [] that these nodes read.
+            scalars: numbers and values of shape [] that the nodes read.
         """
         last = self._op.graph[-1] if len(self._op.graph) else None
         yield
@@ -79,7 +79,10 @@ class ScalarRanks:
                 small.update(node.outputs)
 
     def _ranked(self, scalar: ir.Value, rank: int, before: ir.Node) -> ir.Value:
-        """Returns a scalar reshaped to `rank` axes of size one; its Reshape is inserted before `before`, and reused."""
+        """Returns a scalar reshaped to `rank` axes of size one.
+
+        If a Reshape is needed, it is inserted before the node `before`; later calls for the same scalar reuse it.
+        """
         ones = [1] * rank
         if scalar.const_value is not None:
             return self._op.const(scalar.const_value.numpy().reshape(ones), like=scalar)

@@ -51,15 +51,15 @@ def build_eval_model(
 
 
 def _name_copies(evaluation: ir.Model, model: ir.Model, names: Collection[str]) -> None:
-    """Restores named outputs of the model that the eval model lacks, if they are copies of its values, or constants.
+    """Restores outputs of the file that the eval model lacks, if they are copies of its values or constants.
 
-    The eval model is changed in place. It has lost the file's Identity nodes, and the constants that the loss does not
-    read; a device needs both to export the model.
+    The file's Identity nodes, and the constants that the loss does not read, have been removed from the eval model, but
+    a device needs such outputs to export the trained model.
 
     Args:
-        evaluation: the eval model.
-        model: the canonical model, which has the values.
-        names: outputs of the file, e.g. ["logits", "anchors"].
+        evaluation: the eval model, changed in place.
+        model: the canonical model, which still has all outputs of the file.
+        names: names of these outputs, e.g. ["logits", "anchors"].
     """
     present = values_by_name(evaluation.graph)
     for name in names:

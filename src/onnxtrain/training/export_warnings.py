@@ -1,4 +1,4 @@
-"""Warns of changes by an exporter that make a model train differently."""
+"""Warns of changes that an exporter made to a model, if they make it train differently."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _is_switched_off(node: ir.Node) -> bool:
 
 
 def _warn_of_removed_dropout(modules: Sequence[str]) -> None:
-    """Warns of Dropout modules that the exporter has removed and the user has not put back."""
+    """Warns of Dropout modules that the exporter has removed and the user has not restored."""
     if modules:
         _log.warning(
             "The exporter removed %d Dropout module(s), so these places drop nothing in training: %s. The "
@@ -118,7 +118,7 @@ def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
 
 
 def _warn_of_lost_detaches(model: ir.Model, active: Collection[ir.Value]) -> None:
-    """Warns of calls of detach() that the exporter has dropped, so that gradients flow through them."""
+    """Warns of detach() calls that the exporter has dropped, so that gradients flow where PyTorch stops them."""
     nodes = [repr(node.name or node.outputs[0].name) for node in lost_detaches(model.graph, active)]
     if nodes:
         _log.warning(

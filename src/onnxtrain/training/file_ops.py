@@ -1,11 +1,13 @@
-"""Runs the forward half of a training graph with the file's fused ops: results are bit-equal to the deployed model's.
+"""Makes the forward half of a training graph run the file's fused ops.
+
+The results of the forward half are then bit-equal to the deployed model's.
 
 An op without a gradient rule, e.g. GroupQueryAttention, is differentiated through its function body of standard ops.
 The body sums in a different order than ONNX Runtime's kernel, so the results differ in the last bit. If the file rounds
 activations to int8, such a difference can change the rounded value, and with it the loss.
 
-ONNX Runtime also fuses some ops when it opens a file. It does not fuse them in a training graph, because the gradients
-read the intermediate results.
+ONNX Runtime also fuses some ops when it opens a file. It cannot fuse them in a training graph, where gradients read the
+intermediate results, so :func:`join_skip_norms` fuses them before the gradients are added.
 """
 
 from __future__ import annotations
@@ -63,9 +65,9 @@ def _join(graph: ir.Graph, add: ir.Node, norm: ir.Node) -> None:
 
 
 def restore_file_ops(training: ir.Model, forward: ir.Model) -> None:
-    """Adds the file's ops next to their function bodies, and redirects the readers of each body to the op.
+    """Adds the file's ops to the training graph, and redirects the readers of each op's function body to the op.
 
-    The gradients of the body remain accurate: the results of op and body differ only by rounding.
+    The gradients of the body remain accurate, because the results of the op and its body differ only by rounding.
 
     Args:
         training: the graph with gradients, changed in place. The results of a body have the names of the op's results.
@@ -89,7 +91,13 @@ def restore_file_ops(training: ir.Model, forward: ir.Model) -> None:
 
 
 def _restore(graph: ir.Graph, node: ir.Node, values: dict[str, ir.Value]) -> None:
-    """Adds a copy of `node`, and redirects the readers of its inlined body's results to the copy."""
+    """Adds a copy of `node` to the training graph, and redirects the readers of its inlined body's results to it.
+
+    Args:
+        graph: the training graph.
+        node: a node of the forward graph.
+        values: the training graph's values by name; the results of the copy replace those of the body.
+    """
     inputs = [None if value is None else values[str(value.name)] for value in node.inputs]
     copy = ir.Node(
         node.domain, node.op_type, inputs, list(node.attributes.values()), num_outputs=len(node.outputs), name=node.name

@@ -1,4 +1,4 @@
-"""Makes gradients outputs of a training model; the gradients of embedding tables may be sparse.
+"""Appends gradients to the outputs of a training model; those of embedding tables may be sparse.
 
 A sparse gradient contains only the rows used in a batch. The dense gradient of a table of a million rows has a million
 rows, of which a batch of 100 words fills at most 100.
@@ -22,7 +22,13 @@ _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
 def append_gradients(build: Build, training: ir.Model, gradients: Sequence[ir.Value]) -> None:
-    """Appends gradients, row indices and updated running statistics to the training model's outputs."""
+    """Appends gradients, row indices and updated running statistics to the training model's outputs.
+
+    Args:
+        build: state of the build.
+        training: the training model.
+        gradients: gradients of the trained parameters, then of the inputs in `build.input_gradients`.
+    """
     count = len(build.trainable)
     append_outputs(training, build.trainable, gradients[:count])
     # Read from the outputs: parameters may share one gradient (as in x + y), which `append_outputs` copies.
@@ -80,7 +86,10 @@ def _keep_rows(
 
 
 def _terms_of(gradient: ir.Value) -> list[ir.Node | None]:
-    """Returns the nodes whose results are summed to a gradient; None for a term that no node computes."""
+    """Returns the node that computes each term of a gradient, which may be a sum.
+
+    The entry is None for a term that no node computes, such as a graph input.
+    """
     # The driver sums the cotangents of a table that several Gathers read, and casts half-precision cotangents.
     node = gradient.producer()
     if node is None or node.domain != "" or node.op_type not in ("Add", "Cast", "Identity"):
@@ -94,7 +103,10 @@ def _is_of_rows(node: ir.Node | None) -> bool:
 
 
 def _rows_and_indices(op: Emitter, node: ir.Node, dims: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
-    """Returns the row cotangents that an EmbeddingGradient sums, and their non-negative row indices."""
+    """Returns the row cotangents `[reads, *rest]` that the EmbeddingGradient `node` sums, and their row indices.
+
+    The row indices are non-negative; `dims` is the shape of the table.
+    """
     cotangent, indices, _ = node.inputs
     flat = op.Reshape(indices, [-1])
     rows = op.Reshape(cotangent, op.Concat(op.Shape(flat), list(dims[1:]), axis=0), allowzero=1)
@@ -104,7 +116,10 @@ def _rows_and_indices(op: Emitter, node: ir.Node, dims: tuple[int, ...]) -> tupl
 
 
 def _refusal(parameter: ir.Value, writers: Sequence[ir.Node | None]) -> str:
-    """Returns the error message for a parameter that cannot have a sparse gradient."""
+    """Returns the error message for a parameter that cannot have a sparse gradient.
+
+    `writers` are the nodes that compute the terms of its gradient, as returned by :func:`_terms_of`.
+    """
     if all(map(_is_of_rows, writers)):
         problem = f"it is {parameter.dtype}; only float32, float64 and float16 are supported"
     else:

@@ -48,7 +48,7 @@ def find_cache(graph: ir.Graph) -> dict[str, str]:
 def trained_outputs(graph: ir.Graph) -> list[str]:
     """Returns the names of the outputs that a training model can return.
 
-    Key-value caches and values computed from strings are left out: a training model has neither as inputs.
+    Key-value caches and values computed from strings are left out, because a training model has no such inputs.
     """
     texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
     for node in graph if texts else ():
@@ -131,7 +131,14 @@ class DropCachePass(ir.passes.InPlacePass):
 
 
 def _drop(node: ir.Node, past: ir.Value, present: ir.Value, *, keeps_output: bool) -> None:
-    """Makes a node ignore past keys or values: bypasses a Concat, clears the input of an attention op."""
+    """Makes a node ignore past keys or values: bypasses a Concat, or clears the input of an attention op.
+
+    Args:
+        node: the node.
+        past: its input with the past keys or values.
+        present: its output with the keys or values of all tokens.
+        keeps_output: True to keep `present` as an output of an attention op even if nothing reads it.
+    """
     if node.op_type == "Concat":
         if len(node.inputs) == 2 and node.inputs[1] is not None:
             present.replace_all_uses_with(node.inputs[1])
@@ -145,7 +152,12 @@ def _drop(node: ir.Node, past: ir.Value, present: ir.Value, *, keeps_output: boo
 
 
 def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
-    """Emits an empty cache (0 tokens), for ops that read the length of the cache from its shape.
+    """Returns an emitted empty cache (0 tokens) for ops that read the length of the cache from its shape.
+
+    Args:
+        model: the model.
+        past: the cache input to replace, e.g. [batch, heads, past, 64].
+        pasts: all cache inputs that are removed; the batch size is read from an input that remains.
 
     Raises:
         GraphBuildError: a size of the cache is unknown, or no other input has the batch size.
@@ -173,7 +185,8 @@ def _total_length_substitution(
 ) -> dict[str, ir.SymbolicDim | int]:
     """Maps the symbol for the total number of tokens (cached and new) to the number of new tokens.
 
-    Without a cache, the two are equal. Returns an empty dict if the node has no such symbol.
+    Without a cache, the two are equal. Returns an empty dict if the node has no such symbol. `dropped` contains the
+    node's pairs (past, present) of cache inputs and outputs to remove.
     """
     queries = node.inputs[0]
     if not dropped or node.op_type == "Concat" or queries is None or queries.shape is None:
@@ -187,7 +200,11 @@ def _total_length_substitution(
 def _past_size_substitutions(
     node: ir.Node, dropped: list[tuple[ir.Value, ir.Value]]
 ) -> dict[str, ir.SymbolicDim | int]:
-    """Maps symbolic sizes of past keys or values to the static sizes of the new keys or values (Concat only)."""
+    """Maps the symbolic sizes of past keys or values to the static sizes of the new ones.
+
+    Returns an empty dict if the node is not a Concat. `dropped` contains the node's pairs (past, present) of cache
+    inputs and outputs to remove.
+    """
     # The model builder of onnxruntime-genai (0.18) declares the head size as `kv_cache_dim`.
     if not dropped or node.op_type != "Concat" or len(node.inputs) != 2:
         return {}

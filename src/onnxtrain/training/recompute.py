@@ -28,7 +28,8 @@ _PRODUCTS = PRODUCTS | {
 _SHARE = 1 / 2
 """Largest share of the forward matrix products, by work, that is recomputed.
 
-A training step has three products per layer (one forward, two for the gradients), so one half adds a sixth of the time.
+A training step has three products per layer (one forward, two for the gradients), so recomputing half of the forward
+products adds a sixth of the time.
 """
 _LEAST = 64
 """Values with fewer elements are kept: recomputing them saves too little memory. An unknown size counts as 1."""
@@ -37,7 +38,7 @@ _LEAST = 64
 class RecomputePass(ir.passes.InPlacePass):
     """Makes gradient nodes read recomputed activations.
 
-    No later pass may merge equal nodes, which would undo the recomputation.
+    No later pass may merge equal nodes, because that would undo the recomputation.
 
     Args:
         forward: names of the values of the forward pass, e.g. {"h", "logits", "loss"}.
@@ -100,7 +101,7 @@ class _Plan:
         )
 
     def is_available(self, value: ir.Value) -> bool:
-        """True if a value is in memory anyway, because it is kept, an input or a constant."""
+        """True if a value is in memory anyway, because it is a kept activation, an input or a constant."""
         return value in self._kept or value.producer() is None
 
     def is_activation(self, value: ir.Value) -> bool:
@@ -108,9 +109,9 @@ class _Plan:
         return value.producer() is not None and value.dtype is not None and value.dtype.is_floating_point()
 
     def signal(self, node: ir.Node) -> ir.Value | None:
-        """Returns the cotangent that a gradient node waits for: its first input computed by another gradient node.
+        """Returns the first input of a gradient node that another gradient node computes, usually a cotangent.
 
-        Returns None if no input is computed by a gradient node.
+        The gradient node cannot run before this input is computed. Returns None if there is no such input.
         """
         computed = (value for value in node.inputs if value is not None and self.is_activation(value))
         return next((value for value in computed if value.producer() not in self.forward), None)
@@ -135,9 +136,9 @@ class _Plan:
         return self._repeated[value]
 
     def _is_worth_it(self, value: ir.Value) -> bool:
-        """True if a value is large, comes from a cheap node or a chosen product, and that node's inputs are available.
+        """True if recomputing a value saves memory at a low cost, from inputs that are in memory or can be recomputed.
 
-        An input is available if it is in memory or can be recomputed.
+        Such a value is large and computed by a cheap op or by one of the chosen products.
         """
         node = value.producer()
         if node not in self.forward or (node.op_type not in _CHEAP and node not in self._products):
@@ -174,7 +175,11 @@ class _Writer:
                     node.replace_input_with(index, self._computed_again(value, signal))
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
-        """Returns `value` recomputed, delayed if it is kept, or unchanged if it is not an activation."""
+        """Returns the value to read in the backward pass in place of `value`.
+
+        An activation is recomputed, or, if it is kept, delayed until `signal` is computed. Other values are returned
+        unchanged.
+        """
         if value in self._again:
             return self._again[value]
         if self._plan.is_available(value) or not self._plan.is_activation(value):
@@ -224,7 +229,10 @@ def _products_to_recompute(nodes: list[ir.Node]) -> Iterator[ir.Node]:
 
 
 def _row_lengths(node: ir.Node) -> tuple[int, int] | None:
-    """Returns the row lengths (depth, width) of input and result of a product with a weight; None for other nodes."""
+    """Returns the row lengths (depth, width) of the input and the result of a matrix product with a weight.
+
+    Returns None for other nodes, and if a length is symbolic.
+    """
     # Products of two activations, as in attention, are not comparable with products with weights.
     if node.op_type not in _PRODUCTS:
         return None

@@ -68,18 +68,24 @@ def describe_training(build: Build, training: ir.Model) -> dict[str, Any]:
 
 
 def _user_entry(value: ir.Value, key: str, gradients: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the manifest entry of an input or target, with class labels (metadata `key`) and its gradient's name."""
+    """Returns the manifest entry of an input or target.
+
+    Args:
+        value: the input or target.
+        key: metadata key under which a loss has stored further entries, such as the class labels.
+        gradients: names of the outputs with input gradients, by input name.
+    """
     facts: dict[str, Any] = json.loads(value.metadata_props.get(key, "{}"))
     return _tensor_entry(value) | facts | _optional("gradient", gradients.get(str(value.name)))
 
 
 def _optional(key: str, name: str | None) -> dict[str, str]:
-    """Returns {key: name}, or an empty dict if `name` is None: the manifest omits keys without a value."""
+    """Returns {key: name}, or an empty dict if `name` is None, because the manifest omits keys without a value."""
     return {} if name is None else {key: name}
 
 
 def _tensor_entry(value: ir.Value) -> dict[str, Any]:
-    """Returns the name, dtype and shape of a value for the manifest; symbolic sizes are given by name.
+    """Returns the name, dtype and shape of a value for the manifest, with symbolic sizes as their names.
 
     Raises:
         GraphBuildError: the value is a string tensor.

@@ -1,4 +1,4 @@
-"""Emits the nodes of adapters: the products with A and B, and the Add to the output of a layer."""
+"""Emits the nodes of adapters: the products with A and B, and the Add that adds them to a layer's output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,14 @@ class Adapter:
 def write_adapters(
     model: ir.Model, targets: Sequence[Target], adapters: dict[str, Adapter], *, dropout: float
 ) -> None:
-    """Adds the product of each adapter to the output of its layer."""
+    """Adds the product of each adapter to the output of its layer, in place.
+
+    Args:
+        model: the model.
+        targets: the layers, with the parts of a merged layer next to each other.
+        adapters: the adapters by module path.
+        dropout: Dropout ratio of the adapters' inputs; 0 for no Dropout.
+    """
     op = Emitter(model.graph, functions=model.functions)
     # Parts of a merged layer are adjacent, and share one Add.
     for node, parts in groupby(targets, key=lambda target: target.node):
@@ -76,11 +83,11 @@ class _Form:
     is_integer: bool = False
 
     def real(self, op: Emitter, output: ir.Value) -> ir.Value:
-        """Emits the output in floating point."""
+        """Returns the output in floating point; emits a DequantizeLinear if it is quantized."""
         return op.DequantizeLinear(output, *self.scale) if self.is_integer else output
 
     def rounded(self, op: Emitter, total: ir.Value) -> ir.Value:
-        """Emits the sum in the representation of the output, rounded to the same scale if the output is quantized."""
+        """Returns the sum in the representation of the output, rounded to the output's scale if there is one."""
         # The next layer multiplies integers. Without an active adapter, the sum equals the output, and rounding has no
         # effect.
         if self.scale:
@@ -151,7 +158,7 @@ def _sole_reader(value: ir.Value, op_type: str, *, any_input: bool = False) -> i
 
 
 def _delta(op: Emitter, adapters: Sequence[Adapter], node: ir.Node, dropout: float) -> ir.Value:
-    """Emits the sum of the adapters of one node, which is added to the node's output."""
+    """Emits the sum of the products of one node's adapters, which is added to the node's output."""
     x = node.inputs[0]
     assert x is not None
     weights = adapters[0].a.dtype

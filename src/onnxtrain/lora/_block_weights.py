@@ -26,7 +26,7 @@ class BlockWeights:
         packed: codes, uint8 [N, blocks, block_size * bits / 8], lowest bits first.
         scales: [N * blocks], floating point.
         zero_points: packed uint8 [N * ceil(blocks * bits / 8)] or floating point [N * blocks]; None for 2^(bits-1).
-        order: block of each of the K rows (`g_idx`), int32 [K]; None for consecutive blocks.
+        order: index of the block of each row (`g_idx`), int32 [K]; None if the rows of a block are consecutive.
         bits: 2, 4 or 8.
         block_size: number of rows that share a scale, e.g. 32.
         shape: (K, N), inputs and outputs.
@@ -95,7 +95,7 @@ class BlockWeights:
         return ((codes[:, :rows] - zeros[:, block]) * scales[:, block]).T.copy()
 
     def quantized_again(self, matrix: Array) -> dict[int, Array]:
-        """Quantizes a new weight to the same bits and blocks.
+        """Quantizes a new weight with the bits and the block size of this weight.
 
         Args:
             matrix: float32 [K, N].

@@ -20,7 +20,7 @@ Pair = tuple[Array, Array]
 """A and B of an adapter as the graph reads them, e.g. with shapes [in, r] and [r, out]."""
 
 METADATA_KEY = ADAPTERS_KEY
-"""Key of the description in the metadata of a model and in the properties of a checkpoint."""
+"""Key of the adapter description in the metadata of a model and in the properties of a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,11 @@ class AdapterDescription:
 
 
 def base_fingerprint(model: ir.Model) -> str:
-    """Returns the SHA-256 (hexadecimal) of all stored tensors with at least two axes, except adapters.
+    """Returns the SHA-256 (hexadecimal) of a model's stored tensors with at least two axes.
 
     The digest covers name, dtype, shape and bytes of the initializers, sorted by name. Constants that passes add or
-    fold do not change it, because they are scalars and vectors.
+    fold do not change it, because they are scalars and vectors. Initializers that are also graph inputs, such as the
+    default values of optional adapters, are skipped.
     """
     digest = hashlib.sha256()
     for name, value in sorted(model.graph.initializers.items()):

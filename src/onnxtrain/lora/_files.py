@@ -121,16 +121,19 @@ def load_adapter(path: str | os.PathLike[str], model: ModelSource) -> onnx.Model
 def read_adapter(
     path: str | os.PathLike[str], model: ir.Model, base: str
 ) -> tuple[LoraConfig, dict[str, Pair]]:
-    """Reads an adapter and checks that it matches a loaded model; see :func:`load_adapter`.
+    """Reads an adapter, and checks that it matches a loaded model.
 
     Args:
-        path: the file or folder.
+        path: an `.onnx_adapter` file or a PEFT folder.
         model: the model without adapters.
         base: fingerprint of the model, see :func:`base_fingerprint`.
 
     Returns:
-        A configuration that selects the adapter's modules, and (A, B) by module, in the shapes of the graph's
+        A configuration that selects the adapter's modules, and (A, B) by module path, in the shapes of the graph's
         initializers.
+
+    Raises:
+        AdapterMismatchError: the adapter cannot be read, is incomplete, or does not match the model.
     """
     where = Path(path)
     doing = f"loading the adapter '{os.fspath(path)}'"
@@ -147,7 +150,15 @@ def read_adapter(
 def _adapters_of(
     state: CheckpointState | ModelSource, doing: str
 ) -> tuple[AdapterDescription, dict[str, Pair]]:
-    """Returns the description and the weights of the adapters in a state or a model."""
+    """Returns the description of the adapters in a checkpoint or a model, and their (A, B) by module path.
+
+    Args:
+        state: the state or the model, or the path of one of them; the path of a model ends in ".onnx".
+        doing: beginning of error messages.
+
+    Raises:
+        AdapterMismatchError: there are no adapters, or weights are missing.
+    """
     # Checkpoints have no file extension.
     if isinstance(state, str | os.PathLike) and Path(state).suffix != ".onnx":
         state = CheckpointState.load_checkpoint(state)

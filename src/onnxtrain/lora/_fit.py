@@ -16,7 +16,7 @@ from onnxtrain.lora._targets import Target, find_targets
 from onnxtrain.selection import some_names
 
 Layers = Mapping[str, Target]
-"""The layers of a model by module path."""
+"""Maps the module path of each layer of a model to the layer."""
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 BASE_KEY = "onnxtrain.base"
@@ -24,7 +24,15 @@ BASE_KEY = "onnxtrain.base"
 
 
 def pairs(arrays: Mapping[str, np.ndarray[Any, Any]], doing: str) -> dict[str, Pair]:
-    """Groups arrays by module; raises AdapterMismatchError for unknown names and incomplete adapters."""
+    """Returns A and B of each module, converted to float32, by module path.
+
+    Args:
+        arrays: the arrays of an adapter file, e.g. with the names "fc.lora_A.weight" and "fc.lora_B.weight".
+        doing: beginning of error messages.
+
+    Raises:
+        AdapterMismatchError: a name is unknown, A or B is missing, or a weight is invalid.
+    """
     found: dict[str, dict[str, np.ndarray[Any, Any]]] = {}
     foreign = []
     for name, array in arrays.items():
@@ -99,7 +107,7 @@ def rank_of(target: Target, pair: Pair, doing: str) -> int:
 
 
 def check_named(layers: Layers, config: LoraConfig, weights: Mapping[str, Pair], doing: str) -> None:
-    """Raises AdapterMismatchError if a layer named in PEFT's settings has no adapter in the file."""
+    """Raises AdapterMismatchError if a layer that PEFT's settings select has no adapter in `weights`."""
     # PEFT replaces "all-linear" with the names that it selected. If the file still has "all-linear", all layers with
     # the same name must have adapters.
     if config.target_modules == ALL_LINEAR:
@@ -117,7 +125,7 @@ def check_named(layers: Layers, config: LoraConfig, weights: Mapping[str, Pair],
 
 
 def check_whole(layers: Layers, weights: Mapping[str, Pair], doing: str) -> None:
-    """Raises AdapterMismatchError if layers with the same name have adapters in only some blocks of the model."""
+    """Raises AdapterMismatchError if a layer has no adapter, but layers of the same name in other blocks have one."""
     # The file does not list the intended layers, but all blocks of a transformer are adapted alike.
     ends = {module.rpartition(".")[2] for module in weights}
     missing = [module for module in layers if module.rpartition(".")[2] in ends and module not in weights]

@@ -73,13 +73,17 @@ def add_lora(model: ModelSource, config: LoraConfig) -> onnx.ModelProto | ir.Mod
 def insert_adapters(
     model: ir.Model, config: LoraConfig, weights: Mapping[str, Pair] | None = None, base: str | None = None
 ) -> ir.Model:
-    """Adds adapters to a loaded model, in place; see :func:`add_lora`.
+    """Adds adapters to a loaded model, in place, and returns it.
 
     Args:
-        model: the model.
+        model: the model, without functions.
         config: selects the layers that get an adapter.
-        weights: A and B by module, in the shapes of :func:`add_lora`. Default: initial values.
+        weights: A and B by module path, with the shapes of :func:`adapter_shapes`. Default: initial values for
+            training.
         base: fingerprint of the model. Default: computed, which reads all weights.
+
+    Raises:
+        GraphBuildError: the model already has adapters, or the configuration does not match its layers.
     """
     targets = _chosen(model, config)
     # Before adapters are added, because the fingerprint must cover the deployed weights.
@@ -190,7 +194,7 @@ def train_adapters(
 
 
 def loaded_for_adapters(model: ModelSource) -> ir.Model:
-    """Loads a model and inlines its functions: layers in functions have no unique names."""
+    """Loads a model and inlines its functions, because layers in functions have no unique names."""
     loaded = load_model(model)
     if loaded.functions:
         inline_functions(loaded)
@@ -198,7 +202,7 @@ def loaded_for_adapters(model: ModelSource) -> ir.Model:
 
 
 def _chosen(model: ir.Model, config: LoraConfig) -> list[Target]:
-    """Returns the selected layers; raises GraphBuildError if the model already has adapters."""
+    """Returns the layers that `config` selects; raises GraphBuildError if the model already has adapters."""
     if METADATA_KEY in model.metadata_props:
         raise GraphBuildError(
             "adding LoRA adapters: the model already has adapters; pass the model from before add_lora or "
@@ -236,7 +240,7 @@ def _weight_dims(target: Target) -> Sequence[int]:
 def _initial(
     generator: np.random.Generator, target: Target, rank: int, config: LoraConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns initial values of A and B."""
+    """Returns random initial values of A, and zeros for B, unless `config.init_lora_weights` is False."""
     shape_a, shape_b = (tuple(map(int, shape)) for shape in adapter_shapes(target, rank))
     # One generator for all layers, in graph order, so that a seed gives the same weights on every machine. As in PEFT's
     # reset_lora_parameters: Kaiming uniform initialization with a = sqrt(5), i.e. a bound of 1/sqrt(fan_in).

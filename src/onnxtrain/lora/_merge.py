@@ -31,7 +31,7 @@ from onnxtrain.passes.parameters.integer_weights import bias_codes, constant
 from onnxtrain.passes.tidy.constants import add_initializer
 
 REPORT_KEY = "onnxtrain.merge"
-"""Key of the losses before and after merging in the metadata of a merged model."""
+"""Metadata key of a merged model: the losses before and after merging, as JSON."""
 
 _MERGED = ".merged"
 """Suffix of the names of new initializers, while the old ones exist."""
@@ -139,7 +139,13 @@ def _are_equal(one: ir.Value, other: ir.Value) -> bool:
 
 
 def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool) -> None:
-    """Adds `delta` [in, out] to the weight of a layer."""
+    """Adds `delta` [in, out] to the weight of a layer.
+
+    A quantized weight is quantized again if `requantize` is True, and stored as floating point if it is False.
+
+    Raises:
+        GraphBuildError: the weight cannot be quantized again, or an integer op requires a quantized weight.
+    """
     node = target.node
     # Inputs that become unread are removed at the end.
     old = list(node.inputs)
@@ -180,7 +186,17 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
 
 
 def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array) -> None:
-    """Gives a product its own DequantizeLinear, which reads the requantized merged weight."""
+    """Quantizes a merged weight again, and gives its product a new DequantizeLinear that reads it.
+
+    Args:
+        model: the model.
+        node: the product.
+        producer: the old DequantizeLinear of the weight, which other products may read.
+        merged: the merged weight, float32.
+
+    Raises:
+        GraphBuildError: the weight is transposed after it is dequantized, or is not int8 or uint8.
+    """
     if producer.op_type == "Transpose":
         raise GraphBuildError(
             f"merging adapters: the weight of {node.op_type} '{node.name}' is dequantized and then "
@@ -220,7 +236,10 @@ def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
 
 
 def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
-    """Requantizes the int32 bias of a layer with its new scale: activation scale · weight scale."""
+    """Requantizes the int32 bias of a layer for new weight scales; other biases are not changed.
+
+    The scale of the bias is the product of activation scale and weight scale.
+    """
     x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
     activations, dequantize = (None if value is None else value.producer() for value in (x, bias))
     if bias is None or dequantize is None or dequantize.op_type != "DequantizeLinear":
@@ -245,7 +264,7 @@ def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
 
 
 def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> None:
-    """Replaces MatMulNBits with MatMul, followed by Add if it has a bias."""
+    """Replaces a MatMulNBits with a MatMul that reads `weight`, followed by an Add if the node has a bias."""
     op = Emitter(model.graph)
     # The old name is kept, because the value may be a graph output.
     output, bias = node.outputs[0], node.inputs[5] if len(node.inputs) > 5 else None
@@ -267,7 +286,7 @@ def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> 
 
 
 def _restore_weight_names(graph: ir.Graph) -> None:
-    """Renames merged weights to the weights that they replaced, because these names identify the layers."""
+    """Gives merged weights the names of the weights that they replaced, because the names identify the layers."""
     for name, value in list(graph.initializers.items()):
         old = name.removesuffix(_MERGED)
         if old != name and old not in graph.initializers:

@@ -56,12 +56,12 @@ def copy_module_names(model: ModelSource, names_from: ModelSource) -> onnx.Model
 
 
 def _layers(model: ir.Model) -> list[Target]:
-    """Returns the linear layers; merged queries, keys and values are listed once, as a whole."""
+    """Returns the linear layers of a model; a merged layer of queries, keys and values is listed without its parts."""
     return [target for target in find_targets(model) if target.output_size == target.total]
 
 
 def _key(target: Target) -> tuple[str, int, int]:
-    """Returns the key by which a layer is matched between the two files: output name and sizes."""
+    """Returns the output name and the sizes of a layer, which are equal in the float and the quantized model."""
     # onnxruntime's quantizer (1.32) names integers after the float value, with a suffix.
     output = _END.sub("", str(target.node.outputs[0].name))
     return output, target.input_size, target.output_size

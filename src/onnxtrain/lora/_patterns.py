@@ -16,13 +16,16 @@ _parser, _compiler, _kind = (
 )
 
 LONGEST = 1 << 16
-"""Maximum length of a key, and of all expressions of one configuration together; tools write a few hundred."""
+"""Maximum number of characters of a key, and of all expressions of one configuration; tools write a few hundred."""
 
 MOST = 50_000
-"""Maximum number of names, or keys of patterns, of a configuration; a model of 60 blocks of 128 experts has 23,000."""
+"""Maximum number of entries of each list or mapping in a configuration.
+
+A model with 60 blocks of 128 experts has 23,000 layers.
+"""
 
 STEPS = 2_000_000
-"""Maximum number of steps of all matches of one configuration, a few seconds. 1,000 modules take about 60,000."""
+"""Maximum number of steps for all matches of one configuration; they take a few seconds. 1,000 modules take 60,000."""
 
 # Literals and dots only: `re` does not backtrack for them.
 _PLAIN = re.compile(r"(?:[^\\^$*+?{}\[\]|()]|\\\W)*")
@@ -125,7 +128,7 @@ class _Expression:
     """A parsed expression.
 
     Attributes:
-        pattern: its text.
+        pattern: the text of the expression.
         tree: the parse tree of `re`.
         leaves: compiled leaves, by the `id` of their nodes and their flags.
     """
@@ -173,7 +176,10 @@ class _Run:
         self._known: dict[tuple[int, int, int], int] = {}
 
     def sequence(self, nodes: Any, starts: int, flags: int) -> int:
-        """Returns the positions at which a sequence of nodes can end if it begins at one of `starts`."""
+        """Returns the positions at which a sequence of nodes can end if it begins at one of `starts`.
+
+        Sets of positions are integers with one bit per position; `flags` are the flags of `re`.
+        """
         for node in nodes:
             if not starts:
                 break
@@ -244,7 +250,7 @@ class _Run:
         return start >= 0 and bool(self.sequence(body, 1 << start, flags) >> position & 1)
 
     def _places_of(self, leaf: Any, flags: int) -> tuple[int, int]:
-        """Returns the positions at which a leaf matches, and the number of characters that it consumes."""
+        """Returns the set of positions at which a leaf matches, and the number of characters that the leaf consumes."""
         kind, value = leaf
         if kind == _kind.LITERAL and not flags & re.IGNORECASE:
             return self._letters.get(chr(value), 0), 1

@@ -110,7 +110,7 @@ def dtype_of(value: ir.Value | None) -> ir.DataType | None:
 def find_targets(model: ir.Model) -> list[Target]:
     """Returns all layers that can get an adapter, in graph order.
 
-    The parts of merged queries, keys and values follow the whole, e.g. "qkv_proj", "q_proj", "k_proj", "v_proj".
+    A merged layer of queries, keys and values is followed by its parts: "qkv_proj", "q_proj", "k_proj", "v_proj".
     """
     found = []
     # Layers in subgraphs of If, Loop and Scan are not included, because adapters would have to be added there.
@@ -255,7 +255,7 @@ def _check_blocks(node: ir.Node, doing: str) -> None:
 
 
 def _ends(names: Sequence[str]) -> list[str]:
-    """Returns the last parts of paths, e.g. ["q_proj", "fc1"]."""
+    """Returns the last components of paths, without duplicates, e.g. ["q_proj", "fc1"]."""
     return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
@@ -328,7 +328,13 @@ def _trace(value: ir.Value | None, also: Sequence[str] = ()) -> tuple[ir.Value, 
 
 
 def _module_of(node: ir.Node, weight: ir.Value, is_phi: bool) -> str:
-    """Returns the path of the module of a layer, e.g. "model.layers.0.mlp.up_proj"."""
+    """Returns the path of a layer's PyTorch module, e.g. "model.layers.0.mlp.up_proj".
+
+    Args:
+        node: the layer's product.
+        weight: its stored weight.
+        is_phi: True for a Phi model from onnxruntime-genai's model builder, which renames one of its modules.
+    """
     name = str(weight.name)
     if is_phi:
         name = _BUILDER_OUTPUT.sub(r"\1.attn.dense", name)
@@ -371,7 +377,10 @@ def _parts(whole: Target) -> list[Target]:
 
 
 def _part_sizes(whole: Target) -> list[int] | None:
-    """Returns the feature counts of queries, keys and values, read from the product's only reader; None if unknown."""
+    """Returns the feature counts of queries, keys and values; None if they are unknown.
+
+    They are read from the attention op or Split that is the only reader of the product.
+    """
     value = whole.node.outputs[0]
     while True:
         readers = [use.node for use in value.uses()]

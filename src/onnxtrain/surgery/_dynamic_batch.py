@@ -34,7 +34,7 @@ from onnxtrain.runtime.session import open_session, run_on_arrays
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _TOLERANCE = 1e-3
-"""Maximum difference, relative to the largest number: kernels sum in different orders for different sizes."""
+"""Maximum relative difference of equal results; kernels sum in different orders for different batch sizes."""
 # Size of symbolic dimensions other than the batch, for random samples.
 _OTHER = 6
 
@@ -97,7 +97,17 @@ def make_batch_dynamic(
 def _compare(
     fixed: ir.Model, dynamic: ir.Model, batch: int, inputs: Mapping[str, npt.ArrayLike] | None
 ) -> None:
-    """Raises ModelError if the models' results differ for any sample of `inputs` (default: random samples)."""
+    """Checks that the dynamic model computes the same results as the fixed one.
+
+    Args:
+        fixed: the original model.
+        dynamic: the model with a dynamic batch size.
+        batch: batch size of the original model.
+        inputs: the user's samples by input name; None for random samples.
+
+    Raises:
+        ModelError: results differ, no output has the samples along axis 0, or a model does not run.
+    """
     # Two batches and one more sample: several batches detect mixed samples, an odd number a hard-coded size.
     feeds = _samples(fixed, 2 * batch + 1, inputs)
     total = len(next(iter(feeds.values())))
@@ -130,7 +140,11 @@ def _compare(
 
 
 def _samples(model: ir.Model, count: int, user_samples: Mapping[str, npt.ArrayLike] | None) -> Arrays:
-    """Returns samples by input name: the user's samples, or `count` random samples."""
+    """Returns samples by input name: the user's samples, or `count` random samples.
+
+    Raises:
+        ModelError: an input has no samples and no shape, or the samples are not along axis 0 of all inputs.
+    """
     rng = np.random.default_rng(0)
     feeds: Arrays = {}
     sizes: dict[str, int] = {}

@@ -61,7 +61,7 @@ class Linear:
 
     @property
     def fan_in(self) -> int:
-        """The number of inputs of each output."""
+        """The number of weights per output."""
         return math.prod(self.shape) // self.classes
 
     @property
@@ -133,7 +133,10 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
 
 
 def _trace(output: ir.Value, head: str | None) -> Linear | str:
-    """Follows an output back to a linear layer; returns the layer, or the reason why there is none."""
+    """Follows an output back to its last linear layer.
+
+    Returns the layer, or the reason why there is none. If `head` is not None, the layer must have this name.
+    """
     tail: list[ir.Node] = []
     value = output
     while True:
@@ -218,7 +221,8 @@ def _trace_weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | st
     """Follows the input of a layer back to its weight.
 
     Returns:
-        The initializer, and the nodes between it and the layer; or the reason why there is none.
+        The initializer, and the nodes between it and the layer. If there is no weight, the reason, as a predicate such
+        as "is an input".
     """
     through: list[ir.Node] = []
     while value is not None and not value.is_initializer():
@@ -252,7 +256,7 @@ def _is_bias(value: ir.Value | None, classes: int) -> bool:
 
 
 def _last_nodes(value: ir.Value) -> list[ir.Node]:
-    """Returns the last nodes before an output, in reverse order."""
+    """Returns the last few nodes that compute an output, in reverse order."""
     # Follows the first input that is not an initializer, by ONNX's convention the data.
     nodes: list[ir.Node] = []
     node = value.producer()
@@ -264,7 +268,7 @@ def _last_nodes(value: ir.Value) -> list[ir.Node]:
 
 
 def _last_ops(value: ir.Value) -> str:
-    """Returns the last nodes before an output for error messages, e.g. "Softmax 'p', Gemm 'fc'"."""
+    """Describes the last nodes that compute an output for error messages, e.g. "Softmax 'p', Gemm 'fc'"."""
     return ", ".join(map(op_name, _last_nodes(value))) or "no op"
 
 

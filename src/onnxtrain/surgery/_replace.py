@@ -128,10 +128,12 @@ def replace_head(
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
-    """Propagates a new number of classes from the layer to the output `name`: updates the shapes in between.
+    """Updates the shapes between the layer and the output `name` for a new number of classes.
+
+    Constants in between that contain the old number, such as the target of a Reshape, are replaced.
 
     Raises:
-        ModelError: a node between them requires the old number of classes, or its effect on the axis is unknown.
+        ModelError: a node in between requires the old number of classes, or its effect on the class axis is unknown.
     """
     axis, old, at = layer.axis, layer.classes, layer.node
     # For the same number of classes, no shape changes, and ops that cannot be followed do no harm.
@@ -204,7 +206,10 @@ def _rewire(layer: Linear, old: ir.Value, new: ir.Value) -> None:
 
 
 def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) -> None:
-    """Replaces or adds the bias of a layer: as an input of Gemm and Conv, with an Add after a MatMul."""
+    """Replaces the bias of a layer, or adds one to a layer without bias.
+
+    An added bias is an input of a Gemm or Conv; after a MatMul, an Add is appended.
+    """
     old = layer.bias
     if old is not None:
         # A bias of shape [1, classes], as written by some exporters, keeps its leading axes.
@@ -241,7 +246,7 @@ def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
 
 
 def _drop_bias(layer: Linear) -> None:
-    """Removes the bias of a layer, including its Add node; a graph output keeps its name."""
+    """Removes the bias of a layer, and its Add node if there is one; a graph output keeps its name."""
     if layer.add is None:
         layer.node.resize_inputs(2)
         return

@@ -23,7 +23,7 @@ class Refusal(Exception):
 
 
 def data_input(node: ir.Node) -> ir.Value | None:
-    """Returns the input of a tail node that comes from the head; None if it is ambiguous."""
+    """Returns the input through which a node reads the head's output, or None if this is ambiguous."""
     # A scalar operand, as in a division by a temperature, has no class axis. Any other operand may have one.
     if node.op_type not in ARITHMETIC:
         return node.inputs[0]
@@ -101,7 +101,7 @@ def _transpose(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) ->
 
 
 def _flatten(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """Follows the class axis through a Flatten that does not merge it with other axes."""
+    """Returns the class axis after a Flatten; raises Refusal if the Flatten merges it with other axes."""
     dims = _dims(node.inputs[0])
     start = node.attributes.get_int("axis", 1) % max(1, len(dims))
     group = dims[:start] if axis < start else dims[start:]
@@ -113,7 +113,7 @@ def _flatten(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
 
 
 def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """Follows the class axis through a Reshape that does not merge it with other axes."""
+    """Returns the class axis after a Reshape; raises Refusal if the Reshape merges it with other axes."""
     # With allowzero, a 0 in the target is a size and not a copy of the input's size: then the tensor is empty.
     dims, target = _dims(node.inputs[0]), _constant(node.inputs[1])
     if target is None or (0 in target and node.attributes.get_int("allowzero", 0) == 1):
@@ -169,7 +169,7 @@ def _constant(value: ir.Value | None) -> list[int] | None:
 
 
 def _axes(node: ir.Node, rank: int) -> set[int] | None:
-    """Returns the axes of a node as non-negative numbers; None if they are computed or omitted."""
+    """Returns the non-negative axes in a node's second input; None if they are computed or omitted."""
     axes = _constant(node.inputs[1]) if len(node.inputs) > 1 else None
     return None if axes is None else {axis % rank for axis in axes}
 
@@ -198,4 +198,4 @@ TAIL_OPS: dict[str, Callable[[ir.Model, ir.Node, int, int, int], int]] = {
     "Flatten": _flatten,
     "Reshape": _reshape,
 }
-"""Ops supported between a head and an output, with the functions that follow the class axis."""
+"""Maps each op that is supported between a head and an output to the function that follows the class axis."""

@@ -115,9 +115,9 @@ def _lower_optimizers(model: ir.Model) -> None:
 
 
 def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
-    """Replaces the outputs of a node with values, which take the outputs' names, and removes the node.
+    """Replaces the outputs of a node with `results`, which take over the outputs' names, and removes the node.
 
-    A result is None if the output is not used.
+    There is one result per output; it is None for an unused output.
     """
     # Renames copies, because two results may be the same value, and an input of the model keeps its own name.
     graph = node.graph
@@ -160,7 +160,10 @@ def _adam(
     v: ir.Value,
     h: ir.Value,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Emits the standard's Adam-1 for one tensor; returns the new x, v and h."""
+    """Emits the formula of ONNX's Adam-1 for the tensor x with the gradient g; returns the new x, v and h.
+
+    v and h are the running averages of g and g²; `step` is the update count.
+    """
     alpha, beta = _number(node, "alpha"), _number(node, "beta")
     r, t = _scalar(op, rate, x), _scalar(op, step, x)
     g = _regularized(op, node, x, g)
@@ -181,7 +184,10 @@ def _adam(
 def _adagrad(
     op: Emitter, node: ir.Node, rate: ir.Value, step: ir.Value, x: ir.Value, g: ir.Value, h: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Emits the standard's Adagrad-1 for one tensor; returns the new x and h."""
+    """Emits the formula of ONNX's Adagrad-1 for the tensor x with the gradient g; returns the new x and h.
+
+    h is the sum of g² over all steps; `step` is the update count.
+    """
     decay = _number(node, "decay_factor")
     r = op.Div(_scalar(op, rate, x), op.Add(op.Mul(_scalar(op, step, x), decay), 1.0))
     g = _regularized(op, node, x, g)
@@ -193,7 +199,10 @@ def _adagrad(
 def _momentum(
     op: Emitter, node: ir.Node, rate: ir.Value, step: ir.Value, x: ir.Value, g: ir.Value, v: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Emits the standard's Momentum-1 for one tensor; returns the new x and v."""
+    """Emits the formula of ONNX's Momentum-1 for the tensor x with the gradient g; returns the new x and v.
+
+    v is the momentum; `step` is the update count.
+    """
     alpha, mode = _number(node, "alpha"), node.attributes.get_string("mode", "")
     if mode not in ("standard", "nesterov"):
         raise ModelError(
@@ -213,11 +222,11 @@ _OPTIMIZERS: dict[str, tuple[Callable[..., tuple[ir.Value, ...]], int]] = {
     "Adagrad": (_adagrad, 3),
     "Momentum": (_momentum, 3),
 }
-"""By op: the function that emits the formula for one tensor, and the number of inputs per tensor."""
+"""Maps each op to the function that emits its formula for one tensor, and its number of inputs per tensor."""
 
 
 def _lower_gradients(model: ir.Model) -> ir.Model:
-    """Replaces all Gradient nodes; if the `y` of one depends on another Gradient, the other is replaced first."""
+    """Replaces all Gradient nodes; a Gradient on which the `y` of another Gradient depends is replaced first."""
     # A subgraph may refer to tensors of the enclosing graph, whose path to y is not contained in a single graph.
     for graph in model.graphs():
         for node in graph:
@@ -248,7 +257,7 @@ def _target(node: ir.Node) -> str:
 
 
 def _sources(node: ir.Node) -> tuple[list[str], list[str]]:
-    """Returns the names in `xs` and `zs` of a Gradient."""
+    """Returns the tensor names in the attributes `xs` and `zs` of a Gradient."""
     xs, zs = node.attributes.get_strings("xs", ()), node.attributes.get_strings("zs", ())
     return list(xs), list(zs)
 

@@ -69,7 +69,10 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def threads_of_worker() -> int | None:
-    """Returns a worker's number of threads: its share of the machine's cores, None if it is alone on the machine."""
+    """Returns the number of threads for this worker, its share of the machine's cores.
+
+    Returns None if there is no other worker on the machine.
+    """
     # Set by torchrun and our launchers. If every worker had threads for all cores, they would slow each other down.
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if not local.isdecimal() or int(local) < 2:
@@ -78,6 +81,6 @@ def threads_of_worker() -> int | None:
 
 
 def _has_group() -> bool:
-    """True if the program has initialized a PyTorch process group; checked without importing PyTorch."""
+    """True if the program has initialized a PyTorch process group. Does not import PyTorch."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())

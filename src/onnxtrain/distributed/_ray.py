@@ -72,7 +72,22 @@ def launch_on_ray(
     restarts: int,
     hosts: str | Sequence[str],
 ) -> list[Any]:
-    """Starts and watches the workers; see :func:`onnxtrain.distributed.launch`."""
+    """Starts the workers with Ray, and restarts all of them if one fails.
+
+    Args:
+        function: function or command that each worker runs.
+        arguments: its arguments.
+        workers: number of workers.
+        restarts: maximum number of restarts.
+        hosts: "local", "auto", or the IP addresses of machines; see :func:`onnxtrain.distributed.launch`.
+
+    Returns:
+        The results of the workers, in rank order.
+
+    Raises:
+        MissingPackageError: Ray is not installed.
+        WorkersError: a worker failed, and no restarts are left; or there is no cluster.
+    """
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -94,10 +109,11 @@ def launch_on_ray(
 
 
 def _cluster(hosts: str | Sequence[str]) -> tuple[str | None, list[str]]:
-    """Parses the argument `hosts`.
+    """Parses the argument `hosts` of :func:`onnxtrain.distributed.launch`.
 
     Returns:
-        The address of Ray's head node, or "local" for a new cluster, and the machines to use.
+        Ray's address argument ("local" for a new cluster on this machine, "auto" for the cluster that this machine
+        belongs to), and the IP addresses of the machines to use, or [] for any machine.
     """
     if isinstance(hosts, str) and hosts not in ("auto", "local"):
         hosts = [host.strip() for host in hosts.split(",") if host.strip()]
@@ -109,7 +125,7 @@ def _cluster(hosts: str | Sequence[str]) -> tuple[str | None, list[str]]:
 
 @contextlib.contextmanager
 def _connected(ray: Any, address: str | None, workers: int) -> Iterator[None]:
-    """Connects to a cluster for the duration of a `with` block; an existing connection is reused."""
+    """Context manager that connects to a Ray cluster, and disconnects at the end; reuses an existing connection."""
     if ray.is_initialized():
         _warn_of_waiting(ray, workers)
         yield
@@ -161,7 +177,10 @@ def _run_once(
     nodes: list[str],
     attempt: int,
 ) -> list[Any]:
-    """Starts all workers and waits for their results; stops all of them if one fails."""
+    """Starts all workers, waits for their results, and returns these; stops all workers if one fails.
+
+    `nodes` are the IP addresses of the machines to use, or empty; `attempt` is the number of restarts so far.
+    """
     # Restarts are done here, for the whole group: Ray would restart a single worker.
     remote = ray.remote(num_cpus=1, max_restarts=0)(_Worker)
     actors = []

@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Iterator
 
 FOLDER = "ONNXTRAIN_WORKERS_FOLDER"
-"""Environment variable: private folder through which workers on a single machine find each other."""
+"""Environment variable with the path of the private folder through which workers on one machine find each other."""
 
 TOKEN = "ONNXTRAIN_WORKERS_TOKEN"
-"""Environment variable: random text that only the workers of a group know."""
+"""Environment variable with the token of a group, a random text that only its workers know."""
 
 
 def new_token() -> str:
@@ -36,6 +36,6 @@ def one_machine(folder: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def private_group() -> Iterator[dict[str, str]]:
-    """Yields the environment variables of a group on this machine; its folder is removed when the block ends."""
+    """Context manager that yields the environment variables of a group on this machine, and removes its folder."""
     with private_folder() as folder:
         yield one_machine(folder) | {TOKEN: new_token()}

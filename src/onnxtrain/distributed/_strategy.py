@@ -66,11 +66,11 @@ class DataParallel:
 
 
 Strategy = Literal["ddp"] | DataParallel
-"""Argument `strategy` of `Trainer`: "ddp" means `DataParallel()`."""
+"""Type of the `strategy` argument of `Trainer`; "ddp" stands for `DataParallel()`."""
 
 
 def make_strategy(strategy: Strategy | None) -> DataParallel | None:
-    """Converts the argument `strategy` of `Trainer` to options; None for a single process.
+    """Returns the options for the `strategy` argument of `Trainer`; None stands for a single process.
 
     Raises:
         InputError: the argument is not "ddp", a `DataParallel` or None.

@@ -138,13 +138,16 @@ class TorchGroup(Communicator):
 
 
 def _leave() -> None:
-    """Ends gloo's threads: a thread that frees a NumPy array while Python finalizes would abort the process."""
+    """Ends gloo's threads, because a thread that frees a NumPy array while Python exits would abort the process."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _store(rank: int, size: int, timeout: timedelta, token: str | None) -> Any:
-    """Returns the store through which the workers find each other: a file on this machine, or a port at MASTER_ADDR."""
+    """Returns the store through which the workers find each other.
+
+    It is a file if all workers are on this machine, else a server at MASTER_ADDR. With a token, its values are signed.
+    """
     # torchrun of PyTorch 2.13 restarts workers with the store of the killed workers, where gloo finds the addresses of
     # dead processes: the new workers would wait for them until the timeout. Hence the prefix per attempt.
     attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -162,13 +165,16 @@ def _store(rank: int, size: int, timeout: timedelta, token: str | None) -> Any:
 
 
 def _bytes(array: Array) -> Array:
-    """Returns a view of an array as bytes: gloo supports few dtypes, and bfloat16 arrays are raw bits anyway."""
+    """Returns a view of an array as bytes, because gloo supports only a few dtypes."""
     return array.reshape(-1).view(np.uint8)
 
 
 @contextmanager
 def _raising_workers_error(doing: str) -> Iterator[None]:
-    """Converts PyTorch's errors about a worker that has ended, or does not answer, to WorkersError."""
+    """Context manager that converts PyTorch's errors to WorkersError.
+
+    PyTorch raises such errors if another worker has ended or does not answer. `doing` begins the message.
+    """
     try:
         yield
     # DistBackendError, DistStoreError and DistNetworkError are RuntimeErrors; gloo raises plain RuntimeErrors.

@@ -29,7 +29,7 @@ _BACKEND = "onnxtrain-one-machine"
 
 
 class _OneMachine(RendezvousHandler):
-    """Rendezvous of a single agent; PyTorch's own rendezvous handlers listen on all network interfaces."""
+    """Rendezvous handler for one machine; unlike PyTorch's own handlers, it does not listen on the network."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
@@ -73,7 +73,20 @@ rendezvous_handler_registry.register(_BACKEND, _OneMachine)
 def launch_here(
     function: Callable[..., Any] | Sequence[str], arguments: Sequence[Any], workers: int, restarts: int
 ) -> list[Any]:
-    """Starts and watches the workers; see :func:`onnxtrain.distributed.launch`."""
+    """Starts the workers as processes on this machine, and restarts all of them if one fails.
+
+    Args:
+        function: function or command that each worker runs.
+        arguments: its arguments.
+        workers: number of workers.
+        restarts: maximum number of restarts.
+
+    Returns:
+        The results of the workers, in rank order; None for each worker that runs a command.
+
+    Raises:
+        WorkersError: a worker failed, and no restarts are left.
+    """
     # PyTorch's agent watches the processes on this machine, and restarts all of them if one fails.
     config = LaunchConfig(
         min_nodes=1,
@@ -112,7 +125,7 @@ def launch_here(
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables, which the workers inherit, for the duration of a `with` block."""
+    """Context manager that sets environment variables, which the workers inherit, and restores them at the end."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -63,7 +63,7 @@ class SignedStore(dist.Store):  # type: ignore[name-defined, misc]
         return value
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a counter."""
+        """Adds `amount` to a counter, and returns its new value."""
         return int(self._store.add(key, amount))
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
@@ -105,7 +105,7 @@ def prove_membership(token: str, timeout: timedelta) -> None:
 
 
 def _exchange(messages: Mapping[int, bytes], timeout: timedelta) -> dict[int, bytes]:
-    """Sends 32 bytes to each worker; returns the bytes received from each."""
+    """Sends 32 bytes to each other worker; returns the 32 bytes received from each, by rank."""
     sent = {
         peer: torch.frombuffer(bytearray(message), dtype=torch.uint8) for peer, message in messages.items()
     }

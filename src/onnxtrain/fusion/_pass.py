@@ -33,7 +33,7 @@ class KeepingPass(ir.passes.InPlacePass):
 def become(
     op: Emitter, node: ir.Node, composite: CompositeOp, attributes: Mapping[str, int | float | list[int]]
 ) -> None:
-    """Turns a node into a call of a composite op in float32, keeping its inputs and outputs."""
+    """Turns a node into a call of a composite op in float32; the node keeps its inputs and outputs."""
     node.domain, node.op_type, _ = op.function(composite, ir.DataType.FLOAT)
     node.attributes.clear()
     for name, value in attributes.items():
@@ -61,7 +61,7 @@ class Fusion:
     saved: Callable[[ir.Shape], ir.Shape] | None = None
 
     def find(self, node: ir.Node) -> Match | None:
-        """Returns the match of the pattern if `node` is the last node of a chain that matches, else None."""
+        """Returns the match if the pattern matches a chain of nodes that ends with `node`, else None."""
         return next((match for match in self.pattern.found(node) if self.where(node, match)), None)
 
     def rewrite(self, op: Emitter, last: ir.Node, match: Match) -> None:
@@ -98,7 +98,7 @@ class Fusion:
 
 
 class FusionPass(ir.passes.InPlacePass):
-    """Rewrites each chain that one of the fusions recognizes; the first matching fusion wins."""
+    """Rewrites each chain of nodes that one of the fusions recognizes; the first matching fusion is applied."""
 
     def __init__(self, fusions: Sequence[Fusion]) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class FusionPass(ir.passes.InPlacePass):
 
 
 def _move_before(node: ir.Node, stops: Sequence[ir.Node]) -> None:
-    """Moves a node in front of the first node that computes an input of `stops`."""
+    """Moves a node before the nodes that compute the inputs of `stops`, in the order of the graph."""
     # Readers of the statistics may precede the last node of the chain, whose outputs they now read.
     sources = [source for stop in stops if (value := stop.inputs[0]) and (source := value.producer())]
     if sources and node.graph is not None:

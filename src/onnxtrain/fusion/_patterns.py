@@ -205,7 +205,7 @@ def optional_stop_gradient(pattern: Pattern) -> Pattern:
 
 
 def _stop_gradients(value: ir.Value | None) -> Iterable[ir.Node]:
-    """Yields the chain of stop-gradient nodes that end in `value`, last node first."""
+    """Yields the chain of stop-gradient nodes that computes `value`, last node first."""
     while value is not None and (node := value.producer()) is not None and is_stop_gradient(node):
         yield node
         value = node.inputs[0]

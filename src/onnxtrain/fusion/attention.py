@@ -14,12 +14,12 @@ from onnxtrain.passes import remove_unread_chains
 
 _SWAP = [0, 1, 3, 2]
 _MASKED = -1e30
-"""Mask values up to this one make exp(score) zero in float32, relative to any other score."""
+"""Keys with a mask value of at most this number get a float32 attention probability of zero."""
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Attention scores: scale * q keys + mask.
+    """The operands of attention scores, scale * (q @ keys) + mask.
 
     Attributes:
         q: queries, [batch, heads, queries, size].
@@ -50,7 +50,11 @@ class AttentionPass(ir.passes.InPlacePass):
 
 
 def _rewrite(op: Emitter, node: ir.Node) -> bool:
-    """Turns a product of attention probabilities and values into the composite op; True if `node` was rewritten."""
+    """Turns the product of attention probabilities and values into a call of the composite op.
+
+    Returns:
+        True if `node` is such a product and was rewritten.
+    """
     softmax = _producer(node.inputs[0], "Softmax") if _is(node, "MatMul") else None
     # Attention normalizes over the keys, the last axis.
     if softmax is None or softmax.attributes.get_int("axis", -1) not in (-1, 3):
@@ -104,7 +108,11 @@ def _scores(value: ir.Value | None) -> _Scores | None:
 
 
 def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    """Strips multiplications and divisions by constants from a value; returns the rest and the combined factor."""
+    """Strips multiplications and divisions by constants from a value.
+
+    Returns:
+        The value before these ops, and their combined factor.
+    """
     scale = 1.0
     while (node := _producer(value, "Mul", "Div")) is not None:
         first, second = node.inputs
@@ -119,7 +127,7 @@ def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
 
 
 def _is_supported(scores: _Scores, v: ir.Value) -> bool:
-    """True if the composite op supports the sizes and dtypes."""
+    """True if the composite op supports the sizes and dtypes of the scores' operands and of `v`."""
     q, keys = scores.q, scores.keys
     if any(x.dtype != ir.DataType.FLOAT or x.shape is None or x.shape.rank() != 4 for x in (q, keys, v)):
         return False
@@ -148,7 +156,7 @@ def _same(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
 
 
 def _composite_for(scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
-    """Returns the composite op, and its inputs after q, k and v."""
+    """Returns the composite op that computes attention with these scores, and its inputs after q, k and v."""
     if scores.mask is None:
         return attention, []
     assert scores.q.shape is not None
@@ -160,7 +168,10 @@ def _composite_for(scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
 
 
 def _is_causal(mask: ir.Value, queries: int | ir.SymbolicDim, keys: int | ir.SymbolicDim) -> bool:
-    """True if a mask is 0 up to each query's own position, and at most `_MASKED` after it."""
+    """True if a mask [..., queries, keys] is 0 up to each query's own position, and at most `_MASKED` after it.
+
+    `queries` and `keys` are the numbers of queries and keys.
+    """
     shape = mask.shape
     if shape is None or shape.rank() < 2 or any(dim != 1 for dim in shape[:-2]):
         return False
@@ -204,7 +215,10 @@ def _is_lower_triangle_of_ones(node: ir.Node) -> bool:
 
 
 def _transposed_keys(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Value:
-    """Returns the keys as [batch, heads, keys, size]: an existing value of the graph, or a new Transpose."""
+    """Returns the keys as [batch, heads, keys, size], given `keys` as [batch, heads, size, keys].
+
+    If the graph has no such value, a Transpose is inserted before the node `before`.
+    """
     source = _source_of_swap(keys)
     if source is not None:
         return source

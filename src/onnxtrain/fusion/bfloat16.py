@@ -43,7 +43,7 @@ class Bfloat16ProductPass(ir.passes.InPlacePass):
         self._of_rounded = of_rounded
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites the model in place, including subgraphs."""
+        """Rewrites the main graph and its subgraphs in place."""
         op = Emitter(model.graph, functions=model.functions)
         modified = False
         # Shared by all nodes, so that long chains of moves are followed only once.
@@ -102,7 +102,10 @@ _CONVOLUTIONS = {
     "ConvolutionInputGradient": (0, 2),
     "ConvolutionWeightGradient": (0, 1),
 }
-"""For each function, the inputs that are factors. The other inputs are a bias, or only provide a shape."""
+"""Maps each convolution function to the indices of the inputs that are factors.
+
+The other inputs are a bias, or only provide a shape.
+"""
 
 
 def _factors(node: ir.Node) -> Sequence[int]:
@@ -137,7 +140,7 @@ def _convolution(op: Emitter, node: ir.Node, model: ir.Model) -> None:
 
 
 def _stem(node: ir.Node) -> str:
-    """Strips number and dtype from the name of a node's float32 function, e.g. from "ConvolutionGradient2_float"."""
+    """Returns a float32 function's name without number and dtype, e.g. "Convolution" for "Convolution2_float"."""
     return re.sub(r"\d*_float$", "", node.op_type)
 
 
@@ -179,7 +182,10 @@ def _unrounded_factor(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tupl
 
 
 def _is_rounded(value: ir.Value | None, decided: dict[ir.Value, bool]) -> bool:
-    """True if each element of a value was a bfloat16 number before it was cast to float32."""
+    """True if each element of a value was a bfloat16 number before it was cast to float32.
+
+    `decided` caches the results of this function.
+    """
     if value is None:
         return False
     if value not in decided:

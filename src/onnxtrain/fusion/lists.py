@@ -1,4 +1,4 @@
-"""Defines which fusions run, and in which order: one function for each place in the pipelines."""
+"""Defines which fusions run, and in which order, with one function for each place in the pipelines."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from onnxtrain.fusion.relu6 import Relu6Pass
 from onnxtrain.fusion.vocabulary import VocabularyLossPass
 
 FUSIONS = (*NORMS, *ACTIVATIONS)
-"""All patterns to search for in forward graphs."""
+"""The fusions whose patterns are searched for in forward graphs."""
 
 
 def fuse_forward(model: ir.Model) -> None:
-    """Rewrites a forward graph before it is differentiated: fuses chains of ops that have a composite gradient."""
+    """Fuses the chains of ops in a forward graph that have a composite gradient, before the graph is differentiated."""
     ir.passes.Sequential(FusionPass(FUSIONS), RecurrentPass())(model)
 
 
 def fuse_exported(model: ir.Model) -> None:
-    """Like `fuse_forward`, but also fuses ReLU6 and attention, which exporters decompose into standard ops."""
+    """Fuses chains of ops in an exported forward graph, before the graph is differentiated.
+
+    In addition to the fusions of :func:`fuse_forward`, this fuses ReLU6 and attention, which exporters decompose into
+    standard ops.
+    """
     fuse_forward(model)
     # ORTModule needs neither: it captures PyTorch's own hardtanh and attention.
     ir.passes.Sequential(Relu6Pass(), AttentionPass())(model)

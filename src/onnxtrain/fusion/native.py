@@ -1,7 +1,7 @@
 """Rewrites convolutional ops, their gradients and LayerNormalization as functions that have native kernels.
 
 Unlike the standard ops, these functions have no gradient rules, so this pass is for graphs that contain their
-gradients. On a stock runtime, the functions' bodies are the replaced nodes.
+gradients. On a stock runtime, each function runs its body, which consists of the replaced nodes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Attributes = Mapping[str, int | float | list[int]]
 class NativeOpsPass(KeepingPass):
     """Rewrites convolutions, MaxPool, LayerNormalization, and training BatchNormalization and its gradient, in float32.
 
-    Run this pass last: other passes look for the standard ops.
+    Run this pass last, because other passes look for the standard ops.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -219,7 +219,7 @@ def _sole_reader(value: ir.Value, but: str = "") -> ir.Node | None:
 
 
 def _take_over(value: ir.Value, last: ir.Node) -> None:
-    """Makes `value` the output of the chain that ends in `last`, and removes `last`."""
+    """Removes `last`, the last node of a chain; `value` takes over the name and the readers of its output."""
     result = last.outputs[0]
     value.name, result.name = result.name, None
     value.shape, value.type = result.shape, result.type
@@ -229,7 +229,7 @@ def _take_over(value: ir.Value, last: ir.Node) -> None:
 
 
 def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
-    """Returns the attributes of a MaxPool that the function supports; None for any other MaxPool."""
+    """Returns the attributes for the max-pooling function, or None if the function does not support this MaxPool."""
     kernel, attributes = list(pool.attributes.get_ints("kernel_shape") or []), pool.attributes
     # The kernel supports neither ceil_mode nor storage_order nor dilations.
     rank = len(kernel)
@@ -294,7 +294,7 @@ def _sole_producer(reader: ir.Node, value: ir.Value | None) -> ir.Node | None:
 
 
 def _is_spread(unpool: ir.Node, x: ir.Value | None) -> bool:
-    """True if a MaxUnpool writes its input at flat `indices` into zeros of x's shape."""
+    """True if a MaxUnpool scatters its input, at the flat indices of its second input, into zeros of x's shape."""
     value, attributes = unpool.inputs[0], unpool.attributes
     unit = set(attributes.get_ints("kernel_shape") or []) == {1} and set(
         attributes.get_ints("strides") or [1]

@@ -88,7 +88,7 @@ def _affine(last: ir.Node, match: Match) -> bool:
 
 
 def _grouped(last: ir.Node, match: Match) -> bool:
-    """True if a match is a GroupNorm in float32: channel groups standardized, then a scale and bias per channel."""
+    """True if a match is a float32 GroupNorm with a scale and a bias per channel."""
     x, y = match["x"], last.outputs[0]
     if any(value.dtype != ir.DataType.FLOAT for value in (x, y, match["scale"], match["bias"])):
         return False

@@ -15,8 +15,8 @@ class PackedProductPass(KeepingPass):
     """Rewrites MatMulNBits in float32 with 2-bit or 8-bit weights, or with floating-point zero points.
 
     ONNX Runtime's kernel (1.32) reads packed 4-bit weights directly, and is as fast as the native kernel. It unpacks
-    all other weights into a float matrix in each call. Run this pass last: other passes don't recognize the functions,
-    whose body is the replaced node.
+    all other weights into a float matrix in each call. Run this pass last: other passes don't recognize the functions.
+    The body of each function is the replaced node.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -30,7 +30,7 @@ class PackedProductPass(KeepingPass):
 
 
 def _is_slow(node: ir.Node) -> bool:
-    """True if a node is a MatMulNBits that the native kernel supports, and ONNX Runtime unpacks the whole weight."""
+    """True for a MatMulNBits that the native kernel supports, and whose whole weight ONNX Runtime would unpack."""
     if (node.domain, node.op_type) != ("com.microsoft", "MatMulNBits"):
         return False
     a, _, scales, zero_points, *others = (*node.inputs, None)

@@ -10,10 +10,10 @@ from onnxtrain.passes import is_training_batch_norm
 
 
 class Relu6Pass(ir.passes.InPlacePass):
-    """Rewrites a Clip to [0, 6] that follows a training BatchNormalization as a Hardtanh.
+    """Replaces each Clip to [0, 6] after a training-mode BatchNormalization with a Hardtanh.
 
-    This is ReLU6, whose gradient at the bounds is zero, as in PyTorch. The gradient is computed from the output, so the
-    normalized values need not be saved.
+    Such a Clip is a ReLU6. The gradient of Hardtanh is zero at the bounds, as in PyTorch, and is computed from the
+    output, so the normalized values need not be saved.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -2,7 +2,7 @@
 
 The logits over a vocabulary are the largest tensor of a language model: 65 MB for 512 tokens and 32,000 words. ONNX
 Runtime's LogSoftmax allocates a second tensor of that size. By default, the loss is computed after the gradient, so the
-gradient would be a third.
+gradient would be a third tensor of that size.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _has_many_classes(node: ir.Node) -> bool:
 
 
 def _delay_gradient(op: Emitter, log_prob: ir.Value) -> None:
-    """Delays the cross-entropy gradient until all other readers of `log_prob` have run, to reuse the buffer."""
+    """Delays the cross-entropy gradient until no other reader needs `log_prob`, so that it can reuse the buffer."""
     readers = list(dict.fromkeys(use.node for use in log_prob.uses()))
     gradients = [node for node in readers if (node.domain, node.op_type) in _GRADIENTS]
     others = [node for node in readers if node not in gradients]

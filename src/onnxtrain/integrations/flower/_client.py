@@ -15,10 +15,10 @@ from onnxtrain.integrations.flower._privacy import SamplePrivacy, spent_epsilon
 from onnxtrain.integrations.flower._work import ClientData, Limits, Metric, Settings, Work, asked_settings
 
 FINGERPRINT = "onnxtrain-fingerprint"
-"""Config key for the model's fingerprint, in messages in both directions."""
+"""Key of the model's fingerprint in the config of messages, both from the server and from the clients."""
 
 _STEPS = "onnxtrain-private-steps"
-"""Key of the client's own state that counts its private steps over all rounds."""
+"""Key of the record in the client's state that counts its DP-SGD steps over all rounds."""
 
 
 def client_app(
@@ -138,7 +138,13 @@ def _read_message(artifacts: str | os.PathLike[str], message: Message) -> tuple[
 
 
 def _spend_privacy(context: Context, steps: int, rate: float, privacy: SamplePrivacy) -> float:
-    """Adds a round's steps to the number of steps in the client's state.
+    """Adds the DP-SGD steps of a round to the number of steps in the client's state.
+
+    Args:
+        context: Flower's context, which contains the client's state.
+        steps: number of steps in this round.
+        rate: sampling rate of this round; if rounds differ, the largest rate applies to all.
+        privacy: noise multiplier, delta and maximum epsilon.
 
     Returns:
         The epsilon spent so far, including this round.

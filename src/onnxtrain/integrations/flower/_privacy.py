@@ -127,7 +127,7 @@ def loss_of(results: object) -> float:
 
 
 def _run_sample(module: Module, data: Sequence[Array], row: int) -> float:
-    """Computes the gradients of one sample; returns its loss."""
+    """Computes the gradients of the sample at index `row`; returns its loss."""
     module.lazy_reset_grad()
     return loss_of(module(*(array[row : row + 1] for array in data)))
 

@@ -57,7 +57,10 @@ def secure_client(
 
 
 class _SecureClient(NumPyClient):
-    """A Flower client that trains and evaluates with artifacts. Arrays are in the order of `trained_arrays`."""
+    """A Flower client that trains and evaluates with artifacts.
+
+    The arrays that it exchanges are the trainable parameters, then the running statistics, in the model's order.
+    """
 
     def __init__(
         self,

@@ -140,7 +140,7 @@ class CheckedStrategy(Strategy):
         return arrays, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Averages the metrics of the clients that have evaluation samples; None if there are none."""
+        """Returns the average metrics of the clients with evaluation samples, or None if there are none."""
         kept = self._kept(server_round, replies, "evaluate", self._check_metrics)
         if not any(not message.has_error() for message in kept):
             return None
@@ -151,7 +151,7 @@ class CheckedStrategy(Strategy):
         self.strategy.summary()
 
     def _in_own_dtypes(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Casts the aggregated parameters to the dtypes of the model."""
+        """Returns the aggregated parameters, cast to the dtypes that messages have for this model."""
         # Some of Flower's strategies (1.42), e.g. FedAdam, compute them in float64.
         return ArrayRecord(
             {
@@ -163,7 +163,14 @@ class CheckedStrategy(Strategy):
     def _kept(
         self, server_round: int, replies: Iterable[Message], stage: str, check: Callable[[Message], None]
     ) -> list[Message]:
-        """Returns the replies that pass `check`, with their weights limited, and the replies that report an error."""
+        """Returns the replies to pass on to the strategy: the valid ones, with limited weights, and error reports.
+
+        Args:
+            server_round: number of the round.
+            replies: the clients' replies.
+            stage: "train" or "evaluate".
+            check: raises an error if a reply is invalid; such replies are recorded in `refused`.
+        """
         answers = []
         good: list[Message] = []
         for message in replies:

@@ -19,7 +19,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.json_text import parse_json
 
 Metric = Callable[[Sequence[Array], Sequence[Array]], float]
-"""A metric: takes the outputs after the loss and the targets of all samples, and returns a number."""
+"""Function of the model's outputs except the loss, and of the targets, for all samples; returns the metric."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Settings:
             _require_number("Training a client", "learning_rate", self.learning_rate)
 
     def steps(self, count: int) -> int:
-        """Returns the number of optimizer steps in a round with differential privacy on `count` samples."""
+        """Returns the number of optimizer steps that a round of DP-SGD on `count` samples takes."""
         return self.epochs * private_batches(count, self.batch_size)
 
 
 def private_batches(count: int, batch_size: int) -> int:
-    """Returns the number of batches per epoch with Poisson sampling."""
+    """Returns the number of batches per epoch if batches are drawn by Poisson sampling."""
     return max(1, round(count / batch_size))
 
 
@@ -153,7 +153,7 @@ def manifest_files(artifacts: str | os.PathLike[str]) -> dict[str, Path]:
 
 
 class Work:
-    """The model of a client or of the server: loads the artifacts, trains, evaluates.
+    """Loads the model of a client or of the server from artifacts, and trains and evaluates it.
 
     Args:
         artifacts: directory written by `generate_artifacts`.
@@ -240,7 +240,11 @@ class Work:
     def evaluate(
         self, data: Sequence[Array], batch_size: int, metrics: Mapping[str, Metric]
     ) -> tuple[int, dict[str, float]]:
-        """Computes the loss and the metrics over all samples; returns the number of samples, and the values by name."""
+        """Computes the loss and the metrics over all samples.
+
+        Returns:
+            The number of samples, and the values by name, e.g. {"loss": 0.7, "accuracy": 0.9}.
+        """
         count = self.count(data)
         targets = len(self.module.manifest.targets)
         total = weight = 0.0
@@ -272,12 +276,21 @@ class Work:
         return loss_of(self.module(*batch)), self._weight(batch)
 
     def _weight(self, batch: Sequence[Array]) -> float:
-        """Returns the weight of a batch's loss: the number of non-ignored labels, or 1 if the loss is a sum."""
+        """Returns the weight of a batch's loss in the loss over all batches.
+
+        It is 1 if the loss is a sum. For a mean, it is the number of samples or non-ignored labels, or the sum of their
+        weights.
+        """
         manifest = self.module.manifest
         return 1.0 if manifest.loss_mean is None else manifest.loss_mean.count(manifest.arguments, batch)
 
     def _over_all(self, total: float, weight: float) -> float:
-        """Returns the loss over all batches, a mean or a sum like a batch's loss; NaN if all labels are ignored."""
+        """Returns the loss over all batches: a sum if the loss of a batch is a sum, else a weighted mean.
+
+        Args:
+            total: sum of the batches' losses, each multiplied by its weight.
+            weight: sum of the weights. If it is 0, because all labels are ignored, the mean is NaN.
+        """
         if self.module.manifest.loss_mean is None:
             return total
         return total / weight if weight else float("nan")

@@ -30,7 +30,7 @@ class Communicator(ABC):
         Args:
             arrays: C-contiguous arrays of float32, float64 or int64, with the same shapes on all workers.
             bucket_bytes: size of the buckets in which small arrays are sent together.
-            compressed: True sends floating-point arrays as bfloat16.
+            compressed: True to send floating-point arrays as bfloat16.
         """
 
     @abstractmethod

@@ -39,7 +39,7 @@ class _Worker:
     def one_machine(self) -> dict[str, str]:
         """Returns the environment variables of workers that are all on this machine, and creates their private folder.
 
-        The folder is removed when the work is done.
+        The folder is removed at the end of :meth:`work`.
         """
         self._cleanup.enter_context(folder := private_folder())
         return one_machine(folder.name)
@@ -51,7 +51,10 @@ class _Worker:
         variables: dict[str, str],
         directory: str,
     ) -> Any:
-        """Calls the function, or runs the command, with the environment variables that describe the group."""
+        """Calls the function, or runs the command, in `directory`, the launcher's working directory.
+
+        `variables` are the environment variables that describe the group.
+        """
         os.environ.update(variables)
         # Paths in the arguments are relative to the launcher's directory. Without a shared file system, only worker 0
         # uses them.

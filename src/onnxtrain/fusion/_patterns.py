@@ -195,7 +195,7 @@ def either(*patterns: Pattern) -> Pattern:
 
 
 def stopped(pattern: Pattern, name: str) -> Pattern:
-    """Returns a pattern for `pattern` followed by one or more stop-gradient nodes; binds `name` to the first one."""
+    """Returns a pattern for `pattern` and one or more stop-gradient nodes after it; binds `name` to the first one."""
     return _StopGradient(pattern, name)
 
 

@@ -34,7 +34,7 @@ class Bfloat16ProductPass(ir.passes.InPlacePass):
     these functions, which have no gradient rules.
 
     Args:
-        of_rounded: True rewrites only products whose factors were bfloat16 before :func:`widen_narrow_floats`.
+        of_rounded: True to rewrite only products whose factors were bfloat16 before :func:`widen_narrow_floats`.
             Their results don't change.
     """
 

@@ -44,7 +44,7 @@ def fuse_kernels(model: ir.Model, *, bfloat16: bool = False, kept: Collection[st
 
     Args:
         model: the model, with inferred shapes.
-        bfloat16: True computes float32 matrix products in bfloat16.
+        bfloat16: True to compute float32 matrix products in bfloat16.
         kept: names of values that ONNX Runtime's own kernels must compute, e.g. the values of the forward graph.
     """
     # NativeOpsPass runs first: it emits the convolution functions that Bfloat16ProductPass rewrites. ProductPass

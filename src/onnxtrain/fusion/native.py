@@ -74,7 +74,11 @@ def _calls(node: ir.Node, composite: CompositeOp) -> bool:
 
 
 def _convolution(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites Conv and ConvTranspose with constant padding; returns True if `node` was rewritten."""
+    """Rewrites a Conv or ConvTranspose as a function, if its padding does not depend on the size of the input.
+
+    Returns:
+        True if `node` was rewritten.
+    """
     composite = {"Conv": convolution, "ConvTranspose": convolution_transpose}.get(node.op_type)
     weight = node.inputs[1] if composite is not None and node.domain == "" else None
     dims = static_dims(weight) if weight is not None else None
@@ -100,7 +104,7 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
 
 
 def _normalization(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites BatchNormalization in training mode as a function, fused with the activation that follows.
+    """Rewrites a training-mode BatchNormalization as a function, fused with the activation that follows.
 
     The activation is fused if it is the only reader, and is Relu, ReLU6, or MaxPool followed by Relu.
 
@@ -156,7 +160,7 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
 
 
 def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites LayerNormalization with statistics, whose scale and bias have the shape of the normalized axes.
+    """Rewrites a LayerNormalization that returns its statistics, and whose scale and bias need no broadcasting.
 
     Returns:
         True if `node` was rewritten.
@@ -183,7 +187,7 @@ def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
 
 
 def _pooling(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites MaxPool if its indices are used, e.g. by its gradient; returns True if `node` was rewritten."""
+    """Rewrites a MaxPool whose indices are used, e.g. by its gradient; returns True if `node` was rewritten."""
     if (node.op_type, node.domain) != ("MaxPool", "") or len(node.outputs) < 2:
         return False
     if not node.outputs[1].uses() and not node.outputs[1].is_graph_output():

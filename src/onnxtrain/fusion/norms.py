@@ -200,4 +200,4 @@ NORMS = (
         statistics=("mean", "stdev"),
     ),
 )
-"""All normalizations. Each precedes those that are parts of it."""
+"""Fusions of all normalizations. A fusion precedes the fusions that match only a part of its pattern."""

@@ -114,7 +114,7 @@ def _output_of(target: Target) -> tuple[ir.Value, _Form]:
 
 
 def _with_bias(output: ir.Value) -> ir.Value:
-    """Returns the output of the bias Add after the layer, or `output` if there is no such Add or it feeds a Gelu."""
+    """Returns the output of the bias Add after a layer; returns `output` if there is no such Add, or a Gelu follows."""
     add = _sole_reader(output, "Add", any_input=True)
     bias = None if add is None else next((value for value in add.inputs if value is not output), None)
     # ONNX Runtime (1.32) fuses a product such as MatMulNBits with this Add, which rounds differently than two nodes. An

@@ -25,11 +25,12 @@ class BlockWeights:
     Attributes:
         packed: codes, uint8 [N, blocks, block_size * bits / 8], lowest bits first.
         scales: [N * blocks], floating point.
-        zero_points: packed uint8 [N * ceil(blocks * bits / 8)] or floating point [N * blocks]; None for 2^(bits-1).
+        zero_points: packed uint8 [N * ceil(blocks * bits / 8)] or floating point [N * blocks]; None if all are
+            2^(bits-1).
         order: index of the block of each row (`g_idx`), int32 [K]; None if the rows of a block are consecutive.
         bits: 2, 4 or 8.
         block_size: number of rows that share a scale, e.g. 32.
-        shape: (K, N), inputs and outputs.
+        shape: (K, N), the numbers of input and output features.
     """
 
     packed: Array

@@ -222,7 +222,7 @@ def _write_onnx_adapter(path: Path, description: AdapterDescription, weights: Ma
 
 
 def _check_finite(array: np.ndarray[Any, Any], name: str, doing: str) -> None:
-    """Raises AdapterMismatchError for a weight with NaN or infinite values."""
+    """Raises AdapterMismatchError if the weight `name` contains NaN or infinite values."""
     if not np.isfinite(array.astype(np.float32)).all():
         raise AdapterMismatchError(
             f"{doing}: {name} contains values that are NaN, infinite, or beyond the range of "

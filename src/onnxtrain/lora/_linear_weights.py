@@ -14,7 +14,7 @@ from onnxtrain.passes.parameters.integer_weights import IntegerWeight, constant,
 
 
 def constant_value(value: ir.Value) -> Array:
-    """Computes a value that depends only on initializers, in float32."""
+    """Computes, in float32, a value that depends only on initializers."""
     if value.const_value is not None:
         return np.asarray(value.const_value.numpy(), np.float32)
     # Evaluated by onnx's reference evaluator, so that each op follows the standard.

@@ -34,7 +34,7 @@ REPORT_KEY = "onnxtrain.merge"
 """Metadata key of a merged model: the losses before and after merging, as JSON."""
 
 _MERGED = ".merged"
-"""Suffix of the names of new initializers, while the old ones exist."""
+"""Suffix of the names of merged weights, until the weights that they replace are removed."""
 
 _log = get_logger()
 Evaluate = Callable[[onnx.ModelProto], float]
@@ -119,7 +119,8 @@ def _deduplicate(graph: ir.Graph, new: Sequence[ir.Value], made: list[ir.Value])
     Args:
         graph: the graph.
         new: initializers that were just added.
-        made: initializers that were added earlier for this layer. Initializers of `new` that are kept are appended.
+        made: initializers that were added earlier for this layer. The initializers of `new` that are kept are appended
+            to it.
     """
     for value in new:
         same = next((other for other in made if _are_equal(other, value)), None)
@@ -279,7 +280,7 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
 
 
 def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> None:
-    """Replaces an input of a node with a new initializer; the old initializer is kept, because others may read it."""
+    """Replaces an input of a node with a new initializer; the old one is kept, because other nodes may read it."""
     old = node.inputs[index]
     assert old is not None
     node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))
@@ -294,5 +295,5 @@ def _restore_weight_names(graph: ir.Graph) -> None:
 
 
 def _initializer(model: ir.Model, name: str, array: Array) -> ir.Value:
-    """Adds an initializer, under a new name if `name` is in use."""
+    """Adds an initializer and returns it; chooses a different name if `name` is in use."""
     return add_initializer(model.graph, ir.tensor(array, name=Emitter(model.graph).unique_name(name)))

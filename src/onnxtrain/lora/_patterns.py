@@ -130,7 +130,7 @@ class _Expression:
     Attributes:
         pattern: the text of the expression.
         tree: the parse tree of `re`.
-        leaves: compiled leaves, by the `id` of their nodes and their flags.
+        leaves: compiled nodes for one character or position, by the `id` of the node and its flags.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -250,7 +250,7 @@ class _Run:
         return start >= 0 and bool(self.sequence(body, 1 << start, flags) >> position & 1)
 
     def _places_of(self, leaf: Any, flags: int) -> tuple[int, int]:
-        """Returns the set of positions at which a leaf matches, and the number of characters that the leaf consumes."""
+        """Returns the set of positions at which a leaf matches, and the number of characters that it consumes."""
         kind, value = leaf
         if kind == _kind.LITERAL and not flags & re.IGNORECASE:
             return self._letters.get(chr(value), 0), 1

@@ -42,14 +42,14 @@ _QKV = ("q_proj", "k_proj", "v_proj")
 
 @dataclass(frozen=True)
 class Target:
-    """A linear layer, or one part of the outputs of a merged layer, that can get an adapter.
+    """A linear layer, or a part of a merged layer (e.g. its queries), that can get an adapter.
 
     Attributes:
         module: path of its module, e.g. "model.layers.0.self_attn.q_proj".
         node: the node of the product: MatMul, Gemm, FusedMatMul, MatMulNBits, Conv or one of INTEGER_PRODUCTS.
         input_size: number of input features.
         output_size: number of output features.
-        start: offset of its features in the output of `node`, e.g. 64 for k_proj after a q_proj with 64 features.
+        start: offset of its features in the output of `node`, e.g. 64 for a k_proj after a q_proj with 64 features.
         total: total number of output features of `node`.
         is_output_layer: True for the layer of a language model that computes the logits.
     """
@@ -260,7 +260,7 @@ def _ends(names: Sequence[str]) -> list[str]:
 
 
 def _read_layer(node: ir.Node) -> tuple[ir.Value, int, int, bool] | None:
-    """Reads a product of activations with a stored matrix.
+    """Analyzes a node that may be a product of activations and a stored matrix.
 
     Returns:
         The weight, its numbers of inputs and outputs, and True if it is stored as [outputs, inputs]. None if the node

@@ -238,10 +238,10 @@ def mark_labels(graph: ir.Graph) -> None:
 
 
 def _follow_back(value: ir.Value) -> tuple[ir.Value, int]:
-    """Traces a target back through casts and reshapes to the value that they are computed from.
+    """Finds the value from which casts and reshapes compute a target.
 
     Returns:
-        That value, and how many other nodes read it or an intermediate result.
+        The value, and how many other nodes read it or an intermediate result.
     """
     readers = len(value.uses())
     producer = value.producer()

@@ -116,7 +116,7 @@ _BIG_ELEMENTS = 4096
 
 
 def _skeleton(base: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns a copy of the base model in which large initializers are inputs, so that the copy stays small."""
+    """Returns a copy of the base model for the checker and shape inference, with large initializers as inputs."""
     # The checker and shape inference serialize the model, and protobuf is limited to 2 GB.
     graph = base.graph
     skeleton = onnx.ModelProto(

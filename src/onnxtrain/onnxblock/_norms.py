@@ -232,7 +232,7 @@ class _Reusing(_Norm):
 
 
 class _Transform(_Reusing):
-    """Normalizes another value with the statistics of an RINorm."""
+    """Block that normalizes a value with the statistics of an RINorm."""
 
     def build(self, input_name: str) -> str:
         """Normalizes a value with the statistics of the RINorm's last call; returns the name of the result."""
@@ -245,7 +245,7 @@ class _Transform(_Reusing):
 
 
 class _Inverse(_Reusing):
-    """Undoes the normalization of an RINorm."""
+    """Block that undoes the normalization of an RINorm."""
 
     def build(self, input_name: str) -> str:
         """Denormalizes a value [batch, length, input_dim, params]; returns the name of the result."""

@@ -107,7 +107,8 @@ class TrainingBlock(Block):
             TrainingStateError: there is no base model.
             GraphBuildError: a name is unknown, or the base model is no longer valid ONNX.
             NothingToTrain: no parameter is left to train.
-            DifferentiationError: the loss has more than one element, or an op on the path has no gradient rule.
+            DifferentiationError: the loss has more than one element, or an op between the
+            parameters and the loss has no gradient rule.
         """
         result = super().__call__(*args, **kwargs)
         accessor = self._accessor
@@ -202,7 +203,7 @@ def output_names(result: str | Iterable[str], doing: str) -> list[str]:
 
 
 def _set_outputs(accessor: ModelAccessor, names: Sequence[str], doing: str) -> None:
-    """Replaces the outputs of the base model with the values `names`."""
+    """Makes the named values the only outputs of the base model, in order."""
     infos = []
     for name in names:
         value = _graft.describe(accessor, name, doing)

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {name: globals()[kind] for name, kind in OPTIMIZER_NAMES.items()}
-"""Optimizers by the names that :func:`make_optimizer`, `Trainer` and `--optimizer` accept."""
+"""Maps each name that :func:`make_optimizer`, `Trainer` and `--optimizer` accept to its optimizer class."""
 
 
 def make_optimizer(spec: str | Optimizer) -> Optimizer:

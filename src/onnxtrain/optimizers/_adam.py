@@ -44,7 +44,7 @@ class _AdamFamily(Optimizer):
         return *scalars, factor
 
     def _coefficients(self) -> tuple[float, float, float, float]:
-        """Returns beta1, 1 - beta1, beta2, 1 - beta2, in float64."""
+        """Returns beta1, 1 - beta1, beta2 and 1 - beta2 in float64."""
         # Computed in Python: 1 - float32(0.999) would be wrong in the fifth digit.
         beta1, beta2 = self.betas
         return beta1, 1 - beta1, beta2, 1 - beta2

@@ -192,7 +192,7 @@ class _Slot:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raises GraphBuildError if `names`, of the model's inputs and outputs, contains a name twice."""
+    """Raises GraphBuildError if two of `names`, the names of the model's inputs and outputs, are equal."""
     # Names of parameters come from the file, which may contain both `a` and `a_grad`.
     taken: set[str] = set()
     for name in names:

@@ -1,4 +1,7 @@
-"""Modifies a model before training: new head, restored Dropout, dynamic batch size, lowered training ops."""
+"""Modifies models before training.
+
+Replaces the head, restores Dropout, makes the batch size dynamic, and lowers training ops to standard ops.
+"""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def restore_dropout(
 
 
 def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:
-    """Returns the nodes of the linear layers that match names or patterns.
+    """Returns the nodes of the linear layers that match `names`, which may be patterns.
 
     Raises:
         ModelError: a name or pattern matches no linear layer.

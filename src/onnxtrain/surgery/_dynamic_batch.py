@@ -181,7 +181,7 @@ def _samples(model: ir.Model, count: int, user_samples: Mapping[str, npt.ArrayLi
 
 
 def _session(model: ir.Model, path: Path) -> Any:
-    """Opens a session that runs the model in inference mode."""
+    """Saves the model to `path` in inference mode, and opens a session for it."""
     # In training mode, BatchNormalization mixes samples by design, and runs with Dropout differ.
     quiet = canonicalize(model)
     TrainingModePass(batch_norm="inference", dropout="inference")(quiet)
@@ -213,7 +213,7 @@ def _filled(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
 
 
 def _require_equal(name: str, expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> None:
-    """Raises ModelError unless two results are equal up to rounding."""
+    """Raises ModelError unless two results for the output `name` are equal up to rounding."""
     expected64, actual64 = expected.astype(np.float64), actual.astype(np.float64)
     # Infinite scores of masked positions must not determine the scale.
     scale = max(1e-6, float(np.abs(expected64[np.isfinite(expected64)]).max(initial=0)))

@@ -56,7 +56,7 @@ class Linear:
 
     @property
     def classes(self) -> int:
-        """The number of outputs."""
+        """The number of classes, i.e. output features."""
         return self.shape[0 if self.rows else 1]
 
     @property
@@ -66,7 +66,7 @@ class Linear:
 
     @property
     def last(self) -> ir.Value:
-        """The output value of the layer."""
+        """The output value of the layer, after its bias is added."""
         return (self.add or self.node).outputs[0]
 
     @property

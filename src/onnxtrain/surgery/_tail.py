@@ -153,7 +153,7 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
 
 
 def _set_target_size(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
-    """Updates a size in the target shape of a Reshape."""
+    """Sets the entry at `position` in the target shape of a Reshape to `size`."""
     target = _constant(node.inputs[1])
     assert target is not None
     target[position] = size

@@ -277,7 +277,7 @@ def _nodes_between(model: ir.Model, node: ir.Node) -> list[ir.Node]:
 
 
 def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
-    """Replaces one Gradient node with nodes that compute its gradients."""
+    """Returns the model with one Gradient node replaced with nodes that compute its outputs."""
     xs, zs = _sources(node)
     input_names = [None if value is None else str(value.name) for value in node.inputs]
     if len(input_names) != len(xs) + len(zs) or None in input_names:

@@ -28,8 +28,8 @@ def build_forward_graph(model: ir.Model, loss: str, recipe: Recipe) -> tuple[ir.
     """Copies the part of a model that computes the loss and the additional outputs of a recipe.
 
     Returns:
-        The copy, whose first output is the scalar loss and whose layers are in the recipe's modes; and the layers
-        whose mode the recipe does not choose.
+        The copy, whose first output is the scalar loss and whose layers are in the recipe's modes, and the layers whose
+        mode the recipe does not choose.
 
     Raises:
         GraphBuildError: the loss is not a scalar, a value would be returned twice, a pattern matches no layer, or a

@@ -1,4 +1,4 @@
-"""Appends gradients to the outputs of a training model; those of embedding tables may be sparse.
+"""Appends gradients, which may be sparse for embedding tables, to the outputs of a training model.
 
 A sparse gradient contains only the rows used in a batch. The dense gradient of a table of a million rows has a million
 rows, of which a batch of 100 words fills at most 100.

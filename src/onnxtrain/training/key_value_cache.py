@@ -152,7 +152,7 @@ def _drop(node: ir.Node, past: ir.Value, present: ir.Value, *, keeps_output: boo
 
 
 def _empty(model: ir.Model, past: ir.Value, pasts: list[ir.Value]) -> ir.Value:
-    """Returns an emitted empty cache (0 tokens) for ops that read the length of the cache from its shape.
+    """Emits an empty cache (0 tokens) that replaces a cache input whose shape some ops read.
 
     Args:
         model: the model.

@@ -12,7 +12,7 @@ from onnxtrain.passes import is_training_batch_norm
 
 UNBIASED_KEY = "onnxtrain.unbiased_running_variance"
 """Metadata key of a BatchNormalization node whose running variance is updated as in PyTorch, from the batch's unbiased
-variance. Clones and files keep it."""
+variance. Cloning and saving a model keep the key."""
 
 # Index of the input and of the output in BatchNormalization-14.
 _INPUT_VAR, _RUNNING_VAR = 4, 2

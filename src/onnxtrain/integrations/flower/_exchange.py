@@ -40,7 +40,7 @@ def _trained(state: CheckpointState) -> dict[str, Buffer]:
 
 
 def _expected(tensors: Iterable[tuple[str, ParameterSpec | StatisticSpec | Buffer]]) -> dict[str, Expected]:
-    """Returns the expected dtypes and shapes of a message's arrays, given the tensors that they represent."""
+    """Returns the dtypes and shapes that arrays in a message must have, given pairs (name, tensor or its spec)."""
     return {
         name: Expected(
             dtypes.widen(np.zeros(0, tensor.dtype.storage), tensor.dtype).dtype, tuple(tensor.shape)
@@ -50,7 +50,7 @@ def _expected(tensors: Iterable[tuple[str, ParameterSpec | StatisticSpec | Buffe
 
 
 def expected_arrays(manifest: Manifest) -> dict[str, Expected]:
-    """Returns the expected dtypes and shapes of the arrays in a message for this model, by name and in order."""
+    """Returns the dtypes and shapes that the arrays in a message for this model must have, by name, in order."""
     specs: list[ParameterSpec | StatisticSpec] = [*manifest.trainable, *manifest.statistics]
     return _expected((spec.name, spec) for spec in specs)
 

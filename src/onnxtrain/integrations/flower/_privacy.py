@@ -1,4 +1,4 @@
-"""Per-sample differential privacy: clips the gradient of each sample and adds noise (DP-SGD).
+"""Implements per-sample differential privacy (DP-SGD), which clips each sample's gradient and adds noise.
 
 Abadi et al. 2016, "Deep Learning with Differential Privacy". Uses the accountant of Google's dp-accounting.
 """

@@ -19,7 +19,10 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.json_text import parse_json
 
 Metric = Callable[[Sequence[Array], Sequence[Array]], float]
-"""Function of the model's outputs except the loss, and of the targets, for all samples; returns the metric."""
+"""Function `(outputs, targets) -> value`.
+
+`outputs` are the model's outputs except the loss, `targets` the targets; both are arrays for all samples.
+"""
 
 
 @dataclass(frozen=True)

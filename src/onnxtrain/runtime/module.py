@@ -335,12 +335,12 @@ class Module(NotCopyable):
             return binding.run(values)
 
     def train(self, mode: bool = True) -> Module:
-        """Switches to training steps, or to evaluation steps if `mode` is False; returns the module."""
+        """Puts the module in training mode, or in evaluation mode if `mode` is False, and returns it."""
         self.training = mode
         return self
 
     def eval(self) -> Module:
-        """Switches to evaluation steps; returns the module."""
+        """Puts the module in evaluation mode and returns it."""
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:

@@ -107,7 +107,7 @@ class NumberColumn(Column):
         """Fits the encoding to a column.
 
         Args:
-            values: column of the whole table.
+            values: the column's values in all rows of the table.
             rows: bool [rows]; True for the rows from which statistics are computed.
             rule: rule that fills missing values; None if missing values are an error.
             scale: True to scale to mean 0 and standard deviation 1.
@@ -134,7 +134,7 @@ class NumberColumn(Column):
 
     @property
     def description(self) -> str:
-        """Human-readable description: "number", with mean and deviation if it is scaled."""
+        """Human-readable description, e.g. "number"; with mean and standard deviation if the column is scaled."""
         if (self.mean, self.deviation) == (0.0, 1.0):
             return "number"
         return f"number, standardised: mean {self.mean:.5g}, deviation {self.deviation:.5g}"
@@ -199,7 +199,7 @@ class CategoryColumn(Column):
         """Fits the encoding to a column.
 
         Args:
-            values: column of the whole table.
+            values: the column's values in all rows of the table.
             rows: bool [rows]; True for the rows from which the rule computes the most frequent category.
             rule: rule that fills missing values; None if missing values are an error.
             how: "one-hot" or "ordinal".

@@ -24,7 +24,7 @@ from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 
 
 class ORTModule(torch.nn.Module):
-    """Runs the forward and backward pass of a module in ONNX Runtime; otherwise behaves like the module.
+    """Runs a module's forward and backward passes in ONNX Runtime; otherwise behaves like the module.
 
     An ORTModule has no state of its own. Reading, setting and deleting attributes, and the methods of
     `torch.nn.Module`, act on the wrapped module; names in `state_dict()` have no prefix. Methods that return `self`
@@ -35,8 +35,8 @@ class ORTModule(torch.nn.Module):
       it, as without ORTModule. `model.report()` shows where each graph runs, and
       `model.export_training_graph(folder)` writes the graphs;
     - `add_module` raises, as in onnxruntime-training; `register_module` and assignment work;
-    - `modules()`, `named_modules()`, `get_submodule("")`, `apply` and hooks see the wrapped module as root;
-    - `compile` compiles the wrapped module; calls of the ORTModule still run in ONNX Runtime;
+    - `modules()`, `named_modules()`, `get_submodule("")`, `apply` and hooks see the wrapped module as the root;
+    - `compile` compiles the wrapped module; calls to the ORTModule still run in ONNX Runtime;
     - `repr(model)` is the `repr` of the wrapped module between `ORTModule(` and `)`.
 
     `isinstance(model, type(model.module))` is True. `type(model)` is ORTModule or a subclass.

@@ -332,8 +332,8 @@ class Run:
     ) -> None:
         """Writes all files of the run to a directory atomically: an error leaves the old files unchanged.
 
-        The models and `companions` are only written to a directory other than :attr:`directory`; models that it already
-        contains are not written again.
+        The models and `companions` are only written to a directory other than :attr:`directory`, and only if `target`
+        does not already contain identical files.
 
         Args:
             target: directory to write to; created if it is missing.

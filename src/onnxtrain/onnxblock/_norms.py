@@ -23,10 +23,15 @@ class _Norm(Block):
     """Base class for the normalization layers: checks their input and creates their parameters."""
 
     def _checked(self, name: str, sizes: Sequence[int], params: int = 0) -> ir.Value:
-        """Checks the dtype and the shape of a layer's input, and returns the input.
+        """Returns a layer's input after checking its dtype and shape.
 
-        The sizes of its last axes must equal `sizes`, not counting the last `params` axes: `params` is 1 for [batch,
-        length, input_dim, params], else 0.
+        Args:
+            name: name of the input.
+            sizes: required sizes of the last axes, e.g. [input_dim]; a symbolic size is accepted.
+            params: number of axes after those in `sizes`: 1 for [batch, length, input_dim, params], else 0.
+
+        Raises:
+            GraphBuildError: the input is not floating-point, its rank is unknown, or a size differs.
         """
         value = self._describe(name)
         if value.dtype is None or not value.dtype.is_floating_point():
@@ -226,7 +231,7 @@ class _Transform(_Reusing):
     """Normalizes another value with the statistics of an RINorm."""
 
     def build(self, input_name: str) -> str:
-        """Applies the layer, with the statistics of its last call, to a value; returns the name of its output."""
+        """Normalizes a value with the statistics of the layer's last call; returns the name of the output."""
         self._checked(input_name, [self._norm._dim])
         return self._append(
             lambda op, x, mean, stdev, *parameters: _scaled(op, op.Sub(x, mean), stdev, *parameters),

@@ -330,20 +330,21 @@ class Run:
         companions: Sequence[str] = (),
         write_more: Callable[[FileSet], None] | None = None,
     ) -> None:
-        """Writes the run to a directory, which is created if missing: either all files, or none.
+        """Writes all files of the run to a directory atomically: an error leaves the old files unchanged.
 
-        In a directory other than :attr:`directory`, only models that differ are replaced.
+        The models and `companions` are only written to a directory other than :attr:`directory`, and only if `target`
+        does not already contain identical files.
 
         Args:
-            target: directory to write to.
-            companions: names of further files in :attr:`directory`: copied if they exist, removed from `target` if they
-                do not.
+            target: directory to write to; created if it is missing.
+            companions: names of further files in :attr:`directory`, e.g. "best". They are copied to `target`; if a file
+                does not exist, it is removed from `target`.
             write_more: function that adds further files to the set of files that are replaced together.
 
         Raises:
             OSError: a file cannot be written.
-            CheckpointError: some parameters have no data, or the target directory contains users' files with the names
-                of a run's files.
+            CheckpointError: some parameters have no data, or `target` contains the user's own files under names that a
+                run uses.
         """
         # Without a manifest, a second save could not tell its own files from the user's.
         if target.resolve() != self.directory.resolve() and (self.directory / self.files.manifest).is_file():

@@ -253,3 +253,23 @@ def test_a_write_by_addresses_in_the_memory_of_an_argument(
         return [*(result.detach() for result in results), part(whole).detach(), leaf.grad]
 
     compare(Of(forward), program, ignore="ORTModule: ")
+
+
+VIEWS_OF_HIDDEN_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "repeat_interleave": lambda x: x.repeat_interleave(2, -1),
+    "inner": lambda x: x.inner(x),
+    "tensordot": lambda x: torch.tensordot(x, x, 1),
+    "flatten": lambda x: x[..., None].expand(4, 4, 2).clone().flatten(1),
+}
+"""Functions whose result is a view of a tensor that they don't return, so that any write changes its `grad_fn`."""
+
+
+@pytest.mark.parametrize("write", [lambda y: y.detach().add_(1), lambda y: y.view(-1).data.mul_(2)])
+@pytest.mark.parametrize("name", VIEWS_OF_HIDDEN_TENSORS)
+def test_hidden_writes_to_views_of_hidden_tensors(name: str, write: Callable[[torch.Tensor], object]) -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        y = VIEWS_OF_HIDDEN_TENSORS[name](x * module.weight)
+        write(y)
+        return y[:, 1:] * 1
+
+    assert_as_in_eager_pytorch(lambda module, x, y: (function(module, x), y))

@@ -184,8 +184,11 @@ class _Rehearsal(fx.Interpreter):
             self.first.setdefault(memory_of(value), (node, value))
 
     def _base_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the first tensor with the same memory as `tensor`."""
-        return self.first.get(memory_of(tensor), (None, tensor))[1]
+        """Returns the first tensor with the same memory as `tensor`, or the tensor that it is a view of."""
+        first = self.first.get(memory_of(tensor), (None, tensor))[1]
+        # `x.repeat_interleave(2)` and `x.inner(y)` return a view of a tensor that no node has. Any write to the memory
+        # changes the `grad_fn` of the view, but only recorded writes change the `grad_fn` of the tensor.
+        return first if first._base is None else first._base
 
     def _record_changes(
         self, node: fx.Node, tensor: torch.Tensor, state: _AutogradState, enabled: bool, carrying: bool
@@ -203,7 +206,7 @@ class _Rehearsal(fx.Interpreter):
             NotImplementedError: the same memory would have two gradients after the write, or the write changes a
                 tensor saved for backward without PyTorch detecting it.
         """
-        source, base = self.first.get(memory_of(tensor), (node, tensor))
+        source, base = self.first.get(memory_of(tensor), (node, tensor))[0], self._base_of(tensor)
         if state.base_required and not base.requires_grad:
             self.ended[node] = (*self.ended.get(node, ()), source)
         elif tensor._version != state.version:

@@ -273,3 +273,25 @@ def test_hidden_writes_to_views_of_hidden_tensors(name: str, write: Callable[[to
         return [y[:, 1:] * 1]
 
     assert_as_in_eager_pytorch(function)
+
+
+@pytest.mark.parametrize(
+    "write", [lambda y: y.data.mul_(2), lambda y: y.detach().mul_(2), lambda y: y.data[0].add_(1)]
+)
+@pytest.mark.parametrize("part", [lambda x: x[..., None], lambda x: x[0], lambda x: x.t()])
+def test_hidden_writes_to_a_view_of_another_input(
+    part: Callable[[torch.Tensor], torch.Tensor], write: Callable[[torch.Tensor], object]
+) -> None:
+    """After the graph break, the next graph has both as inputs."""
+
+    def forward(module: Of, x: torch.Tensor) -> Any:
+        y = part(x)
+        torch._dynamo.graph_break()
+        write(y)
+        return x * 2, y + 1
+
+    def program(module: nn.Module) -> Any:
+        x = torch.linspace(0, 1, 9).reshape(3, 3)
+        return *module(x), x
+
+    compare(Of(forward), program, ignore="ORTModule: ")

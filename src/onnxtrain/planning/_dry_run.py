@@ -34,7 +34,7 @@ def peak_memory() -> int:
 
 
 def watch(limit: int) -> None:
-    """Ends the process as soon as its peak memory exceeds `limit` bytes."""
+    """Polls the peak memory, and ends the process once it exceeds `limit` bytes. Run in a background thread."""
     # A limit on the address space would also count mapped files that are never read, and memory that is only reserved.
     while peak_memory() <= limit:
         time.sleep(0.01)

@@ -112,7 +112,7 @@ def write_inputs(
 
 
 def check_sizes(manifest: Manifest, batch_size: int | None, dims: Mapping[str, int]) -> None:
-    """Raises InputError if a size is missing, contradicts the model, or belongs to an unknown dimension."""
+    """Raises InputError if a dimension is unknown or lacks a size, or the model's fixed batch size differs."""
     fixed = next((spec for spec in manifest.inputs if spec.shape and isinstance(spec.shape[0], int)), None)
     if fixed is not None and batch_size is not None and fixed.shape and fixed.shape[0] != batch_size:
         raise InputError(

@@ -27,7 +27,7 @@ class ColumnWriter:
         self.missing = missing
 
     def look_up(self, x: ir.Value, numbers: Mapping[str, int], default: int) -> ir.Value:
-        """Maps each string in `x` to its number, int64 [rows]; strings that are not in `numbers` map to `default`."""
+        """Writes a node that maps each string in `x` to its number in `numbers` or to `default`, int64 [rows]."""
         self.op.graph.opset_imports.setdefault(_ML, _ML_VERSION)
         node = ir.node(
             "LabelEncoder",

@@ -54,7 +54,7 @@ class Workers:
         history.stopped = "early"
 
     def writing(self) -> contextlib.AbstractContextManager[bool]:
-        """Context manager that yields True in the process that writes a file; others wait at the end of the block.
+        """Context manager that yields True in the process that writes a file; the others wait at the end of the block.
 
         Raises:
             WorkersError: worker 0 could not write the file.
@@ -62,15 +62,15 @@ class Workers:
         return contextlib.nullcontext(True)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Marks a block that only this process runs: it may write files, but must not wait for other processes."""
+        """Context manager for code that only this process runs: it may write files, but must not wait for others."""
         return contextlib.nullcontext()
 
     def saving(self, store: Store) -> contextlib.AbstractContextManager[bool]:
-        """Like :meth:`writing`, but within the block, worker 0's store also contains the whole optimizer state."""
+        """Like :meth:`writing`, but also collects the whole optimizer state in worker 0's store for the block."""
         return contextlib.nullcontext(True)
 
     def read_share(self, data: Source) -> Iterator[list[Array]]:
-        """Yields this process's share of the batches in an evaluation."""
+        """Yields the batches that this process evaluates: its share of all batches of the dataset."""
         return data.read(Pass())
 
     def total(self, averages: Averages, metrics: Sequence[Metric], *, summed: bool) -> Averages:

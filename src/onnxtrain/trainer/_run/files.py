@@ -134,7 +134,7 @@ def require_free(
     Args:
         directory: directory of the run; may be missing.
         doing: description of the rejected action, for error messages.
-        names: names of other files that would be written; see :func:`is_run_file`.
+        names: names of files that would be written in addition to the run's own files.
         remedy: text to append to "Choose another directory" in the message.
         manifest: name of the run's manifest.
     """

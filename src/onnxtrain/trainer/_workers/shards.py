@@ -41,7 +41,7 @@ class Shards:
         communicator: connection to the other workers.
 
     Attributes:
-        optimizer: optimizer that updates this worker's parameters, and receives the updates of other workers.
+        optimizer: optimizer that updates this worker's parameters, and receives all others from their workers.
     """
 
     def __init__(self, run: Run, whole: Optimizer, communicator: Communicator) -> None:
@@ -75,7 +75,7 @@ class Shards:
 
     @contextlib.contextmanager
     def collected(self, store: Store) -> Iterator[None]:
-        """Within the block, which all workers must enter, worker 0's store contains the moments of all parameters."""
+        """Context manager that gathers the moments of all parameters in worker 0's store; all workers must enter it."""
         rank = self._communicator.rank
         if rank == 0:
             self.fill(store)

@@ -22,7 +22,7 @@ def numbers_of(averages: Averages, keys: Sequence[str]) -> Array:
 
 
 def averages_of(numbers: Array, keys: Sequence[str], *, summed: bool) -> Averages:
-    """Returns averages from the all-reduced result of :func:`numbers_of`.
+    """Converts all-reduced totals and counts to averages; the inverse of :func:`numbers_of`.
 
     Args:
         numbers: totals and counts, float64 [2 * len(keys)].

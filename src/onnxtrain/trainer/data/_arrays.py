@@ -123,7 +123,12 @@ class ArraySource(IndexedSource):
         return np.asarray(array if self.chosen is None else array[self.chosen])
 
     def held_out(self, samples: Array, transform: Transform | None = None) -> ArraySource:
-        """Returns a validation source of the samples with the indices `samples`; `transform` replaces augmentation."""
+        """Returns a source of validation data.
+
+        Args:
+            samples: indices of the samples, [n].
+            transform: function that converts the batches, instead of :attr:`transform`; None to leave them unchanged.
+        """
         if self.transform is not None and transform is None:
             # Without the transform, the arrays themselves must fit the model.
             try:

@@ -43,7 +43,11 @@ def balanced_weights(labels: Array, classes: int, sample_weight: Array | None = 
 
 
 def require_one_label(layout: Layout, purpose: str) -> InputSpec:
-    """Checks that the model's target is one class label, or one 0 or 1, per sample, and returns its specification.
+    """Checks that the model's target is one class label or one binary value per sample; returns its specification.
+
+    Args:
+        layout: inputs and targets of the model.
+        purpose: beginning of the error message, e.g. "class_weight='balanced'".
 
     Raises:
         InputError: the model has no target, or a different kind of target.
@@ -189,11 +193,11 @@ class ClassWeightedSource:
         return self._source.volatile
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Prepares the wrapped source for a fit; see :meth:`Source.begin`."""
+        """Prepares the wrapped source for a fit; the arguments are those of :meth:`Source.begin`."""
         self._source.begin(mark, resumed=resumed, epochs=epochs)
 
     def mark(self) -> str | None:
-        """Returns the mark of the wrapped source; see :meth:`Source.mark`."""
+        """Returns the state that the wrapped source needs to repeat the current epoch in a resumed fit."""
         return self._source.mark()
 
     def last(self) -> list[Array] | None:

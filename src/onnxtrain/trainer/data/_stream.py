@@ -90,7 +90,7 @@ class StreamSource:
         layout: names, dtypes and shapes of the arrays of a batch.
         stream: an iterable, a function that returns one, or an iterator, which can be read only once.
         options: read options; `batch_size` is not allowed in training, because the data is already batched.
-        transform: augmentation of batches.
+        transform: function that augments the batches; None for no augmentation.
     """
 
     batch_size = None

@@ -46,6 +46,12 @@ def main(directory: Path, steps: int, limit: int, threads: int) -> None:
     """Trains `steps` steps, evaluates a batch and saves a checkpoint; prints the peak memory and step time as JSON.
 
     The output is `{"peak": BYTES, "seconds": SECONDS}`, with the median time of a step.
+
+    Args:
+        directory: directory with the artifacts and `inputs.npz`.
+        steps: number of training steps.
+        limit: memory limit of the process in bytes.
+        threads: number of threads per op; 0 for ONNX Runtime's default.
     """
     threading.Thread(target=watch, args=(limit,), daemon=True).start()
     import numpy as np

@@ -256,7 +256,13 @@ def plan_training(
 
 
 def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:
-    """Returns a choice with its measured memory and time; returns it unchanged if the dry run was stopped."""
+    """Returns a choice with its measured memory and time; returns it unchanged if the dry run was stopped.
+
+    Args:
+        choice: the choice before the dry run.
+        measured: result of the dry run.
+        limit: memory in bytes that the choice must fit into.
+    """
     if measured.peak is None:
         return choice
     fits = measured.peak <= limit

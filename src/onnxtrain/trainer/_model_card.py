@@ -61,7 +61,7 @@ def write_model_card(
 def _front_matter(
     title: str, license: str | None, tags: Sequence[str], results: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
-    """Returns the YAML metadata that the Hugging Face Hub reads."""
+    """Returns the lines of the YAML metadata at the top of the card, which the Hugging Face Hub reads."""
     # JSON is valid YAML, and quotes any title correctly.
     entries: dict[str, Any] = {"library_name": "onnx", "tags": ["onnx", "onnxtrain", *tags]}
     if license is not None:

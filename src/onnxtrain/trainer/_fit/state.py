@@ -143,7 +143,18 @@ class TrainingState:
     ) -> TrainingState:
         """Restores the state from a directory that :meth:`save` or `generate_artifacts` wrote.
 
-        The arguments are those of :meth:`Trainer.resume`, except for `workers`, the processes that train together.
+        Args:
+            directory: directory of the run.
+            metrics: metrics that replace the saved metrics; None to keep them.
+            scheduler: schedule that replaces the saved schedule; None to keep it.
+            device: execution device.
+            threads: number of threads per op; None for the saved number.
+            workers: the processes that train together.
+
+        Raises:
+            CheckpointError: the directory does not contain a run, or the run is damaged.
+            InputError: `metrics` or `scheduler` is required but missing, or `metrics` differs from the saved metrics in
+                the middle of an epoch.
         """
 
         def begin() -> tuple[Workspace, Run]:

@@ -170,7 +170,13 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def refuse_model_name(path: str | os.PathLike[str], function: str, written: str) -> None:
-    """Raises InputError if `path` has the suffix `.onnx`, but `function` writes something other than a model."""
+    """Raises InputError if a path has the suffix `.onnx`, for functions that do not write a model.
+
+    Args:
+        path: path that the user passed.
+        function: name of the function, e.g. "Trainer.save".
+        written: description of what the function writes, e.g. "a checkpoint".
+    """
     name = os.fspath(path)
     if name.lower().endswith(".onnx"):
         raise InputError(

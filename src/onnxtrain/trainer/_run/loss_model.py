@@ -171,7 +171,7 @@ def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
 
 
 def _forget_batch(model: ir.Model, inputs: set[str]) -> None:
-    """Makes the first dimension of `inputs` symbolic, and removes all shapes that depend on it."""
+    """Makes the first dimension of `inputs` symbolic, and removes all inner shapes, which may depend on it."""
     for node in model.graph:
         for output in node.outputs:
             output.shape = None

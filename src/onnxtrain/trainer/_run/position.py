@@ -170,7 +170,7 @@ class Position:
         return before
 
     def undo(self, before: dict[str, Any]) -> None:
-        """Restores the state from before :meth:`begin`, which returned it."""
+        """Undoes :meth:`begin`, which returned the state `before`."""
         self.history.stopped = before.pop("stopped")
         for name, value in before.items():
             setattr(self, name, value)

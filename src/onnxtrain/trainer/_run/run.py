@@ -371,9 +371,9 @@ class Run:
         """Writes the files that :meth:`save` replaces together.
 
         Args:
-            target: see :meth:`save`.
-            companions: see :meth:`save`.
-            write_more: see :meth:`save`.
+            target: directory to write to.
+            companions: names of further files to copy from :attr:`directory`, or to remove from `target` if missing.
+            write_more: function that adds further files to the set; None to add none.
             encode: function that writes the checkpoint to an open file.
         """
         with FileSet(target) as files:

@@ -203,7 +203,12 @@ class WorkerStepper(Stepper):
         add_averages(averages, more, summed=False)
 
     def _sum_gradients(self, done: list[tuple[Step, float | None]], totals: Array) -> float:
-        """All-reduces the gradients in the store; returns the mean loss, NaN if all labels are ignored."""
+        """All-reduces the gradients in the store; returns the mean loss, NaN if all labels are ignored.
+
+        Args:
+            done: results of this worker's shares that were not skipped, with their weights in the mean loss.
+            totals: the all-reduced vector from :meth:`_exchange`.
+        """
         if not totals[_DONE]:
             return math.nan
         store, total = self._run.store, float(totals[_COUNT])

@@ -54,7 +54,14 @@ def add_averages(total: Averages, more: Averages, *, summed: bool) -> None:
 def total_averages(
     communicator: Communicator, averages: Averages, metrics: Sequence[Metric], *, summed: bool
 ) -> Averages:
-    """Combines the averages that the workers computed over their batches of a dataset."""
+    """Combines the averages that the workers computed over their batches of a dataset.
+
+    Args:
+        communicator: connection to the other workers.
+        averages: averages of this worker.
+        metrics: recorded metrics.
+        summed: True if the loss is a sum over samples, not a mean.
+    """
     keys = measured_keys(metrics)
     # Sums are combined, not means: means over different numbers of samples cannot be averaged.
     numbers = numbers_of(averages, keys)

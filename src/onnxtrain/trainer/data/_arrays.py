@@ -178,7 +178,12 @@ def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
 def split_order(samples: int, fraction: float, seed: int, labels: Array | None = None) -> tuple[Array, Array]:
     """Splits samples at random. Returns the indices of the training samples and of the validation samples.
 
-    With `labels`, integers [samples], the fraction of validation samples is the same for each class, up to rounding.
+    Args:
+        samples: number of samples.
+        fraction: fraction of the samples to use for validation.
+        seed: seed for the random choice.
+        labels: class labels, integers [samples], to split off the same fraction of each class, up to rounding; None
+            to ignore classes.
 
     Raises:
         InputError: the fraction leaves no training samples or no validation samples.
@@ -204,6 +209,10 @@ def _shares(labels: Array, count: int) -> tuple[Array, Array]:
     """Divides the number of validation samples among the classes, in proportion to their sizes.
 
     Fractions are rounded down; the remaining samples go to the classes with the largest remainders.
+
+    Args:
+        labels: class labels of all samples, integers [samples].
+        count: number of validation samples.
 
     Returns:
         The classes, and the number of validation samples of each.

@@ -135,7 +135,13 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
 
 
 def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
-    """Computes balanced weights from the labels of a source, without ignored labels."""
+    """Computes balanced class weights from the labels of a source, without ignored labels.
+
+    Args:
+        source: training data.
+        spec: specification of the target.
+        count: number of classes; None for the largest label plus 1.
+    """
     labels = read_labels(source, argument("class_weight", "balanced"))
     counted = np.ones(len(labels), bool)
     if spec.class_labels is not None and spec.class_labels.ignore_index is not None:

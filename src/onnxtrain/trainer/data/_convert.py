@@ -75,6 +75,11 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
 def to_array(word: str, spec: InputSpec, data: Any) -> Array:
     """Converts data, including tensors of other libraries, to a numpy array.
 
+    Args:
+        word: "input" or "target", for error messages.
+        spec: specification of the input or target.
+        data: array, tensor, series, or nested list of numbers.
+
     Raises:
         InputError: the data has no uniform shape, is sparse, or has masked values.
     """
@@ -140,7 +145,13 @@ def _as_numbers(array: Array) -> Array:
 
 
 def check_form(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError if the dtype cannot be cast implicitly, or class labels are one-hot or a column vector."""
+    """Raises InputError if the dtype cannot be cast implicitly, or class labels are one-hot or a column vector.
+
+    Args:
+        word: "input" or "target", for error messages.
+        spec: specification of the input or target.
+        array: data for it.
+    """
     _check_label_form(spec, array)
     dtype_name = spec.dtype.name
     same = array.dtype.name == dtype_name
@@ -156,7 +167,13 @@ def check_form(word: str, spec: InputSpec, array: Array) -> None:
 
 
 def check_values(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError for NaN, infinity, invalid class labels, or values that overflow the model's dtype."""
+    """Raises InputError for NaN, infinity, invalid class labels, or values that overflow the model's dtype.
+
+    Args:
+        word: "input" or "target", for error messages.
+        spec: specification of the input or target.
+        array: data for it, after :func:`check_form`.
+    """
     kind = array.dtype.kind
     if kind == "f" or (kind in "iu" and array.dtype != spec.dtype.storage):
         for first, part in _chunks(array):

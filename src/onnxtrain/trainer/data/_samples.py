@@ -156,6 +156,10 @@ def _shown(indices: Sequence[int]) -> str:
 def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
     """Stacks samples into a batch. If a sample is a tuple or dict, the batch is a tuple or dict of arrays.
 
+    Args:
+        samples: the samples.
+        indices: their indices in the dataset, for error messages; empty to count from 0.
+
     >>> collate([(np.zeros(2), 1), (np.ones(2), 0)])
     (array([[0., 0.],
            [1., 1.]]), array([1, 0]))

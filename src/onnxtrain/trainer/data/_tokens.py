@@ -121,6 +121,10 @@ class Padding:
     def batch(self, samples: Sequence[Any], indices: Sequence[int] = ()) -> dict[str, Array]:
         """Combines samples into arrays by name.
 
+        Args:
+            samples: the samples of the batch.
+            indices: their indices in the dataset, for error messages; empty to count from 0.
+
         Raises:
             InputError: a sample lacks an entry, has too many tokens, or would need padding that is not masked.
         """

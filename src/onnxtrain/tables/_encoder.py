@@ -462,7 +462,7 @@ def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) 
 
 
 def _as_input(block: Array, spec: InputSpec) -> Array:
-    """Converts encoded columns to the rank of a model input, and to int64 if the input and all values are integer."""
+    """Converts encoded columns to the rank of a model input, and whole numbers to int64 for an integer input."""
     if spec.shape is not None and len(spec.shape) == 1 and block.shape[1] == 1:
         block = block[:, 0]
     # Fractions stay floats: the trainer has a better message for them.

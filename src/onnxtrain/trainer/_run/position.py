@@ -113,7 +113,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class Position:
-    """Position of a training run.
+    """Position of a training run: everything needed to resume it, except tensors.
 
     Attributes:
         seed: seed of shuffling, splitting and Dropout.

@@ -106,7 +106,7 @@ class WorkerGroup(Workers):
         write = run.rewrite
 
         def rewrite(folder: Path, *, sample_weight: bool) -> None:
-            """Writes the models again on worker 0, and sends them to the other workers."""
+            """Rebuilds the models on worker 0, and sends them to the other workers."""
             error = None
             if self.leads and write is not None:
                 try:
@@ -138,7 +138,11 @@ class WorkerGroup(Workers):
         return self._shard(run, open_whole_optimizer(run))
 
     def check_fixed_batch(self, samples: int | None) -> None:
-        """Raises InputError if the model has a fixed batch size, `samples`, and several workers would share a batch."""
+        """Raises InputError if several workers would share batches of a fixed size.
+
+        Args:
+            samples: fixed batch size of the model; None if it accepts any batch size.
+        """
         if samples is not None and self.worker.size > 1:
             raise InputError(
                 f"The model takes exactly {samples} samples at a time, but each of the {self.worker.size} "
@@ -169,7 +173,10 @@ class WorkerGroup(Workers):
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
-        """Context manager that yields True on the worker that writes files; the others wait at the end of the block."""
+        """Context manager for writing a file. Yields True on the worker that writes it, False on all others.
+
+        The other workers wait at the end of the block until the file is written.
+        """
         if not self.together:
             yield True
             return
@@ -182,7 +189,10 @@ class WorkerGroup(Workers):
 
     @contextlib.contextmanager
     def saving(self, store: Store) -> Iterator[bool]:
-        """Like :meth:`writing`, but also collects the whole optimizer state in worker 0's store for the block."""
+        """Context manager for saving the run; yields the same value as :meth:`writing`.
+
+        During the block, worker 0's store contains the optimizer state of all workers.
+        """
         with self.writing() as writes:
             if self.shards is None:
                 yield writes

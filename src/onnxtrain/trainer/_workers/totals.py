@@ -12,12 +12,12 @@ from onnxtrain.trainer._metrics.metrics import Averages, Metric
 
 
 def measured_keys(metrics: Sequence[Metric]) -> list[str]:
-    """Returns the keys that are sums over batches: the loss, and metrics that are means."""
+    """Returns the keys whose values are summed over batches: the loss, and metrics that are means."""
     return ["loss", *(metric.name for metric in metrics if metric.measure is not None)]
 
 
 def numbers_of(averages: Averages, keys: Sequence[str]) -> Array:
-    """Returns the total and the count of each key, float64 [2 * len(keys)]; zeros for keys without a batch."""
+    """Returns the total and the count of each key, float64 [2 * len(keys)]; zeros for keys not yet recorded."""
     return np.array([number for key in keys for number in averages.sums.get(key, (0.0, 0.0))], np.float64)
 
 

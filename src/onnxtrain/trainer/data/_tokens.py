@@ -85,7 +85,7 @@ class Padding:
         return cls(layout, found[0], fixed if isinstance(fixed, int) else None)
 
     def fits(self, sample: Any) -> bool:
-        """True if a sample contains a token sequence, so it is neither a batch nor another kind of array."""
+        """True if a sample contains a single token sequence; False for a batch of sequences or other data."""
         tokens = self._entries(sample).get(self.tokens.name)
         return _is_sequence(tokens)
 

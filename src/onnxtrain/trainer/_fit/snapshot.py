@@ -160,7 +160,7 @@ class Snapshot:
 
 
 def _copied(position: Position) -> Position:
-    """Copies a position, so that further steps do not change the copy."""
+    """Copies a position, so that later steps do not change the copy."""
     history = position.history
     # Only the lists of the history are copied: their entries never change.
     return replace(

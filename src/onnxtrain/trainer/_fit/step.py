@@ -380,7 +380,7 @@ class Diverged(Exception):
 
     Args:
         reason: description of the non-finite values, for error messages.
-        remedy: what to do about it; None for the usual advice.
+        remedy: advice for the error message; None for the default advice.
         of_update: True if the updated values are not finite; False if the loss or the gradients are not.
     """
 

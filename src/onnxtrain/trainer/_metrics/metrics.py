@@ -227,7 +227,7 @@ class Averages:
     Attributes:
         sums: [total, count] by key, as Python floats, which are exact in JSON.
         parts: (prediction, target) of each batch, kept for metrics that are functions of the whole dataset; empty
-            without such metrics.
+            if there are no such metrics.
     """
 
     sums: dict[str, list[float]] = field(default_factory=dict)

@@ -31,8 +31,8 @@ class Task:
     Attributes:
         target: description of the target; None if unknown.
         loss: class name of the loss, e.g. "CrossEntropyLoss".
-        positive: index of the class that f1, precision, recall and auroc measure. None: class 1 if there are two
-            classes, otherwise the mean over all classes.
+        positive: index of the class that f1, precision, recall and auroc measure. None stands for class 1 if there
+            are two classes, otherwise for the mean over all classes.
     """
 
     target: InputSpec | None = None

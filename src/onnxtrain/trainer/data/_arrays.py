@@ -1,4 +1,4 @@
-"""Reads arrays: checks them as a whole before training, then slices and casts them batch by batch."""
+"""Reads arrays: checks them once before training, then slices and casts them batch by batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnxtrain.trainer.data._transform import Transform
 class ArraySource(IndexedSource):
     """Source of batches from arrays with the samples along axis 0, one array per argument of the model.
 
-    The arrays are never copied as a whole. Arrays in memory are checked once, before training; memory-mapped files
+    The arrays are never copied in full. Arrays in memory are checked once, before training; memory-mapped files
     (`np.memmap`) and results of a transform are checked batch by batch.
 
     Attributes:

@@ -85,7 +85,7 @@ class PlanChoice:
 
 @contextmanager
 def _each_warning_once() -> Iterator[None]:
-    """Suppresses repeated messages from the package's logger."""
+    """Context manager that suppresses repeated messages from the package's logger."""
     # Otherwise, warnings about the exported model would be repeated for each set of artifacts.
     seen: set[str] = set()
 
@@ -257,7 +257,13 @@ def plan_training(
 
 
 def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:
-    """Returns a copy of a choice with its measured memory and time; unchanged if the dry run was stopped."""
+    """Returns a choice with its measured memory and time; returns it unchanged if the dry run was stopped.
+
+    Args:
+        choice: the choice before the dry run.
+        measured: result of the dry run.
+        limit: memory in bytes that the choice must fit into.
+    """
     if measured.peak is None:
         return choice
     fits = measured.peak <= limit
@@ -267,7 +273,7 @@ def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:
 def _with_recommendation(
     plan: Sequence[PlanChoice], reach: Mapping[str, tuple[int, int]]
 ) -> Iterator[PlanChoice]:
-    """Yields the choices, with one marked as recommended if any fits: the one with the largest `reach`.
+    """Yields all choices, after marking the fitting choice with the largest `reach` as recommended, if any fits.
 
     Args:
         plan: all choices with their measurements.

@@ -25,7 +25,7 @@ Encode = Literal["one-hot", "ordinal"]
 """Encoding of categories: one 0/1 input per category, or a single input with the category's index."""
 
 Unknown = Literal["error", "ignore", "own"]
-"""Treatment of categories that are not in the training data: an error, zeros, or a category of their own."""
+"""Treatment of categories that are not in the training data: an error, zeros, or one extra category for all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ class NumberColumn(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryColumn(Column):
-    """A column of categories, each encoded as one row of :attr:`codes`.
+    """A column of categories; each value is encoded as a row of :attr:`codes`.
 
     Attributes:
         categories: the categories, indexed by category number, e.g. ["female", "male"].
@@ -289,7 +289,7 @@ class CategoryColumn(Column):
 
 
 COLUMN_TYPES = {kind.__name__: kind for kind in (NumberColumn, CategoryColumn)}
-"""Classes of columns by name."""
+"""Column classes by class name."""
 
 
 def column_from_dict(content: dict[str, Any]) -> Column:

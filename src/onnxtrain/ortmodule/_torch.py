@@ -180,11 +180,14 @@ isolates_recompiles = "isolate_recompiles" in inspect.signature(eval_frame._opti
 set_isolated_recompiles: Callable[[int], int] | None = getattr(
     c_eval_frame, "set_eval_frame_isolate_recompiles_id", None
 )
-"""Sets the id of the compiled function that later calls belong to; returns the previous id. None before 2.13."""
+"""Sets the id of the compiled function that later calls belong to; returns the previous id.
+
+None before PyTorch 2.13.
+"""
 
 
 def _bounds_pass_gradients() -> bool:
-    """True if the installed PyTorch's `torch.clamp` propagates the gradient of elements on a bound."""
+    """True if the installed PyTorch's `torch.clamp` propagates the gradient of elements that equal a bound."""
     # This module may be imported under `no_grad` or `inference_mode`.
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, requires_grad=True)
@@ -192,7 +195,7 @@ def _bounds_pass_gradients() -> bool:
 
 
 bounds_pass_gradients = _bounds_pass_gradients()
-"""True if `torch.clamp` propagates the gradient of elements on a bound: PyTorch 2.13 does, 2.15 does not."""
+"""True if `torch.clamp` propagates the gradient of elements that equal a bound, as in PyTorch 2.13 but not in 2.15."""
 
 
 def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:

@@ -24,7 +24,7 @@ _FLOPS_PER_SECOND = 2e10
 """Floating-point operations of the forward pass, per second of the forward and backward pass together."""
 
 _SAVED = 0.5
-"""The estimated share of PyTorch's time that ONNX Runtime saves."""
+"""The estimated fraction of PyTorch's time that ONNX Runtime saves."""
 
 
 class BreakEven:
@@ -68,7 +68,7 @@ class BreakEven:
 
 
 def _flops(node: fx.Node) -> int:
-    """Returns the number of floating-point operations of a matrix product, convolution or attention, else 0."""
+    """Returns the number of FLOPs of a node; 0 except for matrix products, convolutions and attention."""
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return 0

@@ -51,7 +51,10 @@ class RepeatedCaptures:
         self._of_objects: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
 
     def needs_capture(self, code: CodeType) -> bool:
-        """True if a function must not wait for a capture: it was already captured in this call, or often in vain."""
+        """True if a function must not run in PyTorch in this call while it waits for a capture.
+
+        This is so if it was already captured in this call, or if many of its captures were never reused.
+        """
         streak = self._streaks.get(code, _Streak())
         return streak.captured == self.calls or streak.captures > MAX_CALLS
 
@@ -60,7 +63,7 @@ class RepeatedCaptures:
         self._streaks[code] = self._continued(code)
 
     def _continued(self, code: CodeType) -> _Streak:
-        """Returns a function's streak, extended by the current call, for which it has no valid graph."""
+        """Returns a function's streak, extended by the current call, in which none of its graphs is valid."""
         streak = self._streaks.get(code, _Streak())
         captures = streak.captures if streak.missed >= self.calls - 1 else 0
         return dataclasses.replace(streak, captures=captures, missed=self.calls)

@@ -129,7 +129,7 @@ def differentiable_nodes(
 
     Args:
         graph_module: a functional ATen graph.
-        requires_grad: per placeholder, whether it requires a gradient.
+        requires_grad: for each placeholder, True if it requires a gradient.
         in_pytorch: the nodes that PyTorch is to run.
 
     Raises:

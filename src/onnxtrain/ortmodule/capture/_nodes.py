@@ -74,7 +74,7 @@ def has_float_input(value: Any) -> bool:
 
 
 def hint_of(size: int | torch.SymInt) -> int:
-    """Returns a size in the captured call, without adding a guard; None if the size is data-dependent."""
+    """Returns the value of a size in the captured call, without adding a guard; None if the size is data-dependent."""
     number: int = size.node.hint if isinstance(size, torch.SymInt) else size
     return number
 

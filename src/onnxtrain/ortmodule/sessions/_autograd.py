@@ -104,8 +104,8 @@ def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool
     Args:
         tensors: the inputs.
         unreached: indices of the inputs to detach.
-        alone: True if no gradient reaches any input. The first input in `unreached` then requires a gradient again, so
-            that the outputs require one, too.
+        alone: True if no gradient reaches any input. Then the detached first input in `unreached` still requires a
+            gradient, because otherwise the outputs would not require one.
     """
     # `torch.func` transforms don't support `requires_grad_` below.
     if alone and _transforms_active():

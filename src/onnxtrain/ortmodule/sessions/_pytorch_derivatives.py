@@ -41,7 +41,7 @@ class Replay:
     """A program that PyTorch runs in place of ONNX Runtime.
 
     Attributes:
-        outputs: computes the program's outputs from its inputs, differentiably.
+        outputs: computes the program's outputs from its inputs, in a way that autograd can differentiate.
         announce: called with a kind of computation that PyTorch is about to run, e.g. "second derivative", and an error
             that explains why. Warns, or raises the error if the fallback policy forbids the computation.
     """

@@ -48,7 +48,7 @@ _error_cache: dict[Any, str | None] = {}
 
 
 def refuse_call(node: fx.Node) -> None:
-    """Raises RefusedByPyTorch if eager PyTorch rejects a call: mixed dtypes, or `max` or `min` of an empty tensor.
+    """Raises RefusedByPyTorch if eager PyTorch rejects a call with mixed dtypes, or `max` or `min` of an empty tensor.
 
     Args:
         node: a node of a Dynamo graph; nodes that don't call a function or method are ignored.
@@ -243,7 +243,7 @@ def _has_assumed_size(size: int | torch.SymInt) -> bool:
 
 
 def _assumed_size(size: int | torch.SymInt) -> int:
-    """Returns a size in the captured call. Data-dependent symbols in it are replaced with `_ASSUMED_COUNT`."""
+    """Returns the value of a size in the captured call, with `_ASSUMED_COUNT` in place of data-dependent symbols."""
     if isinstance(size, int):
         return size
     if unbacked := free_unbacked_symbols(size):

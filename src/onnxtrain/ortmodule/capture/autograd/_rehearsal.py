@@ -64,7 +64,7 @@ def rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
 
 
 class _Rehearsal(fx.Interpreter):
-    """Runs a graph on fake tensors with autograd, and compares the arguments of each node before and after it runs.
+    """Runs a graph on fake tensors with autograd, and compares the arguments of a node before and after the node runs.
 
     Attributes:
         first: maps the identifier of a storage (`memory_of`) to the node that allocated it, and that node's tensor.

@@ -26,8 +26,8 @@ class _Streak:
 
     Attributes:
         captures: number of these calls that captured the function. In the other calls, PyTorch ran it.
-        captured: the last call that captured the function, counted from 1.
-        missed: the last call without a valid graph, counted from 1.
+        captured: number of the last call that captured the function, counted from 1.
+        missed: number of the last call without a valid graph, counted from 1.
     """
 
     captures: int = 0

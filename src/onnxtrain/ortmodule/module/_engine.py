@@ -399,7 +399,7 @@ def _shallow_copy(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _forget_arguments(*graph_modules: fx.GraphModule) -> None:
-    """Removes from graphs that outlive the capture the metadata in which Dynamo keeps references to arguments."""
+    """Removes Dynamo's references to arguments from the node metadata of graphs, because they outlive the capture."""
     # The metadata (PyTorch 2.13) has a weak reference to the tensor. `model.double()` could not swap a parameter with a
     # weak reference (`torch.__future__.set_swap_module_params_on_conversion`).
     for graph_module in graph_modules:

@@ -81,7 +81,7 @@ def watched(
 
 
 def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
-    """Calls `compute(*args)`, whose operators ORTModule itself runs, without recording them; returns the result."""
+    """Calls `compute(*args)` without recording its operators, which ORTModule itself runs; returns the result."""
     # The watch calls a Python function per operator, which takes longer than most operators.
     count = _torch.count_dispatch_modes()
     watch = _torch.dispatch_mode_at(count - 1) if count else None

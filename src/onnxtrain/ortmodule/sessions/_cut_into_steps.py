@@ -104,8 +104,8 @@ def _nodes_named_in(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict
     other than "grad" is the name of the ATen node.
 
     Returns:
-        Maps the node to the first line of the message. If a kernel or gradient rule is missing, includes all nodes with
-        the same operator and dtypes. Empty if the message names no node of the graph.
+        The node, mapped to the first line of the message. If a kernel or gradient rule is missing, all nodes with the
+        same operator and dtypes are included. Empty if the message names no node of the graph.
     """
     by_name = {node.name: node for node in graph.nodes if node.op == "call_function"}
     for path in re.findall(r"[\w.]+(?:/[\w.]+)+", str(error)):

@@ -315,13 +315,13 @@ class Program:
         return frozenset[int]().union(*self._saves.values()) if self._saves else frozenset()
 
     def _checked(self, saved_inputs: Collection[int]) -> dict[int, frozenset[int]]:
-        """Returns the inputs whose version counters backward must compare, because PyTorch's own check is not enough.
+        """Finds inputs whose version counters backward compares itself, as PyTorch's own check is absent or too strict.
 
         Args:
-            saved_inputs: indices of the inputs that the forward session saves.
+            saved_inputs: indices of the inputs that are saved for backward.
 
         Returns:
-            Maps the index of each such input to the indices of the outputs for whose gradients eager PyTorch saves the
+            For the index of each such input, the indices of the outputs for whose gradients eager PyTorch saves the
             input, e.g. {1: {0}}.
         """
         # PyTorch itself checks the version of each tensor that this step saves, whatever output gets a cotangent. This
@@ -401,8 +401,8 @@ class Program:
 
         Returns:
             The program; for each input of this program, the index of its gradient in the new program's outputs, or
-            None; and, for each gradient, True if it depends on a wanted input. Instead of these, a message that
-            explains why ONNX Runtime cannot compute second derivatives.
+            None; and, for each gradient, True if it depends on a wanted input. If ONNX Runtime cannot compute second
+            derivatives, a message that explains why.
         """
         try:
             vjp, slots = self.vjp(needs, received)

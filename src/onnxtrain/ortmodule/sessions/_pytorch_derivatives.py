@@ -244,7 +244,7 @@ class ReplayedGraph:
 
     @contextlib.contextmanager
     def _captured_settings(self, drawn: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Context manager with the autocast settings of the capture, in which random operators return `drawn`."""
+        """Context manager that restores the capture's autocast settings, and makes random operators return `drawn`."""
         kind, dtype, enabled = self._autocast
         # PyTorch's fused attention kernels (2.13) have no second derivative.
         with torch.autocast(kind, dtype, enabled), sdpa_kernel(SDPBackend.MATH):

@@ -68,8 +68,7 @@ class _Rehearsal(fx.Interpreter):
 
     Attributes:
         first: maps the identifier of a storage (`memory_of`) to the node that allocated it, and that node's tensor.
-        stopped: the field of the same name of the `GradientFlow` that `flow` returns; likewise `fresh`, `hidden` and
-            `ended`.
+        stopped: field of the `GradientFlow` that `flow` returns; likewise `fresh`, `hidden` and `ended`.
         placeholders: the placeholders of the graph.
         reads_data: True if the graph reads `.data` of a tensor.
         fake_mode: the mode of the graph's fake tensors.
@@ -124,8 +123,8 @@ class _Rehearsal(fx.Interpreter):
         """Creates the inputs of the run, as fake tensors.
 
         Returns:
-            A tuple of the leaf tensors by input index, and the list of all inputs. An input is its leaf or, if it
-            requires a gradient but is not a leaf in eager PyTorch, a clone of it.
+            The leaf tensors by input index, and the list of all inputs. A tensor input is its leaf tensor or, if it
+            requires a gradient but is not a leaf in eager PyTorch, a clone of the leaf tensor.
         """
         leaves: dict[int, torch.Tensor] = {}
         inputs: list[Any] = []

@@ -51,9 +51,10 @@ class RepeatedCaptures:
         self._of_objects: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
 
     def needs_capture(self, code: CodeType) -> bool:
-        """True if a function must not run in PyTorch in this call while it waits for a capture.
+        """True if a function must not run in PyTorch until another capture pays off.
 
-        This is so if it was already captured in this call, or if many of its captures were never reused.
+        It must not if it was already captured in this call, or if it was captured in more than `MAX_CALLS` consecutive
+        calls, after which :meth:`record` ends its captures.
         """
         streak = self._streaks.get(code, _Streak())
         return streak.captured == self.calls or streak.captures > MAX_CALLS

@@ -40,7 +40,7 @@ class Views:
 
     Attributes:
         graph: takes the inputs of the captured graph, then its outputs `bases`; returns the views.
-        outputs: maps the index of each output that is a view to True if the view requires a gradient, e.g. {1: True}.
+        outputs: maps the index of each output that is a view to a flag, True if the view requires a gradient.
         bases: indices of the outputs that `graph` takes: the bases of views, and values that a view's offset or size
             depends on, e.g. `i` in `x[i.item()]`.
     """

@@ -23,7 +23,7 @@ def has_custom_function(graph_module: fx.GraphModule) -> bool:
 
 
 def differentiated_outputs(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
-    """Returns the outputs that other nodes read, too, if the graph ends before a call of `torch.autograd.grad`.
+    """Returns the outputs that other nodes also read, if the graph ends before a call of `torch.autograd.grad`.
 
     Autograd records one node per compiled graph, so no output of a graph depends on another output. If the graph is
     split after `q`, the output `y = q.sin()` depends on `q`, and `torch.autograd.grad(y, q)` works as in eager PyTorch.

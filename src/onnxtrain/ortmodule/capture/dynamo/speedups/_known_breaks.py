@@ -44,7 +44,7 @@ class KnownBreaks:
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
-        """Context manager that drops the breaks recorded in it if it raises: the next attempt may not have them."""
+        """Context manager for one attempt to capture. If it raises, the graph breaks recorded in it are dropped."""
         before = {code: dict(breaks) for code, breaks in self._breaks.items()}
         try:
             yield

@@ -107,7 +107,7 @@ class RINorm(nn.Module):
         return centered * (self.affine_weight / stdev) + self.affine_bias
 
     def _statistics(self, method: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns mean and stdev of the last `forward` call; raises RuntimeError if there was none."""
+        """Returns the mean and stdev of the last `forward` call; raises RuntimeError if there was none."""
         if self.mean is None or self.stdev is None:
             raise RuntimeError(
                 f"RINorm.{method}: there are no statistics yet; call the layer on the input series first"

@@ -82,7 +82,7 @@ def _compute_scales(graph: ir.Graph) -> None:
 
 
 def _round(graph: ir.Graph, node: ir.Node) -> None:
-    """Replaces the QuantizeLinear node of a master weight with an initializer: the integers that the node computes."""
+    """Replaces the QuantizeLinear node of a master weight with an initializer of the integers it computes."""
     master, scale = node.inputs[0], node.inputs[1]
     assert master is not None
     if not _is_constant(scale):

@@ -198,7 +198,7 @@ _MAX_RETRIES = 2
 
 
 def _capturable_codes(trace: TracebackType | None) -> list[CodeType]:
-    """Returns the code objects of the functions in a traceback that Dynamo may capture."""
+    """Returns the code objects in a traceback, without the functions that Dynamo never captures."""
     codes = []
     for frame, _ in traceback.walk_tb(trace):
         name = frame.f_code.co_filename

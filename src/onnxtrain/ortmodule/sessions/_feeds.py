@@ -140,7 +140,7 @@ class _DescribedInput:
 
 
 def _without_elements(tensor: torch.Tensor) -> Any:
-    """Returns an OrtValue with the shape and dtype of an empty tensor."""
+    """Returns an OrtValue without elements that has the shape and dtype of an empty tensor."""
     shape = tuple(tensor.shape)
     # numpy has no bfloat16.
     if tensor.dtype == torch.bfloat16:

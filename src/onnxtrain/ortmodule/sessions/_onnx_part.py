@@ -97,7 +97,7 @@ class OnnxPart:
         self._replay = Replay(self._replayed.of_call(args or ()), announce) if same else None
 
     def _create_sessions(self) -> Sequence[int]:
-        """Creates the sessions; returns the value of the attribute `reads`."""
+        """Creates the sessions; returns the indices of the inputs that the gradients depend on."""
         # Sessions are not created lazily: a missing kernel must be found while the graph can still be cut into parts.
         lowered = self._lowered
         if not lowered.model.graph.outputs:
@@ -203,7 +203,10 @@ class OnnxPart:
                 yield kind, renamed(model, names)
 
     def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the lowered model, e.g. to "net_graph_0_training.onnx", and in training the model with gradients."""
+        """Writes the lowered model and, in training, the model with gradients.
+
+        The file names are e.g. "net_graph_0_training.onnx" and "net_graph_0_gradient_training.onnx".
+        """
         mode = "inference" if self._needs is None else "training"
         stem = f"{options.onnx_prefix}_{name.replace(' ', '_')}"
         save_model(self._lowered.model, options.save_path / f"{stem}_{mode}.onnx")

@@ -44,8 +44,8 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
     """Returns the gradient flow of a Dynamo graph.
 
     Raises:
-        NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or after a write to a
-            detached alias the same memory would have two gradients.
+        NotImplementedError: the graph computes derivatives itself, PyTorch cannot differentiate it, or after a write to
+            a detached alias the same memory would have two gradients.
     """
     flow = _recorded_flow(graph_module)
     statistics = _read_statistics(graph_module)
@@ -101,8 +101,8 @@ def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
     suffices. Otherwise the graph is run again on fake tensors, with autograd.
 
     Raises:
-        NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or after a write to a
-            detached alias the same memory would have two gradients.
+        NotImplementedError: the graph computes derivatives itself, PyTorch cannot differentiate it, or after a write to
+            a detached alias the same memory would have two gradients.
     """
     _refuse_derivatives(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]
@@ -202,7 +202,11 @@ def _beside_gradients(node: fx.Node) -> set[int]:
 
 
 def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
-    """Finds where `no_grad` and `detach` stop gradients, from `requires_grad` of the fake tensors in node metadata."""
+    """Finds where `no_grad` and `detach` stop gradients, from `requires_grad` of the fake tensors in node metadata.
+
+    Returns:
+        For each node that stops gradients, the indices of its results that don't require a gradient.
+    """
     # The ATen graph doesn't show where gradients stop: `torch.no_grad` leaves no node in it, and functionalization
     # removes `detach` as an alias.
     enabled = True

@@ -176,7 +176,7 @@ class Report:
 
 
 def _row(graph: GraphRecord) -> tuple[str, ...]:
-    """Returns the cells of a graph's row in the table."""
+    """Returns the cells of a graph's row in the table of the report."""
     return (
         graph.name,
         graph.mode,

@@ -82,7 +82,7 @@ def _compute_scales(graph: ir.Graph) -> None:
 
 
 def _round(graph: ir.Graph, node: ir.Node) -> None:
-    """Replaces the QuantizeLinear node of a master weight with an initializer: the integers that the node computes."""
+    """Replaces the QuantizeLinear node of a master weight with an initializer of the integers it computes."""
     master, scale = node.inputs[0], node.inputs[1]
     assert master is not None
     if not _is_constant(scale):
@@ -132,7 +132,7 @@ def _round_bias(model: ir.Model, layer: ir.Node) -> None:
 
 
 def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
-    """Replaces a bias that is rounded in the graph, by nodes that :func:`prepare` added, with an int32 initializer."""
+    """Replaces a float32 bias, and the nodes that :func:`prepare` added to round it, with an int32 initializer."""
     bias = integer_bias(layer)
     chain = [] if bias is None else _rounding(bias.value)
     if bias is None or not chain:
@@ -145,7 +145,7 @@ def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
 
 
 def _rounding(value: ir.Value | None) -> list[ir.Node]:
-    """Returns the nodes that round a float32 bias to int32: Cast, Round, Clip, Div, last first; [] if none do."""
+    """Returns the nodes that round a float32 bias to int32, in the order Cast, Round, Clip, Div; [] if none do."""
     chain: list[ir.Node] = []
     for op_type in ("Cast", "Round", "Clip", "Div"):
         node = value.producer() if value is not None else None

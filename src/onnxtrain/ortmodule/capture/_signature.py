@@ -30,8 +30,8 @@ class GraphInput:
     Attributes:
         name: the `state_dict` key of a parameter or buffer, e.g. "0.weight", or the name of an argument, e.g. "x".
         requires_grad: True if it requires a gradient.
-        written_with_grad: True if the graph's write gives the input a `grad_fn`, e.g. `x.mul_(weight)`. Meaningful only
-            for inputs that the graph writes to.
+        written_with_grad: True if the graph's in-place write sets the input's `grad_fn`, e.g. `x.mul_(weight)`.
+            Meaningful only for inputs that the graph writes to.
         counts_writes: True if the graph's writes increment the input's version counter. Writes through `.data` do not.
         zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from the value
             written to this input. Inputs whose zero gradient follows from the graph itself are left out.

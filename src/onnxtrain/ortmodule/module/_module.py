@@ -211,7 +211,7 @@ class ORTModule(torch.nn.Module):
 
 
 _wrapped_of: Callable[[ORTModule], Wrapped] = ORTModule.__dict__["_ort"].__get__
-"""Returns the `Wrapped` of an ORTModule. Reads the slot directly, because `__getattribute__` reads the module."""
+"""Returns the state of an ORTModule. Reads the slot directly, because `__getattribute__` reads the wrapped module."""
 
 _DATA_PARALLEL = (
     "ORTModule cannot be used with torch.nn.DataParallel, which copies the module in each call; "
@@ -273,7 +273,7 @@ def _blank(cls: type[ORTModule]) -> ORTModule:
 
 
 def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None:
-    """Makes an ORTModule wrap a module, and gives it the class that `class_for` returns.
+    """Makes an ORTModule wrap a module, and changes its class to the one that :func:`class_for` derives.
 
     Args:
         self: the ORTModule.

@@ -64,11 +64,11 @@ def rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
 
 
 class _Rehearsal(fx.Interpreter):
-    """Runs a graph on fake tensors with autograd, and compares the arguments of each node before and after it runs.
+    """Runs a graph on fake tensors with autograd, and compares the arguments of a node before and after the node runs.
 
     Attributes:
-        first: per storage (`memory_of`), the node that allocated it, and that node's tensor.
-        stopped: see `GradientFlow`; likewise `fresh`, `hidden` and `ended`.
+        first: maps the identifier of a storage (`memory_of`) to the node that allocated it, and that node's tensor.
+        stopped: field of the `GradientFlow` that `flow` returns; likewise `fresh`, `hidden` and `ended`.
         placeholders: the placeholders of the graph.
         reads_data: True if the graph reads `.data` of a tensor.
         fake_mode: the mode of the graph's fake tensors.
@@ -123,8 +123,8 @@ class _Rehearsal(fx.Interpreter):
         """Creates the inputs of the run, as fake tensors.
 
         Returns:
-            The leaves, by input index; and all inputs. An input that requires a gradient but was not a leaf is a clone
-            of its leaf.
+            The leaf tensors by input index, and the list of all inputs. A tensor input is its leaf tensor or, if it
+            requires a gradient but is not a leaf in eager PyTorch, a clone of the leaf tensor.
         """
         leaves: dict[int, torch.Tensor] = {}
         inputs: list[Any] = []

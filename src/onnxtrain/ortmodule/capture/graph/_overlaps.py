@@ -17,7 +17,7 @@ from onnxtrain.ortmodule.capture._nodes import memory_of, node_memory
 
 
 class Overlaps:
-    """Compares the memory of inputs: all inputs when the graph is captured, arguments again in each call.
+    """Checks whether inputs share memory: all inputs when the graph is captured, and arguments again in each call.
 
     Args:
         graph_module: a Dynamo graph.
@@ -25,8 +25,8 @@ class Overlaps:
     Attributes:
         noticed: indices of the inputs whose version counters the graph's writes increment, e.g. {0}. Writes through
             `.data` don't increment them.
-        looked_for: True if calls must be checked: the graph writes to an input, and at least one of several inputs is
-            an argument, i.e. neither a parameter nor a buffer.
+        looked_for: True if each call must be checked, because the graph writes to an input, has several tensor inputs,
+            and at least one of them is an argument, i.e. neither a parameter nor a buffer.
 
     Raises:
         NotImplementedError: an input that the graph writes to overlaps another input or itself.

@@ -106,8 +106,8 @@ def _field(default: Any, option: ShellOption | str) -> Any:
 
     Args:
         default: default value.
-        option: the command-line option that sets the field. If there are several options, a text with their names; if
-            there is none, a text with the reason.
+        option: the command-line option that sets the field. If several options set it, a string with their names. If
+            none does, a string with the reason.
     """
     return dataclasses.field(default=default, metadata={"shell": option})
 
@@ -117,7 +117,7 @@ def _by_pattern(read: Callable[[str], Any], allowed: str) -> Callable[[Sequence[
 
     Args:
         read: converts the text of one value; raises ValueError if it is invalid.
-        allowed: end of the error message: which values are valid.
+        allowed: end of the error message, which describes the valid values.
     """
 
     def parse(texts: Sequence[str] | None) -> Any:

@@ -275,7 +275,7 @@ def expand_requests(
 
 
 def _expanded(model: ir.Model, names_or_patterns: Sequence[str]) -> list[str]:
-    """Returns the initializers that match names or patterns, exact names first."""
+    """Returns the names of the initializers that `names_or_patterns` selects, exact names first."""
     exact = [name for name in names_or_patterns if name in model.graph.initializers]
     patterns = [name for name in names_or_patterns if name not in model.graph.initializers]
     # Skipped if all names are exact, because matching goes through all initializers.
@@ -284,7 +284,10 @@ def _expanded(model: ir.Model, names_or_patterns: Sequence[str]) -> list[str]:
 
 
 def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[str]]:
-    """Maps each pattern to the matching parameters or, if there are none, quantization scales and rotary caches."""
+    """Maps each pattern to the names of the parameters that it matches.
+
+    A pattern that matches no parameter is mapped to the quantization scales and rotary caches that it matches.
+    """
     # In an int4 language model, 13 of 19 floating-point initializers were scales and rotary caches. "*" should not
     # match these.
     patterns = list(patterns)
@@ -461,7 +464,7 @@ def _is_power(value: ir.Value) -> bool:
 
 
 def _is_used_as_setting(value: ir.Value) -> bool:
-    """True if the ops that read a value use it as a setting, not as a weight."""
+    """True if ops use a value as a setting, such as a bound of Clip or a quantization scale, not as a weight."""
     return is_setting(value) or is_quantization_or_rotary(value)
 
 
@@ -471,7 +474,15 @@ def float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:
 
 
 def _statistics(model: ir.Model, *, in_training: bool) -> set[str]:
-    """Names the running statistics of the BatchNormalization nodes in training mode (or in inference mode)."""
+    """Returns the running statistics of BatchNormalization nodes in training mode, or in inference mode.
+
+    Args:
+        model: the model.
+        in_training: True for the nodes in training mode, False for those in inference mode.
+
+    Returns:
+        Names of the initializers with the means and variances.
+    """
     nodes = [
         node
         for node in model.graph

@@ -175,7 +175,7 @@ class GradientOwner:
         self._used = True
 
     def _held_outside(self) -> bool:
-        """True if this thread held the lock when it called the current method of Module or Optimizer."""
+        """True if this thread already held the lock when it called the current method of Module or Optimizer."""
         # The method itself holds it once.
         return self._lock.depth > 1
 

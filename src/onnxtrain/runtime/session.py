@@ -152,7 +152,7 @@ def rest_threads(session: ort.InferenceSession) -> None:
 
 
 def _reason(error: Exception, device: Device) -> str:
-    """Returns an explanation why onnxruntime rejects a model, and advice, from onnxruntime's exception."""
+    """Converts onnxruntime's exception for a rejected model to an explanation and advice."""
     # Otherwise a model that is too new would be reported as a corrupt file.
     for kind, pattern in _NEWER_MODEL:
         if match := pattern.search(str(error)):
@@ -197,7 +197,7 @@ def open_training_session(
 
 @contextlib.contextmanager
 def _texts_of(source: str) -> Iterator[None]:
-    """Context manager that converts a UnicodeDecodeError, for a name that is not UTF-8, to ModelLoadError."""
+    """Context manager that raises ModelLoadError if a name in the model is not UTF-8; `source` describes the model."""
     # onnxruntime loads models with such names, but its Python binding fails to return them.
     try:
         yield

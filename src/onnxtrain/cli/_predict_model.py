@@ -1,4 +1,4 @@
-"""Runs any .onnx file on data, including a model that was exported with the encoding of its table."""
+"""Runs any .onnx file on data, including an exported model that encodes table columns itself."""
 
 from __future__ import annotations
 
@@ -145,9 +145,10 @@ def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
 def _batches(
     arrays: Sequence[np.ndarray[Any, Any]], specs: Sequence[InputSpec], asked: int | None
 ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
-    """Yields batches, as one array per input, with their numbers of samples.
+    """Yields each batch as a list with one array per input, together with its number of samples.
 
-    If the model has a fixed batch size, an incomplete last batch is padded by repeating its last row.
+    If the model has a fixed batch size, an incomplete last batch is padded by repeating its last row. The padding is
+    not counted.
 
     Args:
         arrays: arrays for the inputs.

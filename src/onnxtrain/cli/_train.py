@@ -155,7 +155,7 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
 
 
 def _table_weights(data: Arrays | Table, encoder: TableEncoder | None) -> Arrays:
-    """Returns a dict with the sample weights of a table; empty if it has none, or if the data is arrays."""
+    """Returns a dict with the sample weights of a table; an empty dict if the data has no weight column."""
     weights = encoder.sample_weights(data) if isinstance(data, Table) and encoder is not None else None
     return {} if weights is None else {WEIGHT: weights}
 
@@ -227,9 +227,9 @@ def _new_directory(options: TrainOptions) -> Path:
 
 @contextmanager
 def _removed_on_failure(directory: Path) -> Iterator[None]:
-    """Context manager that, after an exception, removes the run's files that the block has written to `directory`.
+    """Context manager that removes a new run's files from `directory` if its block raises an exception.
 
-    So the command can be repeated.
+    Then the command can be repeated. Files that existed before the block are not removed.
     """
     existed = directory.is_dir()
     before = set(directory.iterdir()) if existed else set()

@@ -135,7 +135,13 @@ def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
 
 
 def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None) -> Arrays:
-    """Returns the columns to write before the predictions, by name: those of `--id`, else the run's id columns."""
+    """Returns the columns of a table that identify its rows, by name. They are written before the predictions.
+
+    Args:
+        data: the table.
+        asked: values of `--id`; None to use the id columns of the run.
+        encoder: the run's table encoder; None if it has none.
+    """
     if asked:
         names = [name for text in asked for name in ([text] if text in data.columns else text.split(","))]
     else:
@@ -144,7 +150,11 @@ def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None)
 
 
 def _open(directory: Path) -> tuple[Trainer, TableEncoder | None]:
-    """Opens a run. Returns its trainer and its table encoder, or None instead of the encoder for a run on arrays."""
+    """Opens the run in a directory.
+
+    Returns:
+        The trainer, and the table encoder, which is None for a run on arrays.
+    """
     trainer = Trainer.resume(directory)
     return trainer, saved_encoder(trainer, directory)
 

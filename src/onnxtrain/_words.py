@@ -22,7 +22,7 @@ class Words:
         return "=".join([name, *map(repr, value)])
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
-        """Returns advice on making a fixed batch size dynamic; `function` is the one to call with the new model."""
+        """Returns advice on making a fixed batch size dynamic, including the call of `function` with the new model."""
         return f"convert it: {function}(onnxtrain.make_batch_dynamic(model), ...)"
 
     def resume(self, directory: object, where: str = "") -> str:

@@ -78,8 +78,8 @@ def list_ops(domain: str, status: str | None, json: bool) -> None:
 def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
     """Prints the ops of a model, and whether it can be trained; exits with code 1 if it cannot.
 
-    The test builds the training models with a loss on the first floating-point output. If `profile` is given, also
-    prints the nodes that the profile does not support, and exits with code 1 if there are any.
+    To check this, it builds the training models with a loss on the first floating-point output. If `profile` is given,
+    it also prints the nodes that the profile does not support, and exits with code 1 if there are any.
 
     Raises:
         InputError: there is no such profile.

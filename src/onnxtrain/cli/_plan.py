@@ -21,7 +21,7 @@ from onnxtrain.planning._plan import RANKS
 
 
 def run_command(options: PlanOptions) -> None:
-    """Measures training configurations of a model; prints them, and the commands for the recommended one.
+    """Measures training configurations of a model, and prints them with the commands for the recommended configuration.
 
     Raises:
         InputError: no configuration fits in the memory budget.

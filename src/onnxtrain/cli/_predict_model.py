@@ -34,7 +34,7 @@ def model_predictions(
         batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
 
     Returns:
-        The outputs by name, [samples, ...]; and the model's table encoder, or None if it has none.
+        The outputs by name, [samples, ...], and the model's table encoder, which is None if the model has none.
 
     Raises:
         InputError: the data does not match the model, or an output has no batch axis.

@@ -26,8 +26,8 @@ _OF_CHECK = {
 def _typed(value: object) -> list[str]:
     """Returns the words that follow an option on the command line to set it to `value`.
 
-    A Boolean has none (`--overwrite`), a list one per item (`--loss-input logits`), and a mapping one NAME=VALUE per
-    item (`--impute age=mean`).
+    There is no word for a Boolean (`--overwrite`), one word per item for a list (`--loss-input logits`), and one
+    NAME=VALUE per item for a mapping (`--impute age=mean`).
     """
     if isinstance(value, bool):
         return []

@@ -1,4 +1,4 @@
-"""Runs the demo: trains an `.onnx` file on real data, and checks the exported `.onnx` file."""
+"""Runs the demo: trains an ONNX model on real data, and checks the exported `.onnx` file."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def function_names(model: str | bytes) -> list[str] | None:
 
 
 def _function_names(model: wire.Bytes) -> list[str] | None:
-    """Returns the names of the functions in a model's bytes; None if it is not an ONNX model."""
+    """Returns the names of the functions in a serialized model; None if `model` is not a valid ONNX model."""
     try:
         functions = wire.messages(model, proto.MODEL_FUNCTION)
         first_names = (

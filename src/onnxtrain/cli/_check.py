@@ -52,7 +52,7 @@ def _inputs(model: ir.Model, path: Path) -> Arrays:
     If the model has only one input, its array may also be named `x`.
 
     Raises:
-        InputError: the file contains no array for an input of the model.
+        InputError: no array in the file has the name of an input.
     """
     arrays = load_arrays(path)
     names = [str(value.name) for value in model.graph.inputs]

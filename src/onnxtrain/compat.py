@@ -175,6 +175,10 @@ class _TrainingPackage(ModuleType):
 def _import_new(old: str, new: str) -> ModuleType:
     """Imports the onnxtrain module that replaces a module of the old package.
 
+    Args:
+        old: name of the module in the old package, for error messages.
+        new: name of the module in onnxtrain, e.g. "onnxtrain.api".
+
     Raises:
         ModuleNotFoundError: there is no such module.
     """

@@ -435,7 +435,15 @@ def filled_recipe(
 
 
 def _name_list(option: str, names: object) -> list[str] | None:
-    """Converts a name or a collection of names to a list. Raises TypeError if any of them is not a string."""
+    """Converts the value of a field, a name or a collection of names, to a list; returns None for None.
+
+    Args:
+        option: name of the field, for error messages, e.g. "frozen_params".
+        names: value of the field.
+
+    Raises:
+        TypeError: the value is not a collection, or contains a value that is not a string.
+    """
     if names is None:
         return None
     if isinstance(names, str):
@@ -450,7 +458,7 @@ def _name_list(option: str, names: object) -> list[str] | None:
 
 
 def _check_dropout(dropout: object) -> None:
-    """Raises InputError if a Dropout ratio is not a number in [0, 1)."""
+    """Raises InputError if `dropout`, a ratio or a dict with a ratio per pattern, has a ratio outside [0, 1)."""
     for ratio in dropout.values() if isinstance(dropout, Mapping) else () if dropout is None else (dropout,):
         # bool is a subclass of int: True would otherwise pass for 1.
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:

@@ -361,7 +361,17 @@ def _match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str
 
 
 def _check_names(model: ir.Model, requested: list[str], frozen: list[str]) -> None:
-    """Raises GraphBuildError for a name that is unknown or in both lists, or whose tensor cannot be trained."""
+    """Checks the names and patterns of the parameters to train and to freeze.
+
+    Args:
+        model: the model.
+        requested: names and patterns of the parameters to train.
+        frozen: names and patterns of the parameters to freeze.
+
+    Raises:
+        GraphBuildError: a name is in both lists, a name or pattern matches no tensor of the model, or a tensor to train
+            is not floating point.
+    """
     both = sorted(set(requested) & set(frozen))
     if both:
         raise GraphBuildError(
@@ -429,7 +439,13 @@ def is_generated_name(name: str) -> bool:
 
 
 def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -> bool:
-    """True if a value is a parameter, not a constant of the model."""
+    """True if a value is a parameter, not a constant of the model.
+
+    Args:
+        value: a floating-point initializer.
+        signature: the list of parameters that PyTorch's exporter has written to the file, if any.
+        converted: True if a converter such as tf2onnx, not PyTorch's exporter, has written the file.
+    """
     # PyTorch's Dynamo exporter lists the module's parameters in the file. For other files, heuristics decide.
     listed = signature.is_parameter(value)
     if listed is not None:

@@ -227,6 +227,13 @@ def confusion_matrix_if_small(
 ) -> Any:
     """Computes the confusion matrix of a run on data.
 
+    Args:
+        trainer: the run.
+        x: arrays for the inputs.
+        y: arrays for the targets.
+        names: names of the classes; None if their number is unknown.
+        batch_size: samples per batch; None for the default of `Trainer.confusion_matrix`.
+
     Returns:
         The matrix, int64 [classes, classes]. None if there are more than 20 classes, if their number is unknown, or if
         each sample has several labels.

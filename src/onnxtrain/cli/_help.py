@@ -59,7 +59,7 @@ class CommandWithSwitches(TyperCommand):
             return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parses the options. If a switch is followed by a value (`--json true`), the error says that it takes none."""
+        """Parses the options. The error for a value after a switch (`--json true`) says that the switch takes no value."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)

@@ -62,7 +62,7 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
 
 
 def label_targets(trainer: Trainer) -> Sequence[InputSpec]:
-    """Returns the targets of a run as they are specified in its data, which may differ from the model's targets.
+    """Returns specifications of the targets that a run's data contains, which may differ from the model's targets.
 
     With `--mixup`, for example, the model's targets are class probabilities, but the data contains class labels.
     :func:`fit_targets` one-hot encodes these labels.

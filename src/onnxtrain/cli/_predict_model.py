@@ -68,7 +68,17 @@ def _fixed(size: object) -> int | None:
 def _plain_predictions(
     session: ort.InferenceSession, path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> Arrays:
-    """Returns the outputs of a model without a table encoder, by name. All of its inputs must be numeric.
+    """Computes the outputs of a model without a table encoder. All of its inputs must be numeric.
+
+    Args:
+        session: session of the model.
+        path: path of the model, for error messages.
+        data: the samples.
+        source: path of the data, for error messages.
+        batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
+
+    Returns:
+        The outputs by name, [samples, ...].
 
     Raises:
         InputError: the data does not match the model, or an input is not a tensor of numbers.

@@ -76,7 +76,7 @@ class ShellWords(Words):
         return super().argument(name, *value)
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
-        """Returns advice on making a fixed batch size dynamic."""
+        """Returns advice on making a fixed batch size dynamic; `function` is ignored."""
         return f"pass {flag('dynamic_batch')}"
 
     def resume(self, directory: object, where: str = "") -> str:

@@ -249,7 +249,7 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
 
 
 def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
-    """Returns the target's class indices; None if the target has no classes."""
+    """Returns the class index of each sample from the encoded `arrays`; None if the target has no classes."""
     targets = label_targets(trainer)
     return arrays[targets[0].name] if targets and targets[0].class_labels is not None else None
 
@@ -326,7 +326,13 @@ def _validation_fraction(text: str | None) -> float | None:
 def _fitted_encoder(
     encoder: TableEncoder | None, trainer: Trainer, data: Arrays | Table, options: TrainOptions
 ) -> TableEncoder | None:
-    """Fits a new run's encoder to the training table, and stores it in the run.
+    """Fits a new run's table encoder to the training table, and stores the encoder in the run.
+
+    Args:
+        encoder: the unfitted encoder; None if the data is not a table.
+        trainer: the run.
+        data: the training data.
+        options: options of the command.
 
     Returns:
         The fitted encoder; None if the data is not a table.

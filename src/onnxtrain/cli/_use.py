@@ -118,7 +118,11 @@ def write_predictions(options: PredictOptions) -> None:
 
 
 def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
-    """Returns the output with the class probabilities, as a dict with one array.
+    """Returns the class probabilities as a dict with one array, whose key is the name of the output.
+
+    Args:
+        predictions: predictions of a run or model.
+        source: path of the run or model, for error messages.
 
     Raises:
         InputError: the predictions contain no probabilities.
@@ -176,7 +180,14 @@ class _Predictions(NamedTuple):
 def _run_predictions(
     directory: Path, data: Arrays | Table, path: Path, batch_size: int | None
 ) -> _Predictions:
-    """Computes the predictions of a run, including `probability` and `class` if the loss is a classification loss."""
+    """Computes the predictions of a run, including `probability` and `class` if the loss is a classification loss.
+
+    Args:
+        directory: directory of the run.
+        data: the samples.
+        path: path of the data, for messages.
+        batch_size: samples per batch; None for the default of `Trainer.predict`.
+    """
     trainer, encoder = _open(directory)
     manifest = trainer.manifest
     arrays = to_arrays(data, encoder, manifest, ())
@@ -205,7 +216,15 @@ def _run_predictions(
 
 
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Returns the predicted class index of each sample; None if there is not exactly one class per sample."""
+    """Computes predicted class indices from logits.
+
+    Args:
+        trainer: the run.
+        scores: the logits.
+
+    Returns:
+        The class index of each sample; None if samples do not have exactly one class each.
+    """
     labels = label_targets(trainer)[0].class_labels
     if loss_class(trainer.loss_name).activation == "sigmoid":
         single = scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1)

@@ -61,7 +61,7 @@ class RegularizeOptions:
 
 @dataclass(frozen=True)
 class BestOptions:
-    """Options that choose the epoch to export, and when to stop early."""
+    """Options that determine which epoch is exported, and when training stops early."""
 
     panel: ClassVar[str] = "Best epoch"
     kept: ClassVar[Kept] = "fit"

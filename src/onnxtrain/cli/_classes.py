@@ -146,7 +146,9 @@ def _of_one_class(trainer: Trainer, metric: str) -> bool:
 
 
 def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequence[str]) -> dict[str, str]:
-    """Returns a label for each recorded value, e.g. "val_f1 of 'fraud'" if it measures only the positive class.
+    """Maps the key of each recorded value to a label, e.g. "val_f1" to "val_f1 of 'fraud'".
+
+    The label names the positive class if the metric measures only that class.
 
     Args:
         trainer: the run.

@@ -134,7 +134,7 @@ def options_of(kind: type) -> Mapping[str, Option]:
 
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Creates an instance of the options dataclass `kind` from values by field name; the inverse of :func:`flat`."""
+    """Creates an instance of an options dataclass from a dict of values by field name; the inverse of :func:`flat`."""
     arguments = {}
     for name, hint in get_type_hints(kind).items():
         if is_dataclass(hint):
@@ -147,7 +147,7 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def flat(options: object) -> dict[str, Any]:
-    """Returns the values of an options dataclass and of the dataclasses nested in it, by field name."""
+    """Returns the values of an options dataclass and of the dataclasses nested in it as a single dict by field name."""
     values: dict[str, Any] = {}
     for name, value in vars(options).items():
         values |= flat(value) if is_dataclass(value) else {name: value}

@@ -122,7 +122,7 @@ class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime
 
 
 def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Creates a session. If one of onnxruntime's graph optimizers breaks the model, tries again without it."""
+    """Creates a session. If a graph optimizer of onnxruntime breaks the model, tries again without that optimizer."""
     # The kernels are for the CPU.
     if device.type == "cpu":
         register_kernels(options, function_names(model))

@@ -1,4 +1,4 @@
-"""Speeds up the building of graphs in CPython: fewer garbage collections, and memory for deep recursion."""
+"""Speeds up graph building in CPython with fewer garbage collections and a memory block for deep recursion."""
 
 from __future__ import annotations
 

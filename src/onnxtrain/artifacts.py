@@ -1,4 +1,4 @@
-"""Writes training artifacts: `generate_artifacts`, source compatible with onnxruntime-training 1.19.2."""
+"""Defines `generate_artifacts`, which writes training artifacts; source compatible with onnxruntime-training 1.19.2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs code written for onnxruntime-training unchanged on a stock ONNX Runtime: `install()`.
+"""Defines `install()`, which lets code written for onnxruntime-training run unchanged on stock ONNX Runtime.
 
 ::
 

@@ -76,7 +76,7 @@ def _parameters(context: typer.Context) -> dict[str, Any]:
 
 
 def _nearest(key: str, keys: list[str]) -> str:
-    """Returns the end of an error message about an unknown key, with the most similar valid key, else all valid keys."""
+    """Returns the end of an error message about an unknown key, with the most similar valid key or all valid keys."""
     near = get_close_matches(key.replace("_", "-"), keys, 1)
     return f" The nearest one is {near[0]}." if near else f" Its options are {', '.join(sorted(keys))}."
 

@@ -1,4 +1,4 @@
-"""Replaces files, one or several together, so that a killed process leaves either the old files or the new ones.
+"""Replaces one or several files atomically: a killed process leaves either all old files or all new files.
 
 New content is written to temporary files in the same directory, which are flushed to disk. A single file is then
 renamed to its final name, which is atomic. For several files, the list of renames is first written to a journal in the

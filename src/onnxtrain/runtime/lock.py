@@ -1,4 +1,4 @@
-"""Synchronizes threads of a process: the lock of a checkpoint state, and the owner of its gradients."""
+"""Synchronizes the threads of a process that use the same checkpoint state and its gradients."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | 
 
 
 def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
-    """Returns the name of the positive class; None if no class is positive, because metrics are means over classes."""
+    """Returns the name of the positive class; None if there is no positive class and metrics are means over classes."""
     number = trainer.positive
     if number is None:
         # The default of scikit-learn's `pos_label`.
@@ -182,9 +182,8 @@ def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | No
 def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
     """Computes a report per class, like scikit-learn's `classification_report`.
 
-    The report of a class consists of its number and share of the samples, its precision, recall and F1.
-
-    Precision is 0 for a class that is never predicted, and recall is 0 for a class without samples.
+    The report contains the number and share of samples, precision, recall and F1 of each class. Precision is 0 for
+    a class that is never predicted, and recall is 0 for a class without samples.
 
     Args:
         matrix: the confusion matrix; rows are true classes, columns are predicted classes.

@@ -295,3 +295,28 @@ def test_hidden_writes_to_a_view_of_another_input(
         return *module(x), x
 
     compare(Of(forward), program, ignore="ORTModule: ")
+
+
+ASSIGNMENTS: dict[str, Callable[[Of, torch.Tensor], torch.Tensor]] = {
+    "part of a buffer": lambda module, x: (setattr(module.part, "data", module.part + 1), module.part * x)[1],
+    "buffer": lambda module, x: (setattr(module.whole, "data", module.whole * 2), module.whole.sum() * x)[1],
+    "parameter": lambda module, x: (setattr(module.weight, "data", module.weight * 2), module.weight * x)[1],
+}
+"""Functions that assign to `.data` of a tensor that shares its memory, with another one or with a `state_dict`."""
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_assigning_data_leaves_the_old_memory_as_it_is(name: str) -> None:
+    whole = torch.ones(2, 3)
+
+    def program(module: nn.Module) -> Any:
+        held = dict(module.state_dict())
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(torch.ones(2)).square().sum().backward()
+            optimizer.step()
+        return [*held.values(), *module.state_dict().values(), module.weight.grad]
+
+    function = lambda module, x: ASSIGNMENTS[name](module, x) * module.weight
+    compare(Of(function, weight=nn.Parameter(torch.ones(2)), whole=whole, part=whole.view(-1)[:1]), program)

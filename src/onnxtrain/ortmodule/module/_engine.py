@@ -214,9 +214,9 @@ class _GraphCompiler:
             note_inputs(graph_module, example_inputs)
             correct_requires_grad(graph_module)
             mark_assertions(graph_module)
-            copy_set_data(graph_module)
             # Copied before checkpoints are inlined: derivatives that PyTorch computes run this copy, with its regions.
             plain = _shallow_copy(graph_module)
+            copy_set_data(graph_module)
             if inline_checkpoints(graph_module):
                 preserve_random_state(plain)
             symbols = batch_symbols(graph_module, example_inputs)

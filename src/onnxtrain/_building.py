@@ -1,4 +1,4 @@
-"""Speeds up the building of graphs in CPython: fewer garbage collections, and memory for deep recursion."""
+"""Speeds up graph building in CPython with fewer garbage collections and a memory block for deep recursion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pauses the cyclic garbage collector while a graph is built. Can be used as a decorator.
+    """Context manager and decorator that pauses the cyclic garbage collector, for code that builds a graph.
 
     The collector would scan all objects of the growing graph again and again, which takes a third of the building time
     and frees nothing, because nearly all of these objects stay alive.
@@ -36,7 +36,7 @@ _user_freezes = False
 
 @contextmanager
 def without_older_objects() -> Iterator[None]:
-    """Restricts the cyclic garbage collector to objects created inside the `with` block.
+    """Context manager that restricts the cyclic garbage collector to objects created inside the `with` block.
 
     A capture creates enough objects to trigger one or two full collections. Without this context manager, scanning
     PyTorch's and Dynamo's own objects would take 0.2 to 0.4 s and free none of them. If the user's program calls
@@ -63,11 +63,11 @@ def without_older_objects() -> Iterator[None]:
 
 
 def with_room(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Calls a deeply recursive function, such as a PyTorch capture, so that its frames fit into one memory block.
+    """Calls `function` so that its frames fit into a single memory block, even if it recurses deeply.
 
-    CPython (3.11) allocates frames in blocks of 16 KiB, and frees a block when its last frame returns. If the calls of
-    a loop cross the boundary between two blocks, each call costs two system calls and a page fault: up to a third of
-    a capture's time.
+    A PyTorch capture, for example, recurses deeply. CPython (3.11) allocates frames in blocks of 16 KiB, and frees a
+    block when its last frame returns. If the calls of a loop cross the boundary between two blocks, each call costs two
+    system calls and a page fault, which can take a third of a capture's time.
     """
     return function(*args, **kwargs)
 

@@ -22,7 +22,7 @@ LOSSES: dict[str, tuple[str, str]] = {
     "quantile": ("QuantileLoss", "quantities"),
     "poisson_nll": ("PoissonNLLLoss", "counts"),
 }
-"""Per name, the class in `onnxtrain.losses` and the kind of its targets. Losses for the same targets are adjacent."""
+"""Maps each loss to its class in `onnxtrain.losses` and its kind of targets. Losses with the same kind are adjacent."""
 
 OPTIMIZERS: dict[str, str] = {
     "adamw": "AdamW",
@@ -37,7 +37,7 @@ OPTIMIZERS: dict[str, str] = {
     "prodigy": "Prodigy",
     "sparse_adam": "SparseAdam",
 }
-"""Per name, the class in `onnxtrain.optimizers`."""
+"""Maps each optimizer to its class in `onnxtrain.optimizers`."""
 
 
 def enumerated(names: list[str]) -> str:

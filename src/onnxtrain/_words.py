@@ -1,7 +1,7 @@
-"""Words messages for the caller: Python code passes `batch_size=32`, a shell `--batch-size 32`.
+"""Adapts messages to the caller: Python code passes `batch_size=32`, a shell `--batch-size 32`.
 
-Messages use :func:`argument` to name an argument, and a method of :func:`words` to suggest a remedy. The command line
-replaces Python's wording with its own while a command runs.
+A message calls :func:`argument` for the name of an argument, and a method of :func:`words` for a suggested remedy.
+While a command runs, the command line replaces the wording for Python with its own.
 
 >>> f"Pass {argument('batch_norm', 'training')}, or leave {argument('batch_size')} out."
 "Pass batch_norm='training', or leave batch_size out."
@@ -22,15 +22,15 @@ class Words:
         return "=".join([name, *map(repr, value)])
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
-        """Returns advice on making a fixed batch size dynamic; `function` is the one to call with the new model."""
+        """Returns advice on making a fixed batch size dynamic, including the call of `function` with the new model."""
         return f"convert it: {function}(onnxtrain.make_batch_dynamic(model), ...)"
 
     def resume(self, directory: object, where: str = "") -> str:
-        """Returns advice on resuming the run in `directory`; `where` is an insertion such as "from there "."""
+        """Returns advice on resuming the run in `directory`; `where` is an optional phrase, e.g. "from there "."""
         return f"Resume {where}with Trainer.resume('{directory}')"
 
     def open_run(self) -> str:
-        """Returns advice on which directory to pass, as a sentence without its full stop."""
+        """Returns advice to pass the directory of a run or of artifacts, as a sentence without its full stop."""
         return "Pass a directory written by Trainer.save or generate_artifacts"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:
@@ -63,18 +63,18 @@ _words: ContextVar[Words] = ContextVar("onnxtrain_words")
 
 
 def words() -> Words:
-    """Returns the caller's wording: Python's unless :func:`speaking` has set another."""
+    """Returns the wording for the current caller: Python code, unless :func:`speaking` has set a different wording."""
     return _words.get(_PYTHON)
 
 
 def argument(name: str, *value: object) -> str:
-    """Returns the name of a Python API argument in the caller's wording; see :meth:`Words.argument`."""
+    """Returns an argument, and its value if given, in the caller's syntax: `batch_size=32` or `--batch-size 32`."""
     return words().argument(name, *value)
 
 
 @contextmanager
 def speaking(caller_words: Words) -> Iterator[None]:
-    """Context manager that sets the wording of messages, e.g. to the command line's."""
+    """Context manager that sets the wording of messages, e.g. to `ShellWords()` for the command line."""
     token = _words.set(caller_words)
     try:
         yield

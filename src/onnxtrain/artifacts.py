@@ -1,4 +1,4 @@
-"""Writes training artifacts: `generate_artifacts`, source compatible with onnxruntime-training 1.19.2."""
+"""Defines `generate_artifacts`, which writes training artifacts; source compatible with onnxruntime-training 1.19.2."""
 
 from __future__ import annotations
 
@@ -305,8 +305,9 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
     """Appends the loss of a recipe to `loaded`, which was loaded from `source`.
 
     Returns:
-        The canonical model with its loss; the name of the loss output; and the recipe, with patterns expanded to
-        parameter names, and a block's outputs other than the loss added to `additional_output_names`.
+        The canonical model with the loss, the name of the loss output, and a new recipe. In the recipe, patterns are
+        replaced with parameter names. If the loss is an onnxblock, the block's other outputs are added to
+        `additional_output_names`.
     """
     loss = loss_for(recipe.loss)
     # If all outputs are computed from strings, the loss of the first one is refused below, with a message that says so.

@@ -1,4 +1,4 @@
-"""Runs code written for onnxruntime-training unchanged on a stock ONNX Runtime: `install()`.
+"""Defines `install()`, which lets code written for onnxruntime-training run unchanged on stock ONNX Runtime.
 
 ::
 
@@ -45,7 +45,8 @@ _INNER_MODULES = {
     "onnxblock.loss": {"loss": "onnxblock.loss"},
     "onnxblock.optim": {"optim": "onnxblock.optim"},
 }
-"""Submodules of the old package, for classes that could only be imported from these, with their counterparts."""
+"""Maps modules of the old package to their submodules, and these to their counterparts in onnxtrain. Some classes could
+only be imported from such a submodule."""
 
 # Names of the distributions that contain the real package, normalized as in PEP 503.
 _REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")
@@ -139,7 +140,7 @@ class _Finder(MetaPathFinder):
 
 
 class _AliasLoader(Loader):
-    """Import loader: creates a lazy package `onnxruntime.training`, whose submodules are onnxtrain's modules."""
+    """Import loader that creates a lazy package `onnxruntime.training`, whose submodules are onnxtrain's modules."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return _TrainingPackage(spec.name, __doc__) if spec.name == _OLD else None
@@ -173,6 +174,10 @@ class _TrainingPackage(ModuleType):
 
 def _import_new(old: str, new: str) -> ModuleType:
     """Imports the onnxtrain module that replaces a module of the old package.
+
+    Args:
+        old: name of the module in the old package, for error messages.
+        new: name of the module in onnxtrain, e.g. "onnxtrain.api".
 
     Raises:
         ModuleNotFoundError: there is no such module.

@@ -71,7 +71,7 @@ class Fact(Flag):
 
 
 def _with_facts(facts: Fact, names: str) -> dict[str, Fact]:
-    """Returns a dict that assigns the same facts to several ops, e.g. "Abs Neg"."""
+    """Maps each op in a space-separated list, e.g. "Abs Neg", to the same facts."""
     return dict.fromkeys(names.split(), facts)
 
 

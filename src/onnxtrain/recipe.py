@@ -106,8 +106,8 @@ def _field(default: Any, option: ShellOption | str) -> Any:
 
     Args:
         default: default value.
-        option: the command-line option that sets the field. If there are several options, a text with their names; if
-            there is none, a text with the reason.
+        option: the command-line option that sets the field. If several options set it, a string with their names. If
+            none does, a string with the reason.
     """
     return dataclasses.field(default=default, metadata={"shell": option})
 
@@ -117,7 +117,7 @@ def _by_pattern(read: Callable[[str], Any], allowed: str) -> Callable[[Sequence[
 
     Args:
         read: converts the text of one value; raises ValueError if it is invalid.
-        allowed: end of the error message: which values are valid.
+        allowed: end of the error message, which describes the valid values.
     """
 
     def parse(texts: Sequence[str] | None) -> Any:
@@ -435,7 +435,15 @@ def filled_recipe(
 
 
 def _name_list(option: str, names: object) -> list[str] | None:
-    """Converts a name or a collection of names to a list. Raises TypeError if any of them is not a string."""
+    """Converts the value of a field, a name or a collection of names, to a list; returns None for None.
+
+    Args:
+        option: name of the field, for error messages, e.g. "frozen_params".
+        names: value of the field.
+
+    Raises:
+        TypeError: the value is not a collection, or contains a value that is not a string.
+    """
     if names is None:
         return None
     if isinstance(names, str):
@@ -450,7 +458,7 @@ def _name_list(option: str, names: object) -> list[str] | None:
 
 
 def _check_dropout(dropout: object) -> None:
-    """Raises InputError if a Dropout ratio is not a number in [0, 1)."""
+    """Raises InputError if `dropout`, a ratio or a dict with a ratio per pattern, has a ratio outside [0, 1)."""
     for ratio in dropout.values() if isinstance(dropout, Mapping) else () if dropout is None else (dropout,):
         # bool is a subclass of int: True would otherwise pass for 1.
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio < 1:

@@ -286,7 +286,7 @@ class OneCycle(Schedule):
 
 
 def _elapsed(step: int, total: int) -> float:
-    """Returns the fraction of the schedule that has elapsed, from 0 to 1."""
+    """Returns the fraction of a schedule with `total` steps that has elapsed after `step` steps, from 0 to 1."""
     # If training continues after the end of the schedule (`total_steps` too small), the factor stays constant.
     return min(1.0, step / total) if total > 0 else 1.0
 

@@ -275,7 +275,7 @@ def expand_requests(
 
 
 def _expanded(model: ir.Model, names_or_patterns: Sequence[str]) -> list[str]:
-    """Returns the initializers that match names or patterns, exact names first."""
+    """Returns the names of the initializers that `names_or_patterns` selects, exact names first."""
     exact = [name for name in names_or_patterns if name in model.graph.initializers]
     patterns = [name for name in names_or_patterns if name not in model.graph.initializers]
     # Skipped if all names are exact, because matching goes through all initializers.
@@ -284,7 +284,10 @@ def _expanded(model: ir.Model, names_or_patterns: Sequence[str]) -> list[str]:
 
 
 def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[str]]:
-    """Maps each pattern to the matching parameters or, if there are none, quantization scales and rotary caches."""
+    """Maps each pattern to the names of the parameters that it matches.
+
+    A pattern that matches no parameter is mapped to the quantization scales and rotary caches that it matches.
+    """
     # In an int4 language model, 13 of 19 floating-point initializers were scales and rotary caches. "*" should not
     # match these.
     patterns = list(patterns)
@@ -358,7 +361,17 @@ def _match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str
 
 
 def _check_names(model: ir.Model, requested: list[str], frozen: list[str]) -> None:
-    """Raises GraphBuildError for a name that is unknown or in both lists, or whose tensor cannot be trained."""
+    """Checks the names and patterns of the parameters to train and to freeze.
+
+    Args:
+        model: the model.
+        requested: names and patterns of the parameters to train.
+        frozen: names and patterns of the parameters to freeze.
+
+    Raises:
+        GraphBuildError: a name is in both lists, a name or pattern matches no tensor of the model, or a tensor to train
+            is not floating point.
+    """
     both = sorted(set(requested) & set(frozen))
     if both:
         raise GraphBuildError(
@@ -426,7 +439,13 @@ def is_generated_name(name: str) -> bool:
 
 
 def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -> bool:
-    """True if a value is a parameter, not a constant of the model."""
+    """True if a value is a parameter, not a constant of the model.
+
+    Args:
+        value: a floating-point initializer.
+        signature: the list of parameters that PyTorch's exporter has written to the file, if any.
+        converted: True if a converter such as tf2onnx, not PyTorch's exporter, has written the file.
+    """
     # PyTorch's Dynamo exporter lists the module's parameters in the file. For other files, heuristics decide.
     listed = signature.is_parameter(value)
     if listed is not None:
@@ -461,7 +480,7 @@ def _is_power(value: ir.Value) -> bool:
 
 
 def _is_used_as_setting(value: ir.Value) -> bool:
-    """True if the ops that read a value use it as a setting, not as a weight."""
+    """True if ops use a value as a setting, such as a bound of Clip or a quantization scale, not as a weight."""
     return is_setting(value) or is_quantization_or_rotary(value)
 
 
@@ -471,7 +490,15 @@ def float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:
 
 
 def _statistics(model: ir.Model, *, in_training: bool) -> set[str]:
-    """Names the running statistics of the BatchNormalization nodes in training mode (or in inference mode)."""
+    """Returns the running statistics of BatchNormalization nodes in training mode, or in inference mode.
+
+    Args:
+        model: the model.
+        in_training: True for the nodes in training mode, False for those in inference mode.
+
+    Returns:
+        Names of the initializers with the means and variances.
+    """
     nodes = [
         node
         for node in model.graph

@@ -137,7 +137,7 @@ def _brief(got: torch.Tensor | None, want: torch.Tensor | None) -> str:
         return "None instead of a tensor" if got is None else "instead of None"
     # Infinity and NaN, which differences hide, count as the furthest.
     distance = (got.detach().double() - want.detach().double()).abs().nan_to_num(torch.inf)
-    distance[got.detach() == want.detach()] = 0.0
+    distance[(got.detach() == want.detach()) | (got.detach().isnan() & want.detach().isnan())] = 0.0
     place = tuple(int(i) for i in torch.unravel_index(distance.argmax(), distance.shape))
     return f"{got[place].item()} instead of {want[place].item()} at {list(place)} of {list(got.shape)}"
 

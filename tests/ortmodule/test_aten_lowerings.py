@@ -122,7 +122,8 @@ def test_every_family_of_lowerings_has_a_file_of_cases() -> None:
 @pytest.mark.torch
 def test_every_lowering_has_a_case() -> None:
     with _Calls() as calls:
-        for case in itertools.chain(*CASES.values()):
+        # A case without elements compares nothing.
+        for case in itertools.chain(*(cases for family, cases in CASES.items() if family != "empty")):
             case.fn(*case.sample(torch.float32))
     # Names without a dot are Python operators on sizes, e.g. "floordiv".
     missing = {name for name in LOWERINGS if "." in name} - calls.ops

@@ -253,3 +253,70 @@ def test_a_write_by_addresses_in_the_memory_of_an_argument(
         return [*(result.detach() for result in results), part(whole).detach(), leaf.grad]
 
     compare(Of(forward), program, ignore="ORTModule: ")
+
+
+VIEWS_OF_HIDDEN_TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "repeat_interleave": lambda x: x.repeat_interleave(2, -1),
+    "inner": lambda x: x.inner(x),
+    "tensordot": lambda x: torch.tensordot(x, x, 1),
+    "flatten": lambda x: x[..., None].expand(4, 4, 2).clone().flatten(1),
+}
+"""Functions whose result is a view of a tensor that they don't return, so that any write changes its `grad_fn`."""
+
+
+@pytest.mark.parametrize("write", [lambda y: y.detach().add_(1), lambda y: y.view(-1).data.mul_(2)])
+@pytest.mark.parametrize("name", VIEWS_OF_HIDDEN_TENSORS)
+def test_hidden_writes_to_views_of_hidden_tensors(name: str, write: Callable[[torch.Tensor], object]) -> None:
+    def function(module: Of, x: torch.Tensor) -> list[torch.Tensor]:
+        y = VIEWS_OF_HIDDEN_TENSORS[name](x * module.weight)
+        write(y)
+        return [y[:, 1:] * 1]
+
+    assert_as_in_eager_pytorch(function)
+
+
+@pytest.mark.parametrize(
+    "write", [lambda y: y.data.mul_(2), lambda y: y.detach().mul_(2), lambda y: y.data[0].add_(1)]
+)
+@pytest.mark.parametrize("part", [lambda x: x[..., None], lambda x: x[0], lambda x: x.t()])
+def test_hidden_writes_to_a_view_of_another_input(
+    part: Callable[[torch.Tensor], torch.Tensor], write: Callable[[torch.Tensor], object]
+) -> None:
+    """After the graph break, the next graph has both as inputs."""
+
+    def forward(module: Of, x: torch.Tensor) -> Any:
+        y = part(x)
+        torch._dynamo.graph_break()
+        write(y)
+        return x * 2, y + 1
+
+    def program(module: nn.Module) -> Any:
+        x = torch.linspace(0, 1, 9).reshape(3, 3)
+        return *module(x), x
+
+    compare(Of(forward), program, ignore="ORTModule: ")
+
+
+ASSIGNMENTS: dict[str, Callable[[Of, torch.Tensor], torch.Tensor]] = {
+    "part of a buffer": lambda module, x: (setattr(module.part, "data", module.part + 1), module.part * x)[1],
+    "buffer": lambda module, x: (setattr(module.whole, "data", module.whole * 2), module.whole.sum() * x)[1],
+    "parameter": lambda module, x: (setattr(module.weight, "data", module.weight * 2), module.weight * x)[1],
+}
+"""Functions that assign to `.data` of a tensor that shares its memory, with another one or with a `state_dict`."""
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_assigning_data_leaves_the_old_memory_as_it_is(name: str) -> None:
+    whole = torch.ones(2, 3)
+
+    def program(module: nn.Module) -> Any:
+        held = dict(module.state_dict())
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(torch.ones(2)).square().sum().backward()
+            optimizer.step()
+        return [*held.values(), *module.state_dict().values(), module.weight.grad]
+
+    function = lambda module, x: ASSIGNMENTS[name](module, x) * module.weight
+    compare(Of(function, weight=nn.Parameter(torch.ones(2)), whole=whole, part=whole.view(-1)[:1]), program)

@@ -423,4 +423,5 @@ def test_parameters_set_from_a_vector_beside_a_transform() -> None:
 
     x = torch.randn(3, 4)
     plain = Of(function, weight=nn.Parameter(torch.randn(4)))
-    compare(plain, lambda module: (module(x), module.weight.detach().clone()))
+    program = lambda module: (module(x), module.weight.detach().clone())
+    compare(plain, program, ignore="ORTModule.*torch.func.grad")

@@ -33,6 +33,11 @@ def check_loss(model: ir.Model, loss: str | None) -> None:
 def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
     """Loads a model, and applies `--dynamic-batch` and `--replace-head`.
 
+    Args:
+        path: path of the model.
+        options: options of the command.
+        seed: seed for the initial weights of the new head.
+
     Raises:
         InputError: the model was exported from a run on a table, so its inputs are unencoded columns.
     """

@@ -61,7 +61,7 @@ class RegularizeOptions:
 
 @dataclass(frozen=True)
 class BestOptions:
-    """Options that choose the epoch to export, and when to stop early."""
+    """Options that determine which epoch is exported, and when training stops early."""
 
     panel: ClassVar[str] = "Best epoch"
     kept: ClassVar[Kept] = "fit"
@@ -183,7 +183,7 @@ def _early_stopping(best: BestOptions, epochs: int, validated: bool) -> EarlySto
     """Returns the callback that restores the best epoch; None if neither `--patience` nor `--save-best` is given.
 
     Raises:
-        InputError: `--monitor` or `--min-delta` is given without them.
+        InputError: `--monitor` or `--min-delta` is given without `--patience` or `--save-best`.
     """
     from onnxtrain.trainer import EarlyStopping
 

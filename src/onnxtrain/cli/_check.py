@@ -47,12 +47,12 @@ def run_command(options: CheckOptions) -> None:
 
 
 def _inputs(model: ir.Model, path: Path) -> Arrays:
-    """Loads the arrays with the names of the model's inputs. The array of a single input may also be named `x`.
+    """Loads the arrays for a model's inputs from an .npz file, by name. Other arrays in the file are ignored.
 
-    Other arrays in the file are ignored.
+    If the model has only one input, its array may also be named `x`.
 
     Raises:
-        InputError: the file has no array for any input.
+        InputError: no array in the file has the name of an input.
     """
     arrays = load_arrays(path)
     names = [str(value.name) for value in model.graph.inputs]

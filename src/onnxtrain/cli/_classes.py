@@ -108,7 +108,9 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
 
 
 def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | None:
-    """Returns the names of a run's classes, or their indices as strings; None if there is no known number of classes.
+    """Returns the names of a run's classes; None if it has no classes, or their number is unknown.
+
+    Classes of a numeric target have no names; their indices, as strings, are returned instead.
 
     Args:
         trainer: the run.
@@ -124,7 +126,7 @@ def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | 
 
 
 def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
-    """Returns the name of the positive class; None if there is none, so that metrics are means over classes."""
+    """Returns the name of the positive class; None if there is no positive class and metrics are means over classes."""
     number = trainer.positive
     if number is None:
         # The default of scikit-learn's `pos_label`.
@@ -137,13 +139,16 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
 def _of_one_class(trainer: Trainer, metric: str) -> bool:
     """True if a metric measures only the positive class, such as f1.
 
-    AUROC does so only if `--positive` is given: without it, there are two classes, which have the same AUROC.
+    AUROC does so only if the user has chosen a positive class with `--positive`. Otherwise, there are two classes, and
+    both have the same AUROC.
     """
     return metric in _OF_ONE_CLASS or (metric == "auroc" and trainer.positive is not None)
 
 
 def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequence[str]) -> dict[str, str]:
-    """Returns a label for each recorded value, e.g. "val_f1 of 'fraud'" if it measures only the positive class.
+    """Maps the key of each recorded value to a label, e.g. "val_f1" to "val_f1 of 'fraud'".
+
+    The label names the positive class if the metric measures only that class.
 
     Args:
         trainer: the run.
@@ -160,7 +165,7 @@ def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequenc
 
 
 def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | None:
-    """Returns a note on which class the metrics measure; None if no metric is for one class or a mean over classes."""
+    """Returns a note on which metrics measure the positive class, and which are means over classes; None if none do."""
     names = [metric.name for metric in trainer.metrics]
     of_one = [name for name in names if _of_one_class(trainer, name)]
     of_all = [name for name in names if name.endswith("_macro")]
@@ -175,9 +180,10 @@ def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | No
 
 
 def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Computes samples, share, precision, recall and F1 of each class, like scikit-learn's `classification_report`.
+    """Computes a report per class, like scikit-learn's `classification_report`.
 
-    Precision is 0 for a class that is never predicted, and recall is 0 for a class without samples.
+    The report contains the number and share of samples, precision, recall and F1 of each class. Precision is 0 for
+    a class that is never predicted, and recall is 0 for a class without samples.
 
     Args:
         matrix: the confusion matrix; rows are true classes, columns are predicted classes.
@@ -221,6 +227,13 @@ def confusion_matrix_if_small(
     trainer: Trainer, x: Any, y: Any, names: Sequence[str] | None, batch_size: int | None
 ) -> Any:
     """Computes the confusion matrix of a run on data.
+
+    Args:
+        trainer: the run.
+        x: arrays for the inputs.
+        y: arrays for the targets.
+        names: names of the classes; None if their number is unknown.
+        batch_size: samples per batch; None for the default of `Trainer.confusion_matrix`.
 
     Returns:
         The matrix, int64 [classes, classes]. None if there are more than 20 classes, if their number is unknown, or if

@@ -292,7 +292,7 @@ class InspectOptions:
     """Options of `onnxtrain inspect`.
 
     Attributes:
-        path: directory or file to show.
+        path: path of the run, artifacts, checkpoint or model to show.
     """
 
     path: Path = argument(

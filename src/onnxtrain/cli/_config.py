@@ -63,7 +63,7 @@ def _read(context: typer.Context, path: Path) -> dict[str, Any]:
 
 
 def _parameters(context: typer.Context) -> dict[str, Any]:
-    """Maps each key that an options file may have to a parameter of the command."""
+    """Maps each key that an options file may contain to the command's parameter that the key sets."""
     parameters: dict[str, Any] = {}
     for parameter in context.command.params:
         if parameter.param_type_name == "argument":
@@ -76,7 +76,7 @@ def _parameters(context: typer.Context) -> dict[str, Any]:
 
 
 def _nearest(key: str, keys: list[str]) -> str:
-    """Returns the end of an error message about an unknown key: the most similar valid key, else all valid keys."""
+    """Returns the end of an error message about an unknown key, with the most similar valid key or all valid keys."""
     near = get_close_matches(key.replace("_", "-"), keys, 1)
     return f" The nearest one is {near[0]}." if near else f" Its options are {', '.join(sorted(keys))}."
 

@@ -93,7 +93,8 @@ def assign(
         path: path of the data, for messages.
 
     Returns:
-        The arrays of the inputs by name, and those of the targets by name, or None if there are no targets.
+        Two dicts: arrays of the inputs by name, and arrays of the targets by name. The second is None if there are no
+        targets.
 
     Raises:
         InputError: an array is missing.

@@ -28,9 +28,9 @@ class Rule:
     """Metadata of a command-line option: whether its value is saved with a run, and which Python argument it sets.
 
     Attributes:
-        kept: when a resumed run, which uses the saved value by default, may change it. "run": never. "fit": for a new
-            call to `fit`, but not to finish an interrupted one. "anew": always. None: see the class variable `kept` of
-            the dataclass; without one, the value is not saved.
+        kept: when a resumed run may change the saved value, which it uses by default. "run": never. "fit": for a new
+            call to `fit`, but not to finish an interrupted one. "anew": always. None: according to the class variable
+            `kept` of the dataclass. If the class has none, the value is not saved.
         python: argument of `Trainer` or `fit` that the option sets, e.g. "clip_grad_norm" for `--clip-norm`; "" if it
             has the name of the field.
     """
@@ -41,7 +41,7 @@ class Rule:
 
 
 REQUIRED: Any = MISSING
-"""Default of an option that must be given."""
+"""Value of `default` that marks an option as required."""
 
 
 def option(
@@ -60,8 +60,9 @@ def option(
         help: help text, which also documents the field.
         names: spellings of the option, e.g. "--output", "-o". Default: the result of :func:`flag`.
         default: value if the option is not given.
-        kept: see :class:`Rule`.
-        python: see :class:`Rule`.
+        kept: when a resumed run may change the saved value: "run", "fit" or "anew", as in :class:`Rule`. None to use
+            the class variable `kept`.
+        python: argument of `Trainer` or `fit` that the option sets; "" if it has the name of the field.
         settings: additional arguments for `typer.Option`, e.g. min=1.
     """
     settings |= {"metavar": metavar, "help": help}
@@ -70,10 +71,10 @@ def option(
 
 
 def switch(help: str, python: str = "", kept: Kept | None = None) -> Any:
-    """Declares a field as a switch: an option without a value, which is False by default; see :func:`option`.
+    """Declares a field as a switch: an option without a value, which is False by default.
 
     The command line can override a switch in an options file with the opposite spelling: `--no-recompute` for
-    `--recompute`, `--shuffle` for `--no-shuffle`.
+    `--recompute`, `--shuffle` for `--no-shuffle`. The arguments are those of :func:`option`.
     """
     return option(None, help, default=False, python=python, kept=kept)
 
@@ -133,7 +134,7 @@ def options_of(kind: type) -> Mapping[str, Option]:
 
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Creates an instance of the options dataclass `kind` from values by field name; the inverse of :func:`flat`."""
+    """Creates an instance of an options dataclass from a dict of values by field name; the inverse of :func:`flat`."""
     arguments = {}
     for name, hint in get_type_hints(kind).items():
         if is_dataclass(hint):
@@ -146,7 +147,7 @@ def build(kind: type[T], values: Mapping[str, Any]) -> T:
 
 
 def flat(options: object) -> dict[str, Any]:
-    """Returns the values of an options dataclass and of the dataclasses nested in it, by field name."""
+    """Returns the values of an options dataclass and of the dataclasses nested in it as a single dict by field name."""
     values: dict[str, Any] = {}
     for name, value in vars(options).items():
         values |= flat(value) if is_dataclass(value) else {name: value}

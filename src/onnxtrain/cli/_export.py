@@ -22,7 +22,7 @@ def export_model(
         trainer: the run.
         encoder: the run's table encoder, which is placed before the network; None to write only the network.
         path: file to write.
-        outputs: names of values of the network to return; None for the network's outputs.
+        outputs: names of the values that the written model returns; None for the network's outputs.
 
     Returns:
         The output names of the written model.

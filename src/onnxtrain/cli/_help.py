@@ -20,8 +20,8 @@ _TRUTH = frozenset({"true", "false", "yes", "no", "on", "off", "1", "0", "True",
 def full_help(parameter: Any) -> str:
     """Returns the help text of an option or argument.
 
-    For `--loss-option` and `--optimizer-option` it includes the settings of each loss or optimizer, whose classes are
-    imported only here, so that commands start fast.
+    The help text of `--loss-option` and `--optimizer-option` lists the settings of each loss or optimizer. The classes
+    of losses and optimizers are imported only here, so that commands start fast.
     """
     text = str(parameter.help or "")
     try:
@@ -59,7 +59,10 @@ class CommandWithSwitches(TyperCommand):
             return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parses the options. If a switch is followed by a value (`--json true`), the error says that it takes none."""
+        """Parses the options.
+
+        If a value follows a switch (`--json true`), the error message explains that the switch takes no value.
+        """
         given = list(args)
         try:
             return super().parse_args(ctx, args)

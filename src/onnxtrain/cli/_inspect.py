@@ -116,7 +116,7 @@ def _inspect_model(path: Path, json: bool) -> None:
 
 
 def _trained_by_default(model: ir.Model) -> dict[str, ir.TensorProtocol | None]:
-    """Returns the tensors of a model that are trained by default, by name; empty if it cannot be trained."""
+    """Returns a dict with the tensors that are trained by default; empty if the model cannot be trained."""
     try:
         model = canonicalize(model)
         names = select_parameters(model, None, None).trainable

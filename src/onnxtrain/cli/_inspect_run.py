@@ -85,7 +85,7 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
 
 
 def _options(store: Store) -> dict[str, Any]:
-    """Returns the options with which the run was started; empty for a run started in Python."""
+    """Returns the options with which the run was started; an empty dict for a run started in Python."""
     if OPTIONS not in store.properties:
         return {}
     try:
@@ -97,7 +97,7 @@ def _options(store: Store) -> dict[str, Any]:
 
 
 def _run_file(path: Path) -> dict[str, Any]:
-    """Returns the content of the run's options file; empty if the file is missing or unreadable."""
+    """Returns the content of the run's options file; an empty dict if the file is missing or unreadable."""
     try:
         return tomllib.loads(own_file(path, RUN_FILE).read_text(encoding="utf-8"))
     except (OSError, CheckpointError, UnicodeDecodeError, tomllib.TOMLDecodeError):
@@ -106,9 +106,10 @@ def _run_file(path: Path) -> dict[str, Any]:
 
 
 def best_key(monitor: object, epochs: Sequence[Mapping[str, float]]) -> str | None:
-    """Returns the key by which epochs are compared: the first of `monitor`, "val_loss" and "loss" that all have.
+    """Returns the key whose values determine the best epoch.
 
-    Returns None if there are no epochs, or none of the keys is recorded in every epoch.
+    It is the first of `monitor`, "val_loss" and "loss" that every epoch has recorded. Returns None if there are no
+    epochs, or if each of these keys is missing in some epoch.
 
     >>> best_key(None, [{"epoch": 1, "loss": 0.5, "val_loss": 0.6}])
     'val_loss'

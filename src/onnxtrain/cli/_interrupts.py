@@ -23,7 +23,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class InterruptibleGroup(TyperGroup):
-    """Group of all commands. On Ctrl-C in a command, or while its modules are imported, prints one line and exits."""
+    """The group of all commands. It handles Ctrl-C in a command, also while the command's modules are imported."""
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         """Parses the options that precede the command, e.g. `--debug`."""
@@ -73,7 +73,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def report_saved_state_on_interrupt(directory: Path, data: str) -> Iterator[None]:
-    """Context manager that converts Ctrl-C to :class:`Interrupted`, with a sentence that says what the run has saved.
+    """Context manager that raises :class:`Interrupted` on Ctrl-C, with a message about what the run has saved.
 
     Args:
         directory: directory of the run.

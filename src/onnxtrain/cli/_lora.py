@@ -13,7 +13,7 @@ def chosen_lora(options: LoraOptions) -> LoraConfig | None:
     """Returns the LoRA configuration; None if `--lora-rank` is not given.
 
     Raises:
-        InputError: other options are given without `--lora-rank`.
+        InputError: `--lora-targets`, `--lora-alpha` or `--lora-dropout` is given without `--lora-rank`.
         GraphBuildError: a value is out of range.
     """
     others: dict[str, Any] = {

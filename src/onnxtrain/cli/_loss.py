@@ -62,10 +62,10 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
 
 
 def label_targets(trainer: Trainer) -> Sequence[InputSpec]:
-    """Returns the targets that the data of a run contains: class labels where the model takes class probabilities.
+    """Returns specifications of the targets that a run's data contains, which may differ from the model's targets.
 
-    With `--mixup`, the model's target is class probabilities, but the data contains class labels, which
-    :func:`fit_targets` one-hot encodes.
+    With `--mixup`, for example, the model's targets are class probabilities, but the data contains class labels.
+    :func:`fit_targets` one-hot encodes these labels.
     """
     targets = trainer.manifest.targets
     if not targets or not _takes_probabilities(trainer):

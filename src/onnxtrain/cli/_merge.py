@@ -47,9 +47,9 @@ def run_command(options: MergeOptions) -> None:
 
 
 class _Losses:
-    """Computes the loss over the data of `--data` before and after the merge.
+    """Computes a model's loss over the data of `--data`, before and after an adapter is merged into the model.
 
-    Call :meth:`compute` first with the model that has the adapter, then with the merged model.
+    Call :meth:`compute` first with the unmerged model and its adapter, then with the merged model.
 
     Attributes:
         computed: the losses computed so far.

@@ -78,8 +78,8 @@ def list_ops(domain: str, status: str | None, json: bool) -> None:
 def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
     """Prints the ops of a model, and whether it can be trained; exits with code 1 if it cannot.
 
-    The test builds the training models with a loss on the first floating-point output. If `profile` is given, also
-    prints the nodes that the profile does not support, and exits with code 1 if there are any.
+    To check this, it builds the training models with a loss on the first floating-point output. If `profile` is given,
+    it also prints the nodes that the profile does not support, and exits with code 1 if there are any.
 
     Raises:
         InputError: there is no such profile.
@@ -124,7 +124,7 @@ def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
 
 
 def _obstacles(model: ir.Model, profile: str) -> list[Obstacle]:
-    """Lists the nodes, of a model and of its gradient graph, that a profile does not support."""
+    """Returns the nodes of a model and of its gradient graph that a profile does not support."""
     model, hosts = model.clone(), PROFILES[profile]
     try:
         # Only Dropout: other random ops remain in the eval model.
@@ -150,7 +150,7 @@ def _describe(row: OpCoverage, domain: str) -> dict[str, str]:
 
 
 def _trainable(model: ir.Model) -> list[str]:
-    """Returns the parameters that would be trained, after building the training models of a model as a test.
+    """Returns the names of a model's trained parameters, after checking that its training models can be built.
 
     The loss is the first floating-point output if it is a scalar, otherwise mean squared error on that output.
 

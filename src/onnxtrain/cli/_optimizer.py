@@ -15,7 +15,7 @@ _IN_PYTHON = ("clip_grad", "groups")
 
 
 def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns an optimizer's settings that can be set in a shell, and their values."""
+    """Returns the settings of an optimizer that the command line can set, as a dict from names to values."""
     names = [field.name for field in fields(optimizer) if field.name not in _IN_PYTHON]
     return {name: getattr(optimizer, name) for name in names}
 

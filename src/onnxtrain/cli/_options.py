@@ -62,7 +62,7 @@ class ModelOptions:
 @dataclass(frozen=True)
 @with_recipe_options("memory")
 class MemoryOptions:
-    """Options of `train` and `artifacts` that trade time for memory. `plan` tries their values, so it has none."""
+    """Options of `train` and `artifacts` that trade time for memory. `plan` tries out their values instead."""
 
     panel: ClassVar[str] = "Model"
     kept: ClassVar[Kept] = "run"

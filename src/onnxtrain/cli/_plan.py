@@ -21,7 +21,7 @@ from onnxtrain.planning._plan import RANKS
 
 
 def run_command(options: PlanOptions) -> None:
-    """Measures training configurations of a model; prints them, and the commands for the recommended one.
+    """Measures training configurations of a model, and prints them with the commands for the recommended configuration.
 
     Raises:
         InputError: no configuration fits in the memory budget.
@@ -98,7 +98,7 @@ def _print_recommendation(best: PlanChoice, commands: dict[str, str], memory: in
 
 
 def _least(plan: Sequence[PlanChoice]) -> str:
-    """Returns the end of an error message: how much memory the smallest configuration needs, and how to reduce it."""
+    """Returns the end of an error message, with the least memory that a configuration needs and advice to reduce it."""
     complete = [choice for choice in plan if choice.complete]
     if not complete:
         return "each takes more than " + memory_text(min(choice.peak for choice in plan))

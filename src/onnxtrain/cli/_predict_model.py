@@ -1,4 +1,4 @@
-"""Runs any .onnx file on data, including a model that was exported with the encoding of its table."""
+"""Runs any .onnx file on data, including an exported model that encodes table columns itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model_predictions(
         batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
 
     Returns:
-        The outputs by name, [samples, ...]; and the model's table encoder, or None if it has none.
+        The outputs by name, [samples, ...], and the model's table encoder, which is None if the model has none.
 
     Raises:
         InputError: the data does not match the model, or an output has no batch axis.
@@ -68,7 +68,17 @@ def _fixed(size: object) -> int | None:
 def _plain_predictions(
     session: ort.InferenceSession, path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> Arrays:
-    """Returns the outputs of a model without a table encoder, by name. All of its inputs must be numeric.
+    """Computes the outputs of a model without a table encoder. All of its inputs must be numeric.
+
+    Args:
+        session: session of the model.
+        path: path of the model, for error messages.
+        data: the samples.
+        source: path of the data, for error messages.
+        batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
+
+    Returns:
+        The outputs by name, [samples, ...].
 
     Raises:
         InputError: the data does not match the model, or an input is not a tensor of numbers.
@@ -145,9 +155,10 @@ def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
 def _batches(
     arrays: Sequence[np.ndarray[Any, Any]], specs: Sequence[InputSpec], asked: int | None
 ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
-    """Yields batches, as one array per input, with their numbers of samples.
+    """Yields each batch as a list with one array per input, together with its number of samples.
 
-    If the model has a fixed batch size, an incomplete last batch is padded by repeating its last row.
+    If the model has a fixed batch size, an incomplete last batch is padded by repeating its last row. The padding is
+    not counted.
 
     Args:
         arrays: arrays for the inputs.

@@ -20,7 +20,7 @@ def chosen_recipe(options: TrainOptions | ArtifactsOptions | PlanOptions, *, mix
 
     Args:
         options: options of the command.
-        mixed: True if training mixes samples; see :func:`chosen_loss`.
+        mixed: True if training mixes samples (mixup, CutMix), so that cross-entropy's targets are class probabilities.
 
     Raises:
         GraphBuildError: a value is out of range, or there is no loss or optimizer of that name.

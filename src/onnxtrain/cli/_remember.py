@@ -211,7 +211,7 @@ def _same(value: object, before: object, *, named_again: bool) -> bool:
     Args:
         value: value that was given.
         before: stored value.
-        named_again: True if the stored value is a path that the user has to pass again. Then any path is accepted.
+        named_again: True if the stored value is a path that the user has to pass again, so that any path is accepted.
     """
     path, path_before = _path(value), _path(before)
     if path is None or path_before is None:

@@ -21,7 +21,7 @@ TRAINED = "trained.onnx"
 
 
 class Fitted(NamedTuple):
-    """A trainer after a finished call to `fit`, and what `fit` was called with.
+    """A trainer after a finished call to `fit`, and the data passed to that call.
 
     Attributes:
         trainer: the trainer.
@@ -102,8 +102,9 @@ def _exported_values(
     """Computes loss and metrics with the exported weights.
 
     Returns:
-        The values over the training data, without the samples split off for validation; and those over the validation
-        data, or None if the history already contains them.
+        Two dicts: values over the training data, without the samples split off for validation, and values over the
+        validation data. The second is None if there is no validation data, or if the history already contains its
+        values.
     """
     trainer = fitted.trainer
     data = Data(
@@ -122,7 +123,7 @@ def _exported_values(
 
 
 def _best_epoch(trainer: Trainer) -> int | None:
-    """Returns the epoch of the last `fit` with the lowest validation loss; None if it did not validate."""
+    """Returns the epoch with the lowest validation loss in the last `fit`; None if it had no validation data."""
     epochs = [epoch for epoch in trainer.history.epochs[trainer.fit_start :] if "val_loss" in epoch]
     if not epochs:
         return None

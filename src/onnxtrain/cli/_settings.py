@@ -32,7 +32,7 @@ class Owner(NamedTuple):
 
 
 def split_settings(flag: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """Splits the values of a repeatable NAME=VALUE option; returns a dict from names to values.
+    """Splits the values of a repeatable NAME=VALUE option, and returns a dict from names to values.
 
     Args:
         flag: the option, e.g. "--loss-option".

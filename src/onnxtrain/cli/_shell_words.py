@@ -1,4 +1,4 @@
-"""Words messages for a shell: they refer to command-line options instead of Python arguments."""
+"""Adapts messages to a shell, so that they refer to command-line options instead of Python arguments."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _OF_CHECK = {
 def _typed(value: object) -> list[str]:
     """Returns the words that follow an option on the command line to set it to `value`.
 
-    A Boolean has none (`--overwrite`), a list one per item (`--loss-input logits`), and a mapping one NAME=VALUE per
-    item (`--impute age=mean`).
+    There is no word for a Boolean (`--overwrite`), one word per item for a list (`--loss-input logits`), and one
+    NAME=VALUE per item for a mapping (`--impute age=mean`).
     """
     if isinstance(value, bool):
         return []
@@ -41,7 +41,7 @@ class ShellWords(Words):
 
     Args:
         command: name of the running command, e.g. "check"; "" for no particular command.
-        spellings: options that the command has, e.g. {"--data", "--of"}; None to use those of all commands.
+        spellings: options that the command has, e.g. {"--data", "--parameter"}; None to use those of all commands.
 
     >>> words = ShellWords()
     >>> words.argument("clip_grad_norm", 1.0), words.argument("batch_size"), words.argument("overwrite", True)
@@ -59,7 +59,7 @@ class ShellWords(Words):
         self._spellings = spellings
 
     def argument(self, name: str, *value: object) -> str:
-        """Returns the option that sets an argument, with its value if given; the argument itself if there is none."""
+        """Returns the option that sets an argument, with its value if given; else the argument itself."""
         if self._command == "check" and name in _OF_CHECK:
             return _OF_CHECK[name]
         if name == "encode":
@@ -76,15 +76,15 @@ class ShellWords(Words):
         return super().argument(name, *value)
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
-        """Returns advice on making a fixed batch size dynamic."""
+        """Returns advice on making a fixed batch size dynamic; `function` is ignored."""
         return f"pass {flag('dynamic_batch')}"
 
     def resume(self, directory: object, where: str = "") -> str:
-        """Returns advice on resuming the run in `directory`; `where` is an insertion such as "from there "."""
+        """Returns advice on resuming the run in `directory`; `where` is an optional phrase, e.g. "from there "."""
         return f"Resume {where}with: onnxtrain train {directory} --data FILE"
 
     def open_run(self) -> str:
-        """Returns advice on which directory to pass, as a sentence without its full stop."""
+        """Returns advice to pass the directory of a run, as a sentence without its full stop."""
         return "Pass the directory of a run, as written by `onnxtrain train`"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:

@@ -19,7 +19,7 @@ _LIKELY_MISSING = {
 
 
 def likely_missing(texts: Sequence[str]) -> list[str]:
-    """Returns the strings that often stand for a missing value.
+    """Returns the strings in `texts` that often stand for a missing value.
 
     >>> likely_missing(["NA", "S", "null"])
     ['NA', 'null']

@@ -155,7 +155,7 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
 
 
 def _table_weights(data: Arrays | Table, encoder: TableEncoder | None) -> Arrays:
-    """Returns a dict with the sample weights of a table; empty if it has none, or if the data is arrays."""
+    """Returns a dict with the sample weights of a table; an empty dict if the data has no weight column."""
     weights = encoder.sample_weights(data) if isinstance(data, Table) and encoder is not None else None
     return {} if weights is None else {WEIGHT: weights}
 
@@ -227,9 +227,9 @@ def _new_directory(options: TrainOptions) -> Path:
 
 @contextmanager
 def _removed_on_failure(directory: Path) -> Iterator[None]:
-    """Context manager that, after an exception, removes the run's files that the block has written to `directory`.
+    """Context manager that removes a new run's files from `directory` if its block raises an exception.
 
-    So the command can be repeated.
+    Then the command can be repeated. Files that existed before the block are not removed.
     """
     existed = directory.is_dir()
     before = set(directory.iterdir()) if existed else set()
@@ -249,7 +249,7 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
 
 
 def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
-    """Returns the target's class indices; None if the target has no classes."""
+    """Returns the class index of each sample from the encoded `arrays`; None if the target has no classes."""
     targets = label_targets(trainer)
     return arrays[targets[0].name] if targets and targets[0].class_labels is not None else None
 
@@ -326,7 +326,13 @@ def _validation_fraction(text: str | None) -> float | None:
 def _fitted_encoder(
     encoder: TableEncoder | None, trainer: Trainer, data: Arrays | Table, options: TrainOptions
 ) -> TableEncoder | None:
-    """Fits a new run's encoder to the training table, and stores it in the run.
+    """Fits a new run's table encoder to the training table, and stores the encoder in the run.
+
+    Args:
+        encoder: the unfitted encoder; None if the data is not a table.
+        trainer: the run.
+        data: the training data.
+        options: options of the command.
 
     Returns:
         The fitted encoder; None if the data is not a table.

@@ -100,7 +100,7 @@ def work(
         epochs_before: number of epochs that the run had finished before the command.
 
     Returns:
-        The exit code; or an error, if restarting the workers cannot fix it.
+        The exit code, or an error that restarting the workers cannot fix.
 
     Raises:
         WorkersError: another worker has ended.

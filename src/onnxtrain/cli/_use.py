@@ -118,7 +118,11 @@ def write_predictions(options: PredictOptions) -> None:
 
 
 def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
-    """Returns the output with the class probabilities, as a dict with one array.
+    """Returns the class probabilities as a dict with one array, whose key is the name of the output.
+
+    Args:
+        predictions: predictions of a run or model.
+        source: path of the run or model, for error messages.
 
     Raises:
         InputError: the predictions contain no probabilities.
@@ -135,7 +139,13 @@ def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
 
 
 def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None) -> Arrays:
-    """Returns the columns to write before the predictions, by name: those of `--id`, else the run's id columns."""
+    """Returns the columns of a table that identify its rows, by name. They are written before the predictions.
+
+    Args:
+        data: the table.
+        asked: values of `--id`; None to use the id columns of the run.
+        encoder: the run's table encoder; None if it has none.
+    """
     if asked:
         names = [name for text in asked for name in ([text] if text in data.columns else text.split(","))]
     else:
@@ -144,7 +154,11 @@ def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None)
 
 
 def _open(directory: Path) -> tuple[Trainer, TableEncoder | None]:
-    """Opens a run. Returns its trainer and its table encoder, or None instead of the encoder for a run on arrays."""
+    """Opens the run in a directory.
+
+    Returns:
+        The trainer, and the table encoder, which is None for a run on arrays.
+    """
     trainer = Trainer.resume(directory)
     return trainer, saved_encoder(trainer, directory)
 
@@ -166,7 +180,14 @@ class _Predictions(NamedTuple):
 def _run_predictions(
     directory: Path, data: Arrays | Table, path: Path, batch_size: int | None
 ) -> _Predictions:
-    """Computes the predictions of a run, including `probability` and `class` if the loss is a classification loss."""
+    """Computes the predictions of a run, including `probability` and `class` if the loss is a classification loss.
+
+    Args:
+        directory: directory of the run.
+        data: the samples.
+        path: path of the data, for messages.
+        batch_size: samples per batch; None for the default of `Trainer.predict`.
+    """
     trainer, encoder = _open(directory)
     manifest = trainer.manifest
     arrays = to_arrays(data, encoder, manifest, ())
@@ -195,7 +216,15 @@ def _run_predictions(
 
 
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Returns the predicted class index of each sample; None if there is not exactly one class per sample."""
+    """Computes predicted class indices from logits.
+
+    Args:
+        trainer: the run.
+        scores: the logits.
+
+    Returns:
+        The class index of each sample; None if samples do not have exactly one class each.
+    """
     labels = label_targets(trainer)[0].class_labels
     if loss_class(trainer.loss_name).activation == "sigmoid":
         single = scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1)

@@ -1,4 +1,4 @@
-"""Runs the demo: trains an `.onnx` file on real data, and checks the exported `.onnx` file."""
+"""Runs the demo: trains an ONNX model on real data, and checks the exported `.onnx` file."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = T
 
 
 def _run_exported(path: Path, images: Array) -> Array:
-    """Runs the exported file in a plain session, as a host without onnxtrain would."""
+    """Computes the logits of images with an exported file in a plain session, as on a host without onnxtrain."""
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(["logits"], {"image": images})[0])
 

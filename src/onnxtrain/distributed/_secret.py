@@ -26,7 +26,11 @@ def private_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def one_machine(folder: str) -> dict[str, str]:
-    """Returns the environment variables for workers that are all on this machine, without the token."""
+    """Returns the environment variables for workers that all run on this machine, except :data:`TOKEN`.
+
+    Args:
+        folder: path of the folder through which the workers find each other.
+    """
     # A file store needs no port. By default, gloo would listen on the interface of the host name; the loopback device
     # is named differently on Linux and macOS.
     names = {name for _, name in socket.if_nameindex()}
@@ -36,6 +40,10 @@ def one_machine(folder: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def private_group() -> Iterator[dict[str, str]]:
-    """Context manager that yields the environment variables of a group on this machine, and removes its folder."""
+    """Creates a private folder and a token for a group of workers on this machine; removes the folder on exit.
+
+    Yields:
+        The environment variables that the workers need to find and authenticate each other.
+    """
     with private_folder() as folder:
         yield one_machine(folder) | {TOKEN: new_token()}

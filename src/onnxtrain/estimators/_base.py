@@ -115,7 +115,15 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         return checked
 
     def _count_features(self, x: Array, *, reset: bool) -> None:
-        """Stores the number of features if `reset` is True; otherwise raises ValueError if it has changed."""
+        """Stores the number of features, or compares it with the stored number.
+
+        Args:
+            x: checked samples.
+            reset: True to store the number, False to compare.
+
+        Raises:
+            ValueError: the number differs from the stored one.
+        """
         features = x.shape[1] if x.ndim > 1 else 1
         if reset:
             self.n_features_in_ = features
@@ -243,7 +251,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         )
 
     def _scores(self, X: Any) -> Array:
-        """Checks samples and runs the trained model on them: returns its output, e.g. logits, for each sample."""
+        """Checks samples, and returns the output of the trained model for each one, e.g. its logits."""
         check_is_fitted(self)
         x = _cast(self._validated(X, reset=False), self._dtype)
         # The session is opened in `fit`: `check_estimator` requires that predictions don't change attributes.

@@ -74,9 +74,10 @@ class _Form:
     """The representation (float or quantized) of a layer's output; adapters are added in floating point.
 
     Attributes:
-        scale: scale and zero point of the layer's output, e.g. values `y_scale` and `y_zero_point`; [] if it is not
-            quantized.
-        is_integer: True if the output is a quantized (integer) tensor, False if it is floating-point.
+        scale: scale and zero point with which the layer's output is quantized, e.g. values `y_scale` and
+            `y_zero_point`; [] if it is not quantized.
+        is_integer: True if the output is a quantized (integer) tensor, False if it is floating-point, possibly after
+            a DequantizeLinear.
     """
 
     scale: Sequence[ir.Value]
@@ -87,7 +88,11 @@ class _Form:
         return op.DequantizeLinear(output, *self.scale) if self.is_integer else output
 
     def rounded(self, op: Emitter, total: ir.Value) -> ir.Value:
-        """Returns the sum in the representation of the output, rounded to the output's scale if there is one."""
+        """Converts the sum of output and adapter to the output's representation.
+
+        If the output is quantized, the sum is quantized with the same scale and zero point. If the output has been
+        quantized and dequantized, the sum goes through the same two nodes.
+        """
         # The next layer multiplies integers. Without an active adapter, the sum equals the output, and rounding has no
         # effect.
         if self.scale:

@@ -8,13 +8,18 @@ __all__ = ["exact", "is_tracing", "stop_gradient"]
 
 
 def is_tracing() -> bool:
-    """True while TorchScript is tracing: sizes are then tensors, and a comparison of sizes becomes a constant."""
+    """True while TorchScript traces. Sizes are then tensors, and the result of a comparison of sizes is a constant."""
     # TorchScript's parser accepts only one error code in a `type: ignore`.
     return bool(torch.jit._trace.is_tracing())  # type: ignore[no-untyped-call]
 
 
 def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
-    """Returns `number` for arithmetic with `like`: as a tensor if an exporter would otherwise round it to float32."""
+    """Returns `number`, or a float64 tensor of it if an exporter would round the number to float32.
+
+    Args:
+        number: an operand, e.g. an epsilon.
+        like: the other operand.
+    """
     # The Dynamo exporter emits a Python number that is combined with a float64 tensor as a float32 constant.
     if like.dtype == torch.float64 and torch.compiler.is_exporting():
         return torch.tensor(number, dtype=like.dtype, device=like.device)

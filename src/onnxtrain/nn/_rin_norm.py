@@ -100,14 +100,14 @@ class RINorm(nn.Module):
         return f"{self.input_dim}, eps={self.eps}, affine={self.affine}"
 
     def _scale(self, centered: torch.Tensor, stdev: torch.Tensor) -> torch.Tensor:
-        """Divides by the standard deviation, then applies scale and bias if `affine` is True."""
+        """Divides `centered` by the standard deviation, then applies the scale and bias if `affine` is True."""
         if not self.affine:
             return centered / stdev
         # The quotient has one entry per series, so each element of the series is multiplied only once.
         return centered * (self.affine_weight / stdev) + self.affine_bias
 
     def _statistics(self, method: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns mean and stdev of the last `forward` call; raises RuntimeError if there was none."""
+        """Returns the mean and stdev of the last `forward` call; raises RuntimeError if there was none."""
         if self.mean is None or self.stdev is None:
             raise RuntimeError(
                 f"RINorm.{method}: there are no statistics yet; call the layer on the input series first"
@@ -115,7 +115,15 @@ class RINorm(nn.Module):
         return self.mean, self.stdev
 
     def _check(self, method: str, x: torch.Tensor, axis: int) -> None:
-        """Raises RuntimeError unless an axis of x has the size `input_dim`."""
+        """Raises RuntimeError if `affine` is True and the size of an axis of x is not `input_dim`.
+
+        The check is skipped while TorchScript traces.
+
+        Args:
+            method: the calling method, e.g. "forward", for the message.
+            x: the input.
+            axis: the axis to check, e.g. -1.
+        """
         # Otherwise, a weight with one element would silently broadcast to any number of targets.
         if self.affine and not is_tracing() and x.shape[axis] != self.input_dim:
             raise RuntimeError(

@@ -23,15 +23,15 @@ class _Norm(Block):
     """Base class for the normalization layers: checks their input and creates their parameters."""
 
     def _checked(self, name: str, sizes: Sequence[int], params: int = 0) -> ir.Value:
-        """Checks the dtype and the shape of a layer's input, and returns the input.
+        """Returns a layer's input after checking its dtype and shape.
 
         Args:
-            name: name of the input in the base model.
-            sizes: required sizes of the last axes, e.g. [8, 16].
-            params: number of axes that follow them: 1 for an input [batch, length, input_dim, params], else 0.
+            name: name of the input.
+            sizes: required sizes of the last axes, e.g. [input_dim]; a symbolic size is accepted.
+            params: number of axes after those in `sizes`: 1 for [batch, length, input_dim, params], else 0.
 
         Raises:
-            GraphBuildError: the input is not floating point, its rank is unknown, or its sizes differ from `sizes`.
+            GraphBuildError: the input is not floating-point, its rank is unknown, or a size differs.
         """
         value = self._describe(name)
         if value.dtype is None or not value.dtype.is_floating_point():
@@ -235,7 +235,7 @@ class _Transform(_Reusing):
     """Block that normalizes a value with the statistics of an RINorm."""
 
     def build(self, input_name: str) -> str:
-        """Normalizes a value with the statistics of the RINorm's last call; returns the name of the result."""
+        """Normalizes a value with the statistics of the layer's last call; returns the name of the output."""
         self._checked(input_name, [self._norm._dim])
         return self._append(
             lambda op, x, mean, stdev, *parameters: _scaled(op, op.Sub(x, mean), stdev, *parameters),

@@ -19,7 +19,7 @@ from ._base import Moment, Optimizer, require_not_negative
 class Muon(Optimizer):
     """Muon (Jordan et al., 2024) for matrices, like torch.optim.Muon: the momentum is orthogonalized.
 
-    m' = momentum·m + (1 - momentum)·g, and u = momentum·m' + (1 - momentum)·g with nesterov, else u = m'. O(u) is
+    m' = momentum·m + (1 - momentum)·g, and u = momentum·m' + (1 - momentum)·g if nesterov, else u = m'. O(u) is
     computed by `ns_steps` Newton-Schulz iterations x ← a·x + (b·xxᵀ + c·(xxᵀ)²)·x, starting from x = u/max(||u||, eps);
     a matrix with more rows than columns is transposed before and after. w' = (1 - lr·weight_decay)·w - lr·r·O(u), with
     r = sqrt(max(1, rows/columns)), or 0.2·sqrt(max(rows, columns)) to match the magnitude of AdamW's updates. PyTorch
@@ -37,7 +37,8 @@ class Muon(Optimizer):
         ns_coefficients: a, b and c, e.g. (3.4445, -4.775, 2.0315).
         ns_steps: number of Newton-Schulz iterations, e.g. 5.
         eps: lower bound of the norm by which u is divided, e.g. 1e-7.
-        adjust_lr_fn: formula of r: "original" for the first, "match_rms_adamw" for the second.
+        adjust_lr_fn: how r is computed: "original" for r = sqrt(max(1, rows/columns)), "match_rms_adamw" for
+            r = 0.2·sqrt(max(rows, columns)).
     """
 
     elementwise: ClassVar[bool] = False

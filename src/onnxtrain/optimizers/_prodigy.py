@@ -22,7 +22,7 @@ class Prodigy(Optimizer):
 
     With x0 the initial parameter and c = sqrt(beta2): d = max(d, d_coef·r/||s||_1); r' = c·r + (1 - c)·lr·d²·<g,
     x0 - w>; s' = c·s + (1 - c)·lr·d²·g; m' = beta1·m + (1 - beta1)·d·g; v' = beta2·v + (1 - beta2)·d²·g²; w' =
-    (1 - lr·d·weight_decay)·w - lr·d·m'/(sqrt(v') + d·eps). The product in r and the norm of s are sums over all
+    (1 - lr·d·weight_decay)·w - lr·d·m'/(sqrt(v') + d·eps). The inner product in r and the norm of s are sums over all
     parameters that share d, i.e. have the same settings, learning rate and moment dtype.
 
     Pass `learning_rate=1.0` to the trainer; a schedule may lower it. A group with its own learning rate or weight decay
@@ -31,7 +31,7 @@ class Prodigy(Optimizer):
     Attributes:
         elementwise: False, because d depends on all parameters.
         betas: decay rates of the running means m and v, e.g. (0.9, 0.999).
-        eps: times d, added to the denominator for numerical stability, e.g. 1e-8.
+        eps: multiplied by d and added to the denominator for numerical stability, e.g. 1e-8.
         weight_decay: coefficient of decoupled weight decay, e.g. 0.01.
         d0: step size before the first estimate. The estimate only grows, so it must be small, e.g. 1e-6.
         d_coef: factor applied to the estimate, e.g. 0.5 for smaller steps.

@@ -223,12 +223,12 @@ class DebugOptions:
 
     @property
     def onnx_prefix(self) -> str:
-        """The prefix of the names of saved files, e.g. "net"."""
+        """The prefix of file names, e.g. "net" for `net_graph_0_training.onnx`."""
         return self._onnx_prefix
 
     @property
     def save_path(self) -> Path:
-        """The folder of the files: `ORTMODULE_SAVE_ONNX_PATH` if set, else the argument or the current folder."""
+        """The folder for saved graphs: `ORTMODULE_SAVE_ONNX_PATH` if set, else the argument or the current folder."""
         return self._save_path
 
     @property

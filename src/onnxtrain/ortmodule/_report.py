@@ -11,12 +11,12 @@ Mode = Literal["training", "inference"]
 
 @dataclass(frozen=True)
 class PyTorchOp:
-    """An operator that PyTorch runs, in a graph whose other operators run in ONNX Runtime.
+    """An operator that PyTorch runs in a mixed graph, whose other operators run in ONNX Runtime.
 
     Attributes:
         op: name of the ATen operator, e.g. "aten._linalg_svd.default".
-        calls: number of its calls in the graph, e.g. 2.
-        reason: the reason why ONNX Runtime doesn't run it, e.g. "aten._linalg_svd.default has no lowering to ONNX".
+        calls: number of times that the graph calls the operator, e.g. 2.
+        reason: why ONNX Runtime doesn't run the operator, e.g. "aten._linalg_svd.default has no lowering to ONNX".
     """
 
     op: str
@@ -30,17 +30,17 @@ class GraphRecord:
 
     Attributes:
         name: identifies the graph within its model, e.g. "graph 0".
-        mode: "training" if the graph has a backward graph in ONNX Runtime, else "inference". Also "training" if PyTorch
-            runs a graph only in certain calls, and the record is about these, e.g. "graph 0, second derivative".
+        mode: "training" if the graph has a backward graph in ONNX Runtime, or if the record describes a computation
+            that PyTorch runs in some calls of a graph, e.g. "graph 0, second derivative"; otherwise "inference".
         device: device of the graph's tensors, e.g. "cpu" or "cuda:0"; "-" if PyTorch runs the graph.
-        forward_nodes: number of ONNX nodes of the forward graph, e.g. 12. If PyTorch runs the graph or code, its number
+        forward_nodes: number of ONNX nodes in the forward graph, e.g. 12. If PyTorch runs the graph or code, the number
             of operators.
-        backward_nodes: number of ONNX nodes of the backward graph, e.g. 21; 0 in inference and in PyTorch.
+        backward_nodes: number of ONNX nodes in the backward graph, e.g. 21; 0 for inference and in PyTorch.
         first_call_seconds: time from the start of compilation to the first result, in seconds, e.g. 0.25.
         fallback_reason: why PyTorch runs the graph or some of its operators, e.g. "aten.foo has no lowering to ONNX";
             None if ONNX Runtime runs the whole graph.
         break_reason: where and why a graph break ended the graph before the end of the function, e.g. "model.py:12:
-            Unsupported Tensor.item() call"; None if there was none. PyTorch runs the statement at a graph break.
+            Unsupported Tensor.item() call"; None without a graph break. PyTorch runs the statement at a graph break.
         in_pytorch: the operators that PyTorch runs in a mixed graph, whose other operators run in ONNX Runtime; empty
             for all other graphs.
         calls: number of ATen calls in a mixed graph, e.g. 40; 0 for all other graphs. In a mixed graph, `forward_nodes`
@@ -176,7 +176,7 @@ class Report:
 
 
 def _row(graph: GraphRecord) -> tuple[str, ...]:
-    """Returns the cells of a graph's row in the table."""
+    """Returns the cells of a graph's row in the table of the report."""
     return (
         graph.name,
         graph.mode,

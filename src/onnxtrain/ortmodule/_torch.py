@@ -1,8 +1,8 @@
 """Imports all private parts of PyTorch that ORTModule uses.
 
-If the installed PyTorch lacks one of them, importing this module raises ImportError with its name. Parts that are
-missing from a supported version, e.g. :data:`set_isolated_recompiles`, are optional: the code that uses them also
-works without them.
+If the installed PyTorch lacks one of them, importing this module raises an ImportError that names the missing part.
+Parts that are missing from a supported version, e.g. :data:`set_isolated_recompiles`, are optional: the code that uses
+them also works without them.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def set_saved_tensors_hooks_error(message: str | None) -> None:
 
 
 DYNAMIC_AXES = "_dynamo_propagated_dynamic_indices"
-"""Attribute of a tensor: the axes, e.g. {0}, whose sizes Dynamo captures as symbols if possible, as with
-`torch._dynamo.maybe_mark_dynamic`. No guard depends on the attribute. PyTorch versions that lack it capture fixed
+"""Name of a tensor attribute with the axes, e.g. {0}, whose sizes Dynamo captures as symbols if possible, as after
+`torch._dynamo.maybe_mark_dynamic`. No guard depends on the attribute. PyTorch versions that don't know it capture fixed
 sizes."""
 
 MARKED_AXES = (
@@ -172,7 +172,7 @@ MARKED_AXES = (
     "_dynamo_static_indices",
     DYNAMIC_AXES,
 )
-"""Attributes of a tensor that list axes marked by the user or by PyTorch's own compiler."""
+"""Names of tensor attributes with axes that the user or PyTorch's own compiler has marked as dynamic or static."""
 
 isolates_recompiles = "isolate_recompiles" in inspect.signature(eval_frame._optimize).parameters
 """True since PyTorch 2.13: Dynamo stores and counts graphs per compiled function, not per code object as before."""
@@ -180,11 +180,14 @@ isolates_recompiles = "isolate_recompiles" in inspect.signature(eval_frame._opti
 set_isolated_recompiles: Callable[[int], int] | None = getattr(
     c_eval_frame, "set_eval_frame_isolate_recompiles_id", None
 )
-"""Sets the id of the compiled function that later calls belong to; returns the previous id. None before 2.13."""
+"""Sets the id of the compiled function that later calls belong to; returns the previous id.
+
+None before PyTorch 2.13.
+"""
 
 
 def _bounds_pass_gradients() -> bool:
-    """True if the installed PyTorch's `torch.clamp` propagates the gradient of elements on a bound."""
+    """True if the installed PyTorch's `torch.clamp` propagates the gradient of elements that equal a bound."""
     # This module may be imported under `no_grad` or `inference_mode`.
     with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, requires_grad=True)
@@ -192,7 +195,7 @@ def _bounds_pass_gradients() -> bool:
 
 
 bounds_pass_gradients = _bounds_pass_gradients()
-"""True if `torch.clamp` propagates the gradient of elements on a bound: PyTorch 2.13 does, 2.15 does not."""
+"""True if `torch.clamp` propagates the gradient of elements that equal a bound, as in PyTorch 2.13 but not in 2.15."""
 
 
 def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:

@@ -48,7 +48,7 @@ VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
     "ORTMODULE_USE_FLASH_ATTENTION": (("0",), "attention is computed by ONNX operators"),
     "ORTMODULE_USE_TRITON": (("0",), _TRITON),
 }
-"""Per ignored variable: the values that match onnxtrain's behavior, and advice for all other values.
+"""Maps each ignored variable to the values that match onnxtrain's behavior, and to advice for all other values.
 
 E.g. `ORTMODULE_ENABLE_TUNING=0` needs no warning: it disables kernel tuning, which onnxtrain doesn't have.
 """

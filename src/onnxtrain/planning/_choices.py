@@ -41,9 +41,9 @@ class Choice:
 
     Attributes:
         name: description, e.g. "LoRA of rank 8, attention".
-        requires_grad: the argument of `generate_artifacts`: patterns that select the parameters, or None for all that
+        requires_grad: patterns that select the parameters, for `generate_artifacts`; None for all parameters that
             train by default.
-        lora: the argument of `generate_artifacts`: configuration of the adapters, or None to train without adapters.
+        lora: configuration of the adapters, for `generate_artifacts`; None to train without adapters.
         trained: number of trained elements, e.g. 2048.
         reached: number of elements that training can change, directly or through adapters. An adapter counts as all
             weights of its layer, so this measures what can be learned, not what it costs.
@@ -163,7 +163,13 @@ def _parameter_choices(
 
 
 def _from_matrix(order: Sequence[str], matrices: Sequence[str], number: int) -> list[str]:
-    """Returns the names in `order` starting with `matrices[number]`, e.g. the last layer's weight and bias."""
+    """Returns all parameters from a given weight matrix onwards, e.g. the last layer's weight and bias.
+
+    Args:
+        order: names of the parameters, in order of use.
+        matrices: names of the parameters of rank 2 or higher, in the same order.
+        number: index in `matrices` of the first parameter to return.
+    """
     return list(order[order.index(matrices[number]) :]) if matrices else []
 
 

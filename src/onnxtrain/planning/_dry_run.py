@@ -34,7 +34,7 @@ def peak_memory() -> int:
 
 
 def watch(limit: int) -> None:
-    """Ends the process as soon as its peak memory exceeds `limit` bytes."""
+    """Polls the peak memory, and ends the process once it exceeds `limit` bytes. Run in a background thread."""
     # A limit on the address space would also count mapped files that are never read, and memory that is only reserved.
     while peak_memory() <= limit:
         time.sleep(0.01)
@@ -46,6 +46,12 @@ def main(directory: Path, steps: int, limit: int, threads: int) -> None:
     """Trains `steps` steps, evaluates a batch and saves a checkpoint; prints the peak memory and step time as JSON.
 
     The output is `{"peak": BYTES, "seconds": SECONDS}`, with the median time of a step.
+
+    Args:
+        directory: directory with the artifacts and `inputs.npz`.
+        steps: number of training steps.
+        limit: memory limit of the process in bytes.
+        threads: number of threads per op; 0 for ONNX Runtime's default.
     """
     threading.Thread(target=watch, args=(limit,), daemon=True).start()
     import numpy as np

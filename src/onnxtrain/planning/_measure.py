@@ -112,7 +112,13 @@ def write_inputs(
 
 
 def check_sizes(manifest: Manifest, batch_size: int | None, dims: Mapping[str, int]) -> None:
-    """Raises InputError if a size is missing, contradicts the model, or belongs to an unknown dimension."""
+    """Raises InputError if the sizes of symbolic dimensions are incomplete or do not match the model.
+
+    Args:
+        manifest: manifest of the artifacts, which describes the inputs and targets.
+        batch_size: batch size that the user passed; None for the default. It must equal a fixed batch size.
+        dims: sizes by dimension name; all of these dimensions must occur in the model.
+    """
     fixed = next((spec for spec in manifest.inputs if spec.shape and isinstance(spec.shape[0], int)), None)
     if fixed is not None and batch_size is not None and fixed.shape and fixed.shape[0] != batch_size:
         raise InputError(
@@ -139,6 +145,11 @@ def check_sizes(manifest: Manifest, batch_size: int | None, dims: Mapping[str, i
 
 def _shape(spec: InputSpec, batch_size: int, dims: Mapping[str, int]) -> list[int]:
     """Returns the shape of an input or target, with sizes filled in for symbolic axes.
+
+    Args:
+        spec: the input or target.
+        batch_size: size of a symbolic first axis whose name is not in `dims`.
+        dims: sizes of symbolic axes, by name.
 
     Raises:
         InputError: the rank or a size is unknown.

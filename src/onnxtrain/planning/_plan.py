@@ -59,9 +59,10 @@ class PlanChoice:
         lora: configuration of the adapters, e.g. LoraConfig(r=8); None without adapters.
         trained: number of trained elements, e.g. 180224.
         share: `trained` divided by the number of elements in all parameters of the model, e.g. 0.01.
-        peak: peak memory of the whole process in bytes, including the Python interpreter and ONNX Runtime. If
-            `complete` is False, the limit of the dry run, which training exceeds unless `problem` is set.
-        seconds: median time of a training step including the optimizer step; None if `complete` is False.
+        peak: peak memory of the whole process in bytes, including the Python interpreter and ONNX Runtime. If the dry
+            run was stopped because it used too much memory, `peak` is its memory limit, and training needs more. If
+            `problem` is set, `peak` is meaningless.
+        seconds: median time of a training step in seconds, including the optimizer step; None if `complete` is False.
         complete: False if the dry run was stopped or failed.
         fits: True if the dry run was completed within the given memory.
         problem: error message if the choice cannot be trained, otherwise empty.
@@ -84,7 +85,7 @@ class PlanChoice:
 
 @contextmanager
 def _each_warning_once() -> Iterator[None]:
-    """Suppresses repeated messages from the package's logger."""
+    """Context manager that suppresses repeated messages from the package's logger."""
     # Otherwise, warnings about the exported model would be repeated for each set of artifacts.
     seen: set[str] = set()
 
@@ -129,12 +130,12 @@ def plan_training(
 ) -> list[PlanChoice]:
     """Measures which training configurations of a model fit into a given amount of memory.
 
-    The choices are all parameters; LoRA adapters of each rank, on all linear layers or only on attention layers; the
-    last layer; the last half of the layers; biases and norms. Each is measured with and without recomputation, if the
-    training graphs differ. A measurement is a dry run: artifacts are written to a temporary directory, and a new
-    process loads them with `onnxtrain.api`, trains a few steps on random inputs, evaluates a batch and saves a
-    checkpoint. The measured memory is therefore the memory needed to train on a device. `Trainer` needs more, because
-    it also builds the graphs.
+    It tries training all parameters; LoRA adapters of each rank, on all linear layers or only on attention layers; the
+    last layer; the last half of the layers; and biases and norms. It measures each choice with and without
+    recomputation, if the training graphs differ. A measurement is a dry run: artifacts are written to a temporary
+    directory, and a new process loads them with `onnxtrain.api`, trains a few steps on random inputs, evaluates a batch
+    and saves a checkpoint. The measured memory is therefore the memory needed to train on a device. `Trainer` needs
+    more, because it also builds the graphs.
 
     Of the choices that fit, the one that can change the most weights is recommended; LoRA adapters count as changing
     all weights of their layers. Among LoRA ranks, the highest is recommended. Recomputation is only recommended for
@@ -148,7 +149,7 @@ def plan_training(
         batch_size: batch size. Default: the model's fixed batch size, or 32.
         dims: sizes of the other symbolic dimensions, e.g. {"sequence_length": 128}; required for all of them.
         ranks: LoRA ranks of the adapters.
-        requires_grad: names and patterns of the parameters to choose from; no adapters are measured then. None: all
+        requires_grad: names and patterns of the parameters to choose from; setting it rules out adapters. Default: all
             parameters that train by default, and adapters.
         frozen_params: names and patterns of parameters that no choice trains.
         batch_norm: see :class:`onnxtrain.Recipe`.
@@ -256,7 +257,13 @@ def plan_training(
 
 
 def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:
-    """Returns a copy of a choice with its measured memory and time; unchanged if the dry run was stopped."""
+    """Returns a choice with its measured memory and time; returns it unchanged if the dry run was stopped.
+
+    Args:
+        choice: the choice before the dry run.
+        measured: result of the dry run.
+        limit: memory in bytes that the choice must fit into.
+    """
     if measured.peak is None:
         return choice
     fits = measured.peak <= limit
@@ -266,7 +273,7 @@ def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:
 def _with_recommendation(
     plan: Sequence[PlanChoice], reach: Mapping[str, tuple[int, int]]
 ) -> Iterator[PlanChoice]:
-    """Yields the choices, with one marked as recommended if any fits: the one with the largest `reach`.
+    """Yields all choices, after marking the fitting choice with the largest `reach` as recommended, if any fits.
 
     Args:
         plan: all choices with their measurements.

@@ -29,11 +29,11 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm"})
 def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
     """Rounds the trained weights of an exported model back to integers, after quantization-aware training.
 
-    The model was prepared by :func:`prepare`, trained and exported. Its float32 master weights are rounded as in the
-    training graph, so the integers are the same as in training. Biases are rounded to int32, with the scale of the
-    integer products that they are added to. ONNX Runtime then computes the layers in integers, as in the original
-    model. The output of a layer differs from its output in training by at most one quantization step, and only for
-    values close to a rounding boundary.
+    The model must have been prepared with :func:`prepare`, trained and exported. Its float32 master weights are rounded
+    as in the training graph, so the integers are the same as in training. Biases are rounded to int32, with the scale
+    of the integer products to which they are added. ONNX Runtime then runs the layers in integer arithmetic, as in the
+    original model. A layer's output differs from its output in training by at most one quantization step, and only for
+    values close to a rounding boundary. Trained scales become constants.
 
     Args:
         model: the exported model: path of a `.onnx` file, `ModelProto` or `onnx_ir.Model`; not modified.
@@ -42,7 +42,7 @@ def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
         The model with integer weights: an `onnx_ir.Model` if `model` is one, else a `ModelProto`.
 
     Raises:
-        GraphBuildError: the model has no master weights, or the scale of one is not constant.
+        GraphBuildError: the model has no master weights, or the scale of a master weight is not constant.
         ModelError: the model cannot be loaded.
     """
     converted = canonicalize(load_model(model))
@@ -82,7 +82,7 @@ def _compute_scales(graph: ir.Graph) -> None:
 
 
 def _round(graph: ir.Graph, node: ir.Node) -> None:
-    """Replaces the QuantizeLinear node of a master weight with an initializer: the integers that the node computes."""
+    """Replaces the QuantizeLinear node of a master weight with an initializer of the integers it computes."""
     master, scale = node.inputs[0], node.inputs[1]
     assert master is not None
     if not _is_constant(scale):
@@ -132,7 +132,7 @@ def _round_bias(model: ir.Model, layer: ir.Node) -> None:
 
 
 def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
-    """Replaces a bias that is rounded in the graph, by nodes that :func:`prepare` added, with an int32 initializer."""
+    """Replaces a float32 bias, and the nodes that :func:`prepare` added to round it, with an int32 initializer."""
     bias = integer_bias(layer)
     chain = [] if bias is None else _rounding(bias.value)
     if bias is None or not chain:
@@ -145,7 +145,7 @@ def _round_integer_bias(model: ir.Model, layer: ir.Node) -> None:
 
 
 def _rounding(value: ir.Value | None) -> list[ir.Node]:
-    """Returns the nodes that round a float32 bias to int32: Cast, Round, Clip, Div, last first; [] if none do."""
+    """Returns the nodes that round a float32 bias to int32, in the order Cast, Round, Clip, Div; [] if none do."""
     chain: list[ir.Node] = []
     for op_type in ("Cast", "Round", "Clip", "Div"):
         node = value.producer() if value is not None else None

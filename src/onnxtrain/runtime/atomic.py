@@ -1,4 +1,4 @@
-"""Replaces files, one or several together, so that a killed process leaves either the old files or the new ones.
+"""Replaces one or several files atomically: a killed process leaves either all old files or all new files.
 
 New content is written to temporary files in the same directory, which are flushed to disk. A single file is then
 renamed to its final name, which is atomic. For several files, the list of renames is first written to a journal in the
@@ -149,7 +149,11 @@ def _exclusive(directory: str) -> Iterator[None]:
 
 
 def _create_temporary(path: str) -> tuple[str, int]:
-    """Creates a locked, empty file next to `path`; returns its path and descriptor."""
+    """Creates a locked, empty temporary file in the directory of `path`.
+
+    Returns:
+        The path and the file descriptor of the temporary file.
+    """
     directory, name = os.path.split(path)
     while True:
         temporary = os.path.join(directory, f".{name}.{os.urandom(6).hex()}{_SUFFIX}")
@@ -165,7 +169,10 @@ def _create_temporary(path: str) -> tuple[str, int]:
 
 
 def _remove_leftovers(path: str, kept: Collection[str] = ()) -> None:
-    """Removes the temporary files that killed saves of `path` and its external data left behind, except `kept`."""
+    """Removes temporary files, except `kept`, that a process left behind if it was killed while saving `path`.
+
+    This includes the temporary files of the external data of `path`.
+    """
     directory, name = os.path.split(path)
     start = os.path.join(glob.escape(directory), f".{glob.escape(name)}")
     temporaries = {
@@ -239,7 +246,7 @@ def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
         The renames, as pairs of temporary and final names, and the names of the files to remove.
 
     Raises:
-        ValueError: a name is outside the journal's directory, or is not one that this package writes.
+        ValueError: a file is outside the journal's directory, or its name is not of a kind that this package writes.
     """
     content = parse_json(text)
     moves = [(temporary, name) for temporary, name in content["moves"]]

@@ -54,7 +54,7 @@ class Binding:
             self._io.bind_ortvalue_output(name, buffer.value)
 
     def _bind_results(self) -> None:
-        """Binds the results to new memory, which ONNX Runtime will allocate."""
+        """Makes ONNX Runtime allocate new memory for the results of the next run."""
         # On each run: otherwise ONNX Runtime overwrites the previous results, which the caller may still hold.
         for name in self._results:
             self._io.bind_output(name, self._device.type, self._device.index)

@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints: one safetensors file each (`docs/contracts.md`, "The checkpoint").
+"""Reads and writes checkpoints, which are safetensors files (`docs/contracts.md`, "The checkpoint").
 
 Checkpoints of onnxruntime-training can be read as well.
 """
@@ -198,7 +198,11 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
 
 
 def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
-    """Builds a store from the content of a full checkpoint; see :func:`parse_store`.
+    """Builds a store from the content of a full checkpoint, i.e. one that is not a delta.
+
+    Args:
+        metadata: the safetensors metadata of the file.
+        tensors: tensors by key, e.g. {"parameter/fc.weight": Buffer}.
 
     Raises:
         ValueError: the file is not a full checkpoint, or is damaged.

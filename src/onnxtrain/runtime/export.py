@@ -43,7 +43,7 @@ _SHOWN = 20
 
 @dataclass
 class _Tensor:
-    """An initializer, as two parts of its TensorProto.
+    """An initializer, split into two parts of its TensorProto, so that the data need not be copied.
 
     Attributes:
         fields: bytes of all fields except the data.
@@ -125,12 +125,12 @@ def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | No
 def _infer_outputs(
     model_parts: list[Bytes], graph: Graph, constants: Sequence[_Tensor], names: Sequence[str]
 ) -> dict[str, bytes]:
-    """Infers the ValueInfoProtos of outputs of a pruned graph by opening a session.
+    """Returns the ValueInfoProtos that ONNX Runtime infers for the outputs of a pruned graph, by output name.
 
     Args:
-        model_parts: fields of the ModelProto except the graph.
+        model_parts: encoded fields of the ModelProto except the graph.
         graph: the pruned graph.
-        constants: its initializers.
+        constants: initializers of the graph.
         names: names of the outputs, e.g. ["logits"].
     """
     # onnxruntime reports [] for both a scalar and an unknown rank. An additional output, the value's Shape,
@@ -167,7 +167,7 @@ def _graph_parts(
         graph: the graph from which nodes, sparse initializers and other fields are taken.
         inputs: ValueInfoProtos of the inputs by name.
         outputs: ValueInfoProtos of the outputs by name.
-        values: names of the other values whose ValueInfoProtos are kept.
+        values: names of the intermediate values whose ValueInfoProtos are kept.
     """
     parts: list[Bytes] = [node.raw for node in graph.nodes]
     parts += graph.rest
@@ -186,8 +186,8 @@ def _function_name(function: Bytes) -> tuple[str, str]:
 def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
     """Returns the encoded fields of the exported ModelProto, except its graph.
 
-    They are the eval model's, without the manifest, functions that `graph` does not call, and imports of domains that
-    are no longer used.
+    These are the fields of the eval model, except the manifest, functions that `graph` does not call, and opset imports
+    of domains that are no longer used.
 
     Args:
         model: fields of the eval model.

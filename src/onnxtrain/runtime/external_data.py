@@ -151,7 +151,7 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
 
 
 def _joined(message: Bytes, number: int) -> Bytes:
-    """Returns the payload of a non-repeated message field; if it occurs several times, the merged payload."""
+    """Returns the payload of a non-repeated field: merged if the field occurs several times, b"" if it is absent."""
     # protobuf merges repeated occurrences of a field, which is equivalent to concatenating the bytes.
     payloads = wire.messages(message, number)
     return payloads[0] if len(payloads) == 1 else b"".join(payloads)
@@ -172,13 +172,18 @@ def _graph_tensors(graph: Bytes, depth: int) -> Iterator[Bytes]:
 
 
 def _node_tensors(node: Bytes, depth: int) -> Iterator[Bytes]:
-    """Yields every TensorProto in the attributes of a node."""
+    """Yields every TensorProto in the attributes of a node; `depth` is the number of messages that enclose the node."""
     for attribute in wire.messages(node, proto.NODE_ATTRIBUTE):
         yield from _attribute_tensors(attribute, depth + 1)
 
 
 def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
-    """Yields every TensorProto of an attribute, including those in its graphs."""
+    """Yields every TensorProto of an attribute and of its subgraphs.
+
+    Args:
+        attribute: the AttributeProto.
+        depth: number of messages that enclose the attribute.
+    """
     # t and tensors, sparse_tensor and sparse_tensors, g and graphs.
     yield from (_joined(attribute, 5), *wire.messages(attribute, 10))
     for sparse in (_joined(attribute, 22), *wire.messages(attribute, 23)):
@@ -191,7 +196,7 @@ def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
 
 
 def _tensors(model: Bytes) -> Iterator[Bytes]:
-    """Yields every TensorProto of a model: initializers and attributes, including those of subgraphs and functions."""
+    """Yields every TensorProto in the initializers and attributes of a model, its subgraphs and its functions."""
     yield from _graph_tensors(_joined(model, proto.MODEL_GRAPH), 0)
     # training_info contains two graphs, initialization and algorithm, which a runtime may load.
     for training in wire.messages(model, proto.MODEL_TRAINING):
@@ -218,7 +223,7 @@ def _names_locations(path: str) -> bool:
 
 
 def _references(model: Bytes) -> Iterator[ExternalData]:
-    """Yields the location of each tensor whose data is in an external file."""
+    """Yields the location of the data for each tensor of a model whose data is in an external file."""
     for tensor in _tensors(model):
         if (data := parse_reference(tensor)) is not None:
             yield data

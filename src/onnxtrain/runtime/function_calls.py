@@ -88,7 +88,7 @@ def check_function_calls(model: str | wire.Bytes) -> None:
 
 
 def _bodies(model: wire.Bytes) -> dict[_Function, list[_Function]]:
-    """Returns, for each function of a model, the op of each of its nodes, including those in subgraphs."""
+    """Maps each function of a model to the ops of its nodes and of the nodes in its subgraphs."""
     bodies = {}
     for function in wire.messages(model, proto.MODEL_FUNCTION):
         name = (

@@ -44,7 +44,8 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
     Args:
         spec: the input.
         shape: the shape to check.
-        symbols: value of each symbolic size so far and the input that has it, e.g. {"batch": (8, "x")}; updated.
+        symbols: for each symbolic size, its value and the first input with that size, e.g. {"batch": (8, "x")}; new
+            sizes are added.
     """
     if spec.shape is None:
         return
@@ -71,7 +72,11 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
 
 
 def _class_axis(spec: InputSpec) -> str:
-    """Returns advice on choosing the class axis, for labels with a wrong shape; "" if the axis is unambiguous."""
+    """Returns advice on choosing the class axis of the loss, to append to an error about the shape of labels.
+
+    Returns "" if `spec` has no class labels, or if the logits have at most two axes, so that their class axis is
+    unambiguous.
+    """
     # The classes of a language model's logits [batch, seq, 512] are on the last axis, while ONNX and PyTorch expect
     # axis 1 by default. Labels of a wrong shape are the first symptom.
     labels = spec.class_labels

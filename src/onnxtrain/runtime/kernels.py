@@ -66,7 +66,11 @@ def kernel_library() -> str | None:
 
 @functools.cache
 def _installed() -> tuple[str | None, str]:
-    """Returns the path of the installed library and ""; if there is none, None and the reason."""
+    """Looks for an installed library of native kernels.
+
+    Returns:
+        The path of the library and an empty string, or None and the reason why there is no usable library.
+    """
     # By name: the package is optional, and type checkers need not have it.
     try:
         kernels = importlib.import_module("onnxtrain_kernels")
@@ -102,7 +106,13 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
 
 
 def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: str) -> None:
-    """Registers the library at `path` for those of `names` that the options lack. The caller holds the lock."""
+    """Registers native kernels for the functions whose kernels are not registered yet. The caller holds the lock.
+
+    Args:
+        options: the session options; modified in place.
+        names: names of the functions in the model; None to register the library's default numbers.
+        path: path of the library.
+    """
     # Only the names that the model needs: ONNX Runtime creates a schema for each, which takes about 20 microseconds.
     # Without the default names, 192 at that time, opening a small model took 2.7 ms instead of 10.6.
     kernels = importlib.import_module("onnxtrain_kernels")
@@ -142,7 +152,7 @@ def function_names(model: str | bytes) -> list[str] | None:
 
 
 def _function_names(model: wire.Bytes) -> list[str] | None:
-    """Returns the names of the functions in a model's bytes; None if it is not an ONNX model."""
+    """Returns the names of the functions in a serialized model; None if `model` is not a valid ONNX model."""
     try:
         functions = wire.messages(model, proto.MODEL_FUNCTION)
         first_names = (
@@ -155,7 +165,11 @@ def _function_names(model: wire.Bytes) -> list[str] | None:
 
 
 def _needed_numbers(names: Iterable[str]) -> dict[str, int]:
-    """Returns how many numbers each numbered name must have, e.g. {"ConvolutionGradient#_float": 3} for 0 to 2."""
+    """Returns how many numbered kernels to register for each kind of numbered function.
+
+    For example, a model that calls "ConvolutionGradient2_float" needs the numbers 0 to 2, so the result is
+    {"ConvolutionGradient#_float": 3}.
+    """
     needed: dict[str, int] = {}
     for name in names:
         match = _NUMBERED_NAME.fullmatch(name)
@@ -171,7 +185,7 @@ def _config_entry(ranges: Mapping[str, tuple[int, int]]) -> str:
 
 @functools.cache
 def _warn_of_level(wanted: str | None, path: str) -> None:
-    """Warns, once per level, if no native kernels can run, or not those of the instruction set the user requested.
+    """Warns, once per level, if native kernels cannot run, or cannot use the instruction set that the user requested.
 
     Args:
         wanted: value of `ONNXTRAIN_KERNELS_LEVEL`, e.g. "avx2"; None if it is not set.

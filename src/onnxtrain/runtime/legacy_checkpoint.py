@@ -25,7 +25,7 @@ _VERSION = 2
 
 
 class _Table:
-    """A FlatBuffer table. The methods' `index` is the position of a field in the schema, from 0.
+    """A FlatBuffer table. The methods read the field with a given index in the schema, from 0.
 
     Args:
         data: content of the whole file.
@@ -45,7 +45,7 @@ class _Table:
         return int(struct.unpack_from(layout, self._data, position)[0])
 
     def _field(self, index: int) -> int | None:
-        """Returns the position of a field in the file; None if the field is absent."""
+        """Returns the position in the file of field number `index`; None if the field is absent."""
         # The vtable begins with two sizes of two bytes each. Files of an older schema have shorter vtables; missing
         # fields have their defaults.
         slot = 4 + 2 * index
@@ -56,7 +56,18 @@ class _Table:
         return position + self._unpack("<I", position)
 
     def _vector(self, index: int, itemsize: int) -> tuple[int, int]:
-        """Returns the position of a vector's first element and the number of elements; (0, 0) if it is absent."""
+        """Locates a vector field.
+
+        Args:
+            index: index of the field in the schema.
+            itemsize: size of an element, in bytes.
+
+        Returns:
+            The position of the first element in the file, and the number of elements; (0, 0) if the field is absent.
+
+        Raises:
+            ValueError: the vector extends beyond the end of the file.
+        """
         position = self._field(index)
         if position is None:
             return 0, 0
@@ -97,7 +108,18 @@ class _Table:
 
 
 def _tensor(table: _Table, nominal: bool) -> tuple[str, Buffer]:
-    """Reads `Tensor{name, doc_string, dims, data_type, raw_data, string_data}`; returns its name and content."""
+    """Reads a tensor from a table `Tensor{name, doc_string, dims, data_type, raw_data, string_data}`.
+
+    Args:
+        table: the table.
+        nominal: True if the file has no data for the tensor, so that the returned buffer is undefined.
+
+    Returns:
+        The name and the content of the tensor.
+
+    Raises:
+        ValueError: the element type is not supported, or the shape does not match the data.
+    """
     name, dims, code, raw = table.text(0), table.int64s(2), table.integer(3, "<i"), table.blob(4)
     dtype = dtypes.BY_ONNX.get(code)
     if dtype is None:
@@ -113,7 +135,12 @@ def _tensor(table: _Table, nominal: bool) -> tuple[str, Buffer]:
 
 
 def _read_optimizer(group: _Table, store: Store) -> None:
-    """Reads `OptimizerGroup{group_name, step, initial_learning_rate, optimizer_states}` into `store`."""
+    """Adds the optimizer state in a table of a checkpoint to `store`.
+
+    Args:
+        group: table `OptimizerGroup{group_name, step, initial_learning_rate, optimizer_states}`.
+        store: modified in place.
+    """
     # The format does not include the current learning rate; the initial one is the closest.
     rate = group.real(2)
     store.optimizer = OptimizerProgress(group.integer(1, "<q"), rate, rate)
@@ -129,7 +156,12 @@ def _read_optimizer(group: _Table, store: Store) -> None:
 
 
 def _read_properties(bag: _Table, store: Store) -> None:
-    """Reads `PropertyBag{ints, floats, strings}` of `{name, value}` tables into `store`."""
+    """Adds the properties in a table of a checkpoint to `store`.
+
+    Args:
+        bag: table `PropertyBag{ints, floats, strings}`, whose fields are vectors of tables `{name, value}`.
+        store: modified in place.
+    """
     for entry in bag.tables(0):
         store.properties[entry.text(0)] = entry.integer(1, "<q")
     for entry in bag.tables(1):
@@ -139,7 +171,7 @@ def _read_properties(bag: _Table, store: Store) -> None:
 
 
 def _read(data: bytes) -> Store:
-    """Reads a file with the root table `Checkpoint{version, module_state, optimizer_groups, property_bag}`."""
+    """Reads a file whose root table is `Checkpoint{version, module_state, optimizer_groups, property_bag}`."""
     root = _Table(data, struct.unpack_from("<I", data)[0])
     version = root.integer(0, "<i")
     if version != _VERSION:

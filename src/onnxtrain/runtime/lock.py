@@ -1,4 +1,4 @@
-"""Synchronizes threads of a process: the lock of a checkpoint state, and the owner of its gradients."""
+"""Synchronizes the threads of a process that use the same checkpoint state and its gradients."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class GradientOwner:
         self._used = True
 
     def _held_outside(self) -> bool:
-        """True if this thread held the lock when it called the current method of Module or Optimizer."""
+        """True if this thread already held the lock when it called the current method of Module or Optimizer."""
         # The method itself holds it once.
         return self._lock.depth > 1
 

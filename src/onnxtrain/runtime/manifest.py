@@ -1,4 +1,4 @@
-"""Parses manifests: the inputs and outputs of the models of a run (`docs/contracts.md`, "The manifest")."""
+"""Parses manifests, which list the inputs and outputs of a run's models (`docs/contracts.md`, "The manifest")."""
 
 from __future__ import annotations
 
@@ -144,10 +144,10 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
 
 
 def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) -> LossMean | None:
-    """Parses the entry of the loss's denominator; returns None for None, i.e. if the loss is a sum.
+    """Parses the manifest entry of a mean loss's denominator; returns None for a sum, which has no denominator.
 
     Args:
-        entry: the entry.
+        entry: the entry; None if the loss is not a mean.
         arguments: inputs and targets of the training model.
     """
     if entry is None:
@@ -188,7 +188,7 @@ def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
 
 
 def _host_input(entry: Mapping[str, Any]) -> HostInput:
-    """Parses the entry of an input that the host fills."""
+    """Parses the entry of a model input whose elements the host provides: seed, step or run number."""
     name, holds = _text(entry, "name"), tuple(list_of_texts(entry["holds"], "the numbers of a host input"))
     unknown = sorted({*holds} - {*HOST_VALUES})
     if unknown or entry["dtype"] != "int64" or entry["shape"] != [len(holds)]:

@@ -88,8 +88,8 @@ class LossMean:
     def _weighted(self, named: Mapping[str, Array], weights: Array) -> float:
         """Returns the denominator of a loss with sample weights: the total weight of the samples or of their labels.
 
-        By default, the sum of the sample weights. If `ignore_index` or `weight` is set for a mean over labels, the sum
-        over all non-ignored labels of the sample's weight times the class weight.
+        The default denominator is the sum of the sample weights. For a mean over labels with `ignore_index` or
+        `weight`, each non-ignored label adds its sample's weight times its class weight.
 
         Args:
             named: the batch's inputs and targets by name.

@@ -93,7 +93,11 @@ def check_adapters(in_model: object, in_checkpoint: object, source: str) -> None
 
 
 def _base_and_scaling(text: str) -> tuple[object, object]:
-    """Parses a JSON description of adapters; returns the base model's fingerprint and the settings of the scaling."""
+    """Parses a JSON description of LoRA adapters.
+
+    Returns:
+        The fingerprint of the base model, and the settings that determine the adapters' scaling.
+    """
     description = parse_json(text)
     config = description["config"]
     return description["base"], {key: config[key] for key in ("lora_alpha", "use_rslora", "alpha_pattern")}

@@ -204,7 +204,11 @@ class Module(NotCopyable):
         return {**self._store.parameters, **self._store.statistics}
 
     def _bind_training(self, gradients: dict[str, Buffer]) -> Binding:
-        """Binds the training session to the store's buffers, and its dense gradients to `gradients` (by parameter)."""
+        """Binds the inputs and outputs of the training session to the store's buffers and to gradient buffers.
+
+        Args:
+            gradients: buffers for the dense gradients, by parameter name.
+        """
         outputs = {spec.gradient or "": gradients[spec.name] for spec in self._dense}
         # Not bound to the inputs' buffers: the graph may still read the old statistics after writing the new ones.
         outputs |= {spec.output: self._new_statistics[spec.name] for spec in self._manifest.statistics}
@@ -321,7 +325,14 @@ class Module(NotCopyable):
         return results[:count]
 
     def _run_training(self, binding: Binding, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:
-        """Runs the training model with random numbers that depend on seed, step and run."""
+        """Runs the training model and returns its results.
+
+        Random numbers depend on the seed, the number of optimizer steps, and the number of runs since the last step.
+
+        Args:
+            binding: binding of the session to the buffers for this run.
+            values: one array or OrtValue per argument.
+        """
         progress = self._store.optimizer
         numbers = {
             "seed": self._seed,
@@ -335,12 +346,12 @@ class Module(NotCopyable):
             return binding.run(values)
 
     def train(self, mode: bool = True) -> Module:
-        """Switches to training steps, or to evaluation steps if `mode` is False; returns the module."""
+        """Puts the module in training mode, or in evaluation mode if `mode` is False, and returns it."""
         self.training = mode
         return self
 
     def eval(self) -> Module:
-        """Switches to evaluation steps; returns the module."""
+        """Puts the module in evaluation mode and returns it."""
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:

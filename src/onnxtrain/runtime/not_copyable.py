@@ -17,10 +17,10 @@ class NotCopyable:
         "load it with CheckpointState.load_checkpoint(path), and create a new Module and Optimizer from "
         "it."
     )
-    """Advice at the end of the message."""
+    """Advice at the end of the error message."""
 
     _shown_as: ClassVar[str] = ""
-    """Name in the message; default: the class name."""
+    """Name of the object in the error message; "" for its class name."""
 
     # Called by `copy.copy`, `copy.deepcopy` and `pickle`, unless a subclass has its own.
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Parses the protobuf message of an ONNX graph, and removes the nodes that some outputs do not need."""
+"""Parses the protobuf message of an ONNX graph, and removes the nodes that the chosen outputs do not depend on."""
 
 from __future__ import annotations
 

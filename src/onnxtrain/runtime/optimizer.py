@@ -243,7 +243,7 @@ def _prepare_moments(
     Args:
         store: the store; modified in place.
         spec: the optimizer.
-        wanted: the dtype and shape for each moment and parameter; see :func:`_wanted`.
+        wanted: the dtype and shape for each moment and parameter, e.g. {"momentum0": {"fc.weight": (float32, (3, 4))}}.
         source: the optimizer model, for error messages.
 
     Raises:

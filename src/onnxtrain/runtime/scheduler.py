@@ -12,7 +12,7 @@ from onnxtrain.runtime.optimizer import Optimizer, check_learning_rate
 class LinearLRScheduler(NotCopyable):
     """Increases the learning rate linearly from 0 to `initial_lr`, then decreases it linearly to 0.
 
-    With t the number of optimizer steps taken::
+    After t optimizer steps, the learning rate is::
 
         t < warmup_step_count:   initial_lr * t / warmup_step_count
         t < total_step_count:    initial_lr * (total_step_count - t) / (total_step_count - warmup_step_count)
@@ -20,7 +20,7 @@ class LinearLRScheduler(NotCopyable):
 
     The constructor sets the rate for the current t, so the first optimizer step of a new run uses the rate for t = 0.
     Call :meth:`step` after each `optimizer.step()` to set the next rate. The optimizer's step count t is saved with its
-    state, so a scheduler with the same arguments continues where a resumed run stopped.
+    state, so in a run resumed from a checkpoint, a scheduler with the same arguments continues the schedule.
 
     Args:
         optimizer: the optimizer whose learning rate is set.

@@ -122,7 +122,7 @@ class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime
 
 
 def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Creates a session. If one of onnxruntime's graph optimizers breaks the model, tries again without it."""
+    """Creates a session. If a graph optimizer of onnxruntime breaks the model, tries again without that optimizer."""
     # The kernels are for the CPU.
     if device.type == "cpu":
         register_kernels(options, function_names(model))
@@ -152,7 +152,7 @@ def rest_threads(session: ort.InferenceSession) -> None:
 
 
 def _reason(error: Exception, device: Device) -> str:
-    """Returns an explanation why onnxruntime rejects a model, and advice, from onnxruntime's exception."""
+    """Converts onnxruntime's exception for a rejected model to an explanation and advice."""
     # Otherwise a model that is too new would be reported as a corrupt file.
     for kind, pattern in _NEWER_MODEL:
         if match := pattern.search(str(error)):
@@ -197,7 +197,7 @@ def open_training_session(
 
 @contextlib.contextmanager
 def _texts_of(source: str) -> Iterator[None]:
-    """Context manager that converts a UnicodeDecodeError, for a name that is not UTF-8, to ModelLoadError."""
+    """Context manager that raises ModelLoadError if a name in the model is not UTF-8; `source` describes the model."""
     # onnxruntime loads models with such names, but its Python binding fails to return them.
     try:
         yield

@@ -297,11 +297,11 @@ class CheckpointState(NotCopyable):
             parameters: all parameters by name, in graph order. bfloat16 arrays of `ml_dtypes` are accepted.
             trainable: names of the trainable parameters, e.g. ["fc.weight"].
             statistics: BatchNorm running statistics by name.
-            copy: False to use C-contiguous arrays as the state's own memory.
+            copy: False to use C-contiguous arrays without copying them, so that the state shares their memory.
 
         Raises:
-            InputError: a dtype is not supported, a name is both parameter and statistic, or a trainable name is
-                unknown.
+            InputError: an array is not a numpy array, is masked or has an unsupported dtype; a name is in both
+                `parameters` and `statistics`; or a trainable name is not in `parameters`.
         """
         statistics = statistics or {}
         unknown = sorted(set(trainable) - set(parameters))

@@ -1,7 +1,7 @@
 """Reads and writes safetensors files.
 
-They are written with plain file operations, so that no tensor is copied. Before a file is read, the safetensors package
-verifies it.
+Files are written with plain file operations, so that no tensor is copied. Before a file is read, the safetensors
+package verifies it.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _number(node: ir.Node, name: str) -> float:
 
 
 def _scalar(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
-    """Reshapes a number of shape [] or [1] to a scalar, in the dtype of `like`."""
+    """Reshapes a value of shape [] or [1] to a scalar and casts it to the dtype of `like`."""
     result = op.Reshape(value, op.const([]))
     return result if result.dtype == like.dtype else op.Cast(result, to=like.dtype)
 
@@ -257,13 +257,13 @@ def _target(node: ir.Node) -> str:
 
 
 def _sources(node: ir.Node) -> tuple[list[str], list[str]]:
-    """Returns the tensor names in the attributes `xs` and `zs` of a Gradient."""
+    """Returns the tensor names in the attributes `xs` and `zs` of a Gradient node."""
     xs, zs = node.attributes.get_strings("xs", ()), node.attributes.get_strings("zs", ())
     return list(xs), list(zs)
 
 
 def _nodes_between(model: ir.Model, node: ir.Node) -> list[ir.Node]:
-    """Returns the nodes that compute `y` of a Gradient from the tensors named in `xs` and `zs`, in graph order."""
+    """Returns the nodes that compute `y` of a Gradient node from the tensors named in `xs` and `zs`, in graph order."""
     xs, zs = _sources(node)
     (target,) = differentiable_values(model.graph, [_target(node)], "y")
     values = values_by_name(model.graph)
@@ -316,10 +316,10 @@ def _names(node: ir.Node) -> list[str]:
 
 
 def _copy_between(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
-    """Copies the nodes that compute `y` of a Gradient; the copies read the Gradient's inputs instead of `xs` and `zs`.
+    """Copies the subgraph from `xs` and `zs` to `y` of a Gradient node, and feeds it the node's inputs instead.
 
     Returns:
-        The names of the copies of `y` and `xs`.
+        The name of `y` in the copy, and the names of the values that replace `xs`.
     """
     op = Emitter(model.graph, functions=model.functions)
     op.scope = f"{node.name or node.op_type}/"

@@ -25,7 +25,7 @@ Encode = Literal["one-hot", "ordinal"]
 """Encoding of categories: one 0/1 input per category, or a single input with the category's index."""
 
 Unknown = Literal["error", "ignore", "own"]
-"""Treatment of categories that are not in the training data: an error, zeros, or a category of their own."""
+"""Treatment of categories that are not in the training data: an error, zeros, or one extra category for all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class NumberColumn(Column):
         """Fits the encoding to a column.
 
         Args:
-            values: column of the whole table.
+            values: the column's values in all rows of the table.
             rows: bool [rows]; True for the rows from which statistics are computed.
             rule: rule that fills missing values; None if missing values are an error.
             scale: True to scale to mean 0 and standard deviation 1.
@@ -134,7 +134,7 @@ class NumberColumn(Column):
 
     @property
     def description(self) -> str:
-        """Human-readable description: "number", with mean and deviation if it is scaled."""
+        """Human-readable description, e.g. "number"; with mean and standard deviation if the column is scaled."""
         if (self.mean, self.deviation) == (0.0, 1.0):
             return "number"
         return f"number, standardised: mean {self.mean:.5g}, deviation {self.deviation:.5g}"
@@ -179,7 +179,7 @@ class NumberColumn(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryColumn(Column):
-    """A column of categories, each encoded as one row of :attr:`codes`.
+    """A column of categories; each value is encoded as a row of :attr:`codes`.
 
     Attributes:
         categories: the categories, indexed by category number, e.g. ["female", "male"].
@@ -199,7 +199,7 @@ class CategoryColumn(Column):
         """Fits the encoding to a column.
 
         Args:
-            values: column of the whole table.
+            values: the column's values in all rows of the table.
             rows: bool [rows]; True for the rows from which the rule computes the most frequent category.
             rule: rule that fills missing values; None if missing values are an error.
             how: "one-hot" or "ordinal".
@@ -289,7 +289,7 @@ class CategoryColumn(Column):
 
 
 COLUMN_TYPES = {kind.__name__: kind for kind in (NumberColumn, CategoryColumn)}
-"""Classes of columns by name."""
+"""Column classes by class name."""
 
 
 def column_from_dict(content: dict[str, Any]) -> Column:

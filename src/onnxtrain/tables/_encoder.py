@@ -390,7 +390,16 @@ class TableEncoder:
         return CategoryColumn.fit(values, counted, rule, how=self.encode, unknown=self.unknown_category)
 
     def _target_column(self, table: Table, name: str, *, classes: bool) -> Array:
-        """Returns a target column, float64 [rows]; class numbers if `classes` is set and the target has class names."""
+        """Returns a target column, float64 [rows].
+
+        Args:
+            table: table with the column.
+            name: name of the column.
+            classes: True to convert class names to class numbers, if the target has class names.
+
+        Raises:
+            InputError: a value is missing, not a number, or not a known class.
+        """
         values = self._values(table, name)
         # A target is not filled: the model would learn the fill.
         if values.missing.any():
@@ -420,7 +429,7 @@ class TableEncoder:
 
 
 def _require_known_classes(values: Values, classes: Sequence[str]) -> None:
-    """Raises InputError for a class that is not in the fitted table."""
+    """Raises InputError if a target column contains a class that is not in `classes`."""
     texts, known = values.texts(), set(classes)
     rows = [row for row, text in enumerate(texts) if text not in known]
     if rows:
@@ -453,7 +462,7 @@ def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) 
 
 
 def _as_input(block: Array, spec: InputSpec) -> Array:
-    """Converts encoded columns to the rank of a model input, and to int64 if the input and all values are integer."""
+    """Converts encoded columns to the rank of a model input, and whole numbers to int64 for an integer input."""
     if spec.shape is not None and len(spec.shape) == 1 and block.shape[1] == 1:
         block = block[:, 0]
     # Fractions stay floats: the trainer has a better message for them.

@@ -94,7 +94,7 @@ def attach_classes(
         graph: graph of the network, changed in place. If an input or output already has one of the new names, the
             new output is left out.
         logits: name of the output with the logits.
-        activation: function that turns logits into probabilities; None: `probability` is not appended.
+        activation: function that turns logits into probabilities; None to append no output `probability`.
         classes: class names, indexed by class number; None for class numbers.
         columns: names of the input columns; if one is "probability" or "class", "predicted_" is prepended to the name
             of the output.

@@ -13,7 +13,7 @@ from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 
 OTHERS = "*"
-"""Key of the rule for all columns that have no rule themselves."""
+"""Key of the rule for all columns that are not listed by name."""
 
 _STATISTICS = ("mean", "median", "most_frequent")
 _VALUE = "value="

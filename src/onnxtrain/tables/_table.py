@@ -261,7 +261,7 @@ class Reader(NamedTuple):
 
     Attributes:
         read: function `(pandas, path)` that returns a `DataFrame`; its exceptions are converted to InputError.
-        typed: see :class:`Table`.
+        typed: True if the format distinguishes numbers from strings.
     """
 
     read: Callable[[Any, Path], Any]
@@ -269,14 +269,23 @@ class Reader(NamedTuple):
 
 
 READERS = {".csv": Reader(_read_csv, typed=False), ".parquet": Reader(_read_parquet, typed=True)}
-"""Readers by suffix."""
+"""Readers by file suffix."""
 
 TABLE_SUFFIXES = tuple(READERS)
 """Suffixes of the files that :func:`read_table` reads."""
 
 
 def _spelled_as(texts: Collection[str], raw: Array, missing: Array) -> Array:
-    """Returns a mask of the values in `raw` that equal a number in `texts`: "-999" matches -999 and "-999.0"."""
+    """Finds the values in a column that equal a number in `texts`: "-999" matches -999 and "-999.0".
+
+    Args:
+        texts: strings to look for; strings that are not numbers are ignored.
+        raw: values of the column, object [rows].
+        missing: bool [rows]; True for missing values, which match nothing.
+
+    Returns:
+        True for each match, bool [rows].
+    """
     numbers = {canonical_spelling(text) for text in texts if spells_number(text)}
     found = np.zeros(len(raw), bool)
     if numbers:
@@ -290,6 +299,10 @@ def _parse_numbers(raw: Array, missing: Array) -> tuple[Array, Array]:
     "inf" is a number; the encoding rejects it later, with an error that names its row. "nan" is a string unless it is
     declared as missing. Booleans are numbers only if the column contains nothing else: "true" may be one of several
     categories.
+
+    Args:
+        raw: values of the column, object [rows].
+        missing: bool [rows]; True for missing values, which are not parsed.
 
     Returns:
         The numbers, float64 [rows] with NaN for other values, and a mask of the rows that contain a number.

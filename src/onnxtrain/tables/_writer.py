@@ -27,7 +27,7 @@ class ColumnWriter:
         self.missing = missing
 
     def look_up(self, x: ir.Value, numbers: Mapping[str, int], default: int) -> ir.Value:
-        """Maps each string in `x` to its number, int64 [rows]; strings that are not in `numbers` map to `default`."""
+        """Writes a node that maps each string in `x` to its number in `numbers` or to `default`, int64 [rows]."""
         self.op.graph.opset_imports.setdefault(_ML, _ML_VERSION)
         node = ir.node(
             "LabelEncoder",
@@ -47,7 +47,7 @@ class ColumnWriter:
         return index
 
     def pick_rows(self, rows: np.ndarray, index: ir.Value, message: str) -> ir.Value:
-        """Writes the lookup `rows[index]`, double. If an index is out of range, running the model fails with `message`.
+        """Writes a node that computes `rows[index]`, double. For an index out of range, the model fails with `message`.
 
         ONNX has no op that raises an error. Gather does so for an index out of range, and ONNX Runtime's error quotes
         the name of the node, which is the message.

@@ -61,7 +61,7 @@ def write_model_card(
 def _front_matter(
     title: str, license: str | None, tags: Sequence[str], results: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
-    """Returns the YAML metadata that the Hugging Face Hub reads."""
+    """Returns the lines of the YAML metadata at the top of the card, which the Hugging Face Hub reads."""
     # JSON is valid YAML, and quotes any title correctly.
     entries: dict[str, Any] = {"library_name": "onnx", "tags": ["onnx", "onnxtrain", *tags]}
     if license is not None:
@@ -87,7 +87,7 @@ def _front_matter(
 
 
 def _text(text: object) -> str:
-    """Escapes Markdown in a text, because e.g. names of inputs may contain any characters."""
+    """Escapes Markdown in a text, e.g. in an input's name, which may contain any characters."""
     return _MARKDOWN.sub(r"\\\g<0>", printable(text))
 
 
@@ -105,7 +105,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]
 
 
 def _of_model(state: TrainingState, model: str) -> list[str]:
-    """Returns the section about inputs, outputs, number of parameters, and how to run the file."""
+    """Returns the lines of the section about the model: inputs, outputs, number of parameters, and how to run it."""
     manifest, outputs, store = state.run.manifest, state.run.predicted, state.run.store
     rows = [(spec.name, spec.dtype.name, _shape(spec.shape)) for spec in manifest.inputs]
     sizes = {name: math.prod(store.parameters[name].shape) for name in store.parameters}
@@ -137,7 +137,7 @@ def _shape(shape: Sequence[object] | None) -> str:
 
 
 def _of_training(state: TrainingState) -> list[str]:
-    """Returns the section about training: size of the data, optimizer steps and options."""
+    """Returns the lines of the section about training: size of the data, optimizer steps and options."""
     plan = state.position.plan
     rows: list[tuple[str, object]] = []
     if plan is not None:
@@ -157,7 +157,7 @@ def _of_training(state: TrainingState) -> list[str]:
 
 
 def _of_results(state: TrainingState, results: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Returns the section about results on the evaluated datasets and in the last epoch."""
+    """Returns the lines of the section about results: on the evaluated datasets and in the last epoch."""
     lines = ["## Results", ""]
     for name, values in results.items():
         lines += [

@@ -888,7 +888,7 @@ class Callback:
         return False
 
     def _sets_parameters_at_end(self) -> str | None:
-        """Returns a name for error messages if the callback sets the parameters at the end of a fit, otherwise None."""
+        """Returns the callback's name for error messages if it sets the parameters after a fit, otherwise None."""
         return None
 
 

@@ -204,7 +204,7 @@ class _Writer:
         return self._again[value]
 
     def _delayed(self, value: ir.Value, signal: ir.Value) -> ir.Value:
-        """Returns the value, delayed so that nothing is recomputed from it before `signal` is computed."""
+        """Returns a copy of `value` that depends on `signal`: ops that read the copy run after `signal` is computed."""
         # ONNX Runtime runs a node as soon as its inputs are computed. Without the dependency, recomputed values would
         # be in memory as long as kept values.
         result = self._op.reshape_after(value, self._op.shape_of(value), signal)

@@ -96,7 +96,14 @@ class RowRead:
         return len(_dims(self.source))
 
     def _to_front(self, op: Emitter, ct: ir.Value, width: int) -> ir.Value:
-        """Flattens the `width` index axes of a cotangent, which begin at `axis`, into a leading axis of size count."""
+        """Moves the index axes of a cotangent to the front and flattens them into one axis, [rows, ...].
+
+        Args:
+            op: emitter of the loop's body.
+            ct: cotangent of :attr:`output`.
+            width: number of index axes, which start at :attr:`axis`: the rank of a Gather's indices; 1 for a Slice. If
+                0, an axis of size 1 is added.
+        """
         kept = [axis for axis in range(self._rank) if axis != self.axis]
         dims = [_dims(self.source)[axis] for axis in kept]
         if not width:
@@ -111,7 +118,7 @@ class RowRead:
         return _rows(op, ct, self.count, op.shape_of(self.source), kept, dims)
 
     def _stack_of_slice(self, op: Emitter, ct: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Does the work of :meth:`stack` for a Slice. Rows past the end get the size of the axis as their index."""
+        """Implements :meth:`stack` for a Slice. The index of rows past the end is the size of the axis."""
         start, end = op.Reshape(self.node.inputs[1], [1]), op.dim(self.source, self.axis)
         start = op.Cast(start, to=ir.DataType.INT64)
         start = op.Where(op.Less(start, 0), op.Add(start, end), start)
@@ -132,8 +139,8 @@ class RowRead:
 def row_reads(op: Emitter, nodes: Iterable[ir.Node], sources: Collection[ir.Value]) -> list[RowRead]:
     """Returns the nodes of a loop body that read rows of outer tensors at computed positions.
 
-    Skips a tensor if an iteration reads more than a quarter of it: stacking its rows would need too much memory for the
-    time that it saves.
+    Skips nodes that read more than a quarter of a tensor: stacking the rows would need too much memory for the time
+    that it saves.
 
     Args:
         op: emitter of the loop's body.
@@ -172,7 +179,8 @@ def _read(op: Emitter, node: ir.Node) -> RowRead | None:
 def _is_small(read: RowRead) -> bool:
     """True if a node reads only a small part of the source.
 
-    This is a single row, at most a quarter of the rows, or a few rows if their number in the source is unknown.
+    A small part is one row, at most a quarter of the rows, or at most `_MOST_OF_UNKNOWN` rows of a source with an
+    unknown number of rows.
     """
     sizes = (static_dims(read.source) or ())[read.axis : read.axis + read.depth]
     if read.count == 1:

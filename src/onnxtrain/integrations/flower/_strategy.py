@@ -27,11 +27,11 @@ _REASON_LENGTH = 500
 
 @dataclass(frozen=True)
 class RefusedUpdate:
-    """A rejected reply of a client.
+    """A client's reply that :class:`CheckedStrategy` rejected.
 
     Attributes:
         round: number of the round, from 1.
-        node: Flower's id of the client.
+        node: the client's node id in Flower.
         stage: "train" or "evaluate".
         reason: why it was rejected, e.g. "'fc.weight' holds NaN or infinity in 3 of 640 elements".
     """

@@ -21,10 +21,10 @@ _CAPTURE_SECONDS = 0.2
 _CAPTURE_SECONDS_PER_NODE = 4e-3
 _CALL_SECONDS_PER_NODE = 15e-6
 _FLOPS_PER_SECOND = 2e10
-"""Floating-point operations of the forward pass, per second of the forward and backward pass together."""
+"""Assumed number of FLOPs of a forward pass, divided by the time of the forward and backward pass in seconds."""
 
 _SAVED = 0.5
-"""The estimated share of PyTorch's time that ONNX Runtime saves."""
+"""The estimated fraction of PyTorch's time that ONNX Runtime saves."""
 
 
 class BreakEven:
@@ -44,7 +44,11 @@ class BreakEven:
         self._thread = threading.local()
 
     def add(self, graph: fx.GraphModule) -> None:
-        """Adds a compiled graph, a functional ATen graph, to the estimated costs of a capture and of a call."""
+        """Adds the costs of a compiled graph to the estimated times of a capture and of a call.
+
+        Args:
+            graph: the functional ATen graph that was compiled.
+        """
         calls = [node for node in graph.graph.nodes if node.op == "call_function"]
         self._capture += _CAPTURE_SECONDS + len(calls) * _CAPTURE_SECONDS_PER_NODE
         self._call += len(calls) * _CALL_SECONDS_PER_NODE + sum(map(_flops, calls)) / _FLOPS_PER_SECOND
@@ -68,7 +72,7 @@ class BreakEven:
 
 
 def _flops(node: fx.Node) -> int:
-    """Returns the number of floating-point operations of a matrix product, convolution or attention, else 0."""
+    """Returns the number of FLOPs of a node; 0 except for matrix products, convolutions and attention."""
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return 0
@@ -79,5 +83,5 @@ def _flops(node: fx.Node) -> int:
 
 
 def _sizes(tensor: torch.Tensor) -> list[int]:
-    """Returns the sizes of a tensor in the captured call; 1 for data-dependent sizes."""
+    """Returns the sizes that a tensor has in the captured call, with 1 in place of data-dependent sizes."""
     return [size if (size := hint_of(symbol)) is not None else 1 for symbol in tensor.shape]

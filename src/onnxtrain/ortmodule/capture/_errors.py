@@ -18,7 +18,7 @@ class RefusedByPyTorch(ShortenTraceback):
 
 
 class SymbolicBatchRefused(ShortenTraceback):
-    """A graph cannot run in ONNX Runtime with a symbolic batch size, but may with a fixed batch size."""
+    """A graph cannot run in ONNX Runtime with a symbolic batch size, but may run with a fixed batch size."""
 
     def __init__(self) -> None:
         super().__init__("the batch size must be a number", first_useful_frame=None)

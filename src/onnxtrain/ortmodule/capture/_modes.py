@@ -68,7 +68,7 @@ def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def leaving_modes(graph_module: fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `run` to set the modes that the captured graph leaves changed, after each call.
+    """Wraps `run`, so that each call sets the modes that the captured graph leaves changed.
 
     A graph that calls e.g. `torch.set_grad_enabled` or `torch.set_default_dtype` without undoing it changes the mode of
     the caller, but ONNX Runtime skips these calls. Must be called in the gradient mode in which the graph begins.
@@ -110,7 +110,7 @@ def _sets_mode(node: fx.Node) -> bool:
 
 @contextlib.contextmanager
 def settings_restored_on_error() -> Iterator[None]:
-    """Restores the modes of :data:`_SETTINGS` if the block raises."""
+    """Context manager that restores the modes in :data:`_SETTINGS` if its block raises."""
     before = [get() for get, _ in _SETTINGS]
     try:
         yield
@@ -131,7 +131,15 @@ def _nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
 def _entered(
     traceback: TracebackType | None, leave: dict[str, Callable[[Any], object]]
 ) -> list[tuple[str, Any]]:
-    """Returns (name, result) of the nodes whose mode the graph had not left when it raised, last node first."""
+    """Finds the modes that a graph had entered, but not left, when it raised.
+
+    Args:
+        traceback: the traceback of the exception.
+        leave: maps the name of each node that enters a mode to the function that leaves the mode.
+
+    Returns:
+        The name and the result of each node that entered such a mode, last node first.
+    """
     found = []
     while traceback is not None and leave:
         frame = traceback.tb_frame

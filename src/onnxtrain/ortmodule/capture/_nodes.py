@@ -74,7 +74,7 @@ def has_float_input(value: Any) -> bool:
 
 
 def hint_of(size: int | torch.SymInt) -> int:
-    """Returns a size in the captured call, without adding a guard; None if the size is data-dependent."""
+    """Returns the value of a size in the captured call, without adding a guard; None if the size is data-dependent."""
     number: int = size.node.hint if isinstance(size, torch.SymInt) else size
     return number
 
@@ -85,7 +85,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def plain_tensors_in(value: Any) -> list[torch.Tensor]:
-    """Returns the plain tensors in a nested value; see :func:`is_plain`."""
+    """Returns the tensors in a nested value, without sparse tensors and tensors inside `torch.vmap`."""
     return [tensor for tensor in tensors_in(value) if is_plain(tensor)]
 
 
@@ -187,7 +187,7 @@ def argument_name(node: fx.Node) -> str:
 
 
 def ignoring_new_symbols(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
-    """Allows operators with data-dependent result sizes to run on fake tensors outside a trace."""
+    """Context manager that lets operators with data-dependent result sizes run on fake tensors outside a trace."""
     # In a trace PyTorch (2.13) expects each new unbacked symbol in the next result, and raises if it is missing.
     shapes = getattr(fake_mode, "shape_env", None)
     return contextlib.nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()

@@ -18,7 +18,11 @@ from onnxtrain.ortmodule.capture.autograd._gradients import flow_of
 from onnxtrain.ortmodule.capture.autograd._refused_gradients import refuse_missing_gradients
 from onnxtrain.ortmodule.capture.autograd._saved import saved_arguments
 from onnxtrain.ortmodule.capture.graph._aliases import Views, split_views
-from onnxtrain.ortmodule.capture.graph._data_setting import refuse_set_data, refuse_written_attributes
+from onnxtrain.ortmodule.capture.graph._data_setting import (
+    is_reassigned,
+    refuse_set_data,
+    refuse_written_attributes,
+)
 from onnxtrain.ortmodule.capture.graph._layout import Layout, layout_of
 from onnxtrain.ortmodule.capture.graph._overlaps import Overlaps
 
@@ -30,9 +34,10 @@ class GraphInput:
     Attributes:
         name: the `state_dict` key of a parameter or buffer, e.g. "0.weight", or the name of an argument, e.g. "x".
         requires_grad: True if it requires a gradient.
-        written_with_grad: True if the graph's write gives the input a `grad_fn`, e.g. `x.mul_(weight)`. Meaningful only
-            for inputs that the graph writes to.
+        written_with_grad: True if the graph's in-place write sets the input's `grad_fn`, e.g. `x.mul_(weight)`.
+            Meaningful only for inputs that the graph writes to.
         counts_writes: True if the graph's writes increment the input's version counter. Writes through `.data` do not.
+        reassigned: True if the input gets the memory of its new value, as by `x.data = value`.
         zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from the value
             written to this input. Inputs whose zero gradient follows from the graph itself are left out.
         saves: indices of the inputs that eager PyTorch saves for the gradient of the value written to this input, or
@@ -43,6 +48,7 @@ class GraphInput:
     requires_grad: bool = False
     written_with_grad: bool = False
     counts_writes: bool = False
+    reassigned: bool = False
     zero_grads: frozenset[int] = frozenset()
     saves: frozenset[int] | None = None
 
@@ -118,6 +124,7 @@ def describe(graph_module: fx.GraphModule, device: torch.device) -> tuple[GraphS
             requires_grad=isinstance(value, torch.Tensor) and value.requires_grad,
             written_with_grad=has_history[index] and index not in flow.kept,
             counts_writes=index in overlaps.noticed,
+            reassigned=is_reassigned(node),
             zero_grads=flow.written_links.get(index, frozenset()),
             saves=None if saved is None else saved.written[index],
         )

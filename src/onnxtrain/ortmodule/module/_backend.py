@@ -17,14 +17,14 @@ from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 def compile_backend(
     graph_module: fx.GraphModule, example_inputs: list[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compiles a graph that Dynamo has captured, to run it in ONNX Runtime.
+    """Compiles a graph captured by Dynamo into a callable that runs it in ONNX Runtime.
 
     `torch.compile(..., backend="onnxtrain")` finds this function through the entry point `torch_dynamo_backends`.
     Forward and backward run as in an `ORTModule`. Capture, recompilation and the choice of constant arguments follow
     `torch.compile` and `torch._dynamo.config`, not ORTModule's settings.
 
     Args:
-        graph_module: the graph.
+        graph_module: the captured graph.
         example_inputs: arguments of the captured call.
         options: the `options` of `torch.compile`: arguments of :class:`~onnxtrain.ortmodule.DebugOptions` by name, and
             `report`, a :class:`~onnxtrain.ortmodule.Report` to which a record of each graph is added.
@@ -36,6 +36,7 @@ def compile_backend(
         TypeError: an option is unknown or has the wrong type.
         ORTModuleInitException: the installed onnxruntime is older than 1.30.
         ORTModuleFallbackException: the graph cannot run in ONNX Runtime, and the policy forbids PyTorch.
+        ValueError: an option has an invalid value; see :class:`~onnxtrain.ortmodule.DebugOptions`.
 
     Example:
         >>> import torch

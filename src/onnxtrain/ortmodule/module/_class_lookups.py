@@ -61,7 +61,7 @@ class _Forwarding(type):
 
 
 def user_class(cls: type) -> type:
-    """Returns the class from which :func:`class_for` derived `cls`, or `cls` itself."""
+    """Returns the class from which :func:`class_for` derived `cls`, or `cls` itself if it was not derived."""
     origin: type = vars(cls).get(_USER_CLASS, cls)
     return origin
 

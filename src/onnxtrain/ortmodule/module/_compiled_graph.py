@@ -55,6 +55,7 @@ class CompiledGraph:
         self._overlaps = overlaps if overlaps is not None and overlaps.looked_for else None
         self._in_order = body.outputs == [("tensor", index) for index in range(len(body.outputs))]
         changed = {place for place, _ in body.mutated}
+        self._reassigned = frozenset(place for place in changed if signature.inputs[place].reassigned)
         self._unnoticed = frozenset(place for place in changed if not signature.inputs[place].counts_writes)
         written = {place for place in changed if signature.inputs[place].written_with_grad}
         # Inputs that are cloned before the run, because backward needs their values from before the write. Besides, if
@@ -131,7 +132,9 @@ class CompiledGraph:
             # As in eager PyTorch, a write through `.data` doesn't increment the version counter.
             target = args[placeholder].data if placeholder in self._unnoticed else args[placeholder]
             source = results[output]
-            if source.requires_grad:
+            if placeholder in self._reassigned:
+                args[placeholder].data = source.detach()
+            elif source.requires_grad:
                 with torch.enable_grad():
                     target.copy_(source)
             else:

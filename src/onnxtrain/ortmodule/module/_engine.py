@@ -214,9 +214,9 @@ class _GraphCompiler:
             note_inputs(graph_module, example_inputs)
             correct_requires_grad(graph_module)
             mark_assertions(graph_module)
-            copy_set_data(graph_module)
             # Copied before checkpoints are inlined: derivatives that PyTorch computes run this copy, with its regions.
             plain = _shallow_copy(graph_module)
+            copy_set_data(graph_module)
             if inline_checkpoints(graph_module):
                 preserve_random_state(plain)
             symbols = batch_symbols(graph_module, example_inputs)
@@ -327,7 +327,7 @@ class _GraphCompiler:
 
         Args:
             captured: the graph.
-            values: see `_compiled`.
+            values: example values of the graph's inputs, with fixed or symbolic sizes.
 
         Raises:
             ORTModuleFallbackException: ONNX Runtime cannot run the graph.
@@ -372,10 +372,11 @@ class _GraphCompiler:
 
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
-    """Turns errors in describing or tracing a graph into an exception that allows the fallback to PyTorch.
+    """Context manager that turns errors in describing or tracing a graph into a fallback to PyTorch.
 
     Raises:
-        ORTModuleTorchModelException: an exception was raised in the context. RefusedByPyTorch is passed on unchanged.
+        RefusedByPyTorch: it was raised in the `with` block; re-raised unchanged.
+        ORTModuleTorchModelException: any other exception was raised in the `with` block.
     """
     try:
         yield
@@ -398,7 +399,7 @@ def _shallow_copy(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _forget_arguments(*graph_modules: fx.GraphModule) -> None:
-    """Removes Dynamo's metadata about arguments from graphs that outlive the capture."""
+    """Removes Dynamo's references to arguments from the node metadata of graphs, because they outlive the capture."""
     # The metadata (PyTorch 2.13) has a weak reference to the tensor. `model.double()` could not swap a parameter with a
     # weak reference (`torch.__future__.set_swap_module_params_on_conversion`).
     for graph_module in graph_modules:

@@ -24,7 +24,7 @@ from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 
 
 class ORTModule(torch.nn.Module):
-    """Runs the forward and backward pass of a module in ONNX Runtime; otherwise behaves like the module.
+    """Runs a module's forward and backward passes in ONNX Runtime; otherwise behaves like the module.
 
     An ORTModule has no state of its own. Reading, setting and deleting attributes, and the methods of
     `torch.nn.Module`, act on the wrapped module; names in `state_dict()` have no prefix. Methods that return `self`
@@ -35,8 +35,8 @@ class ORTModule(torch.nn.Module):
       it, as without ORTModule. `model.report()` shows where each graph runs, and
       `model.export_training_graph(folder)` writes the graphs;
     - `add_module` raises, as in onnxruntime-training; `register_module` and assignment work;
-    - `modules()`, `named_modules()`, `get_submodule("")`, `apply` and hooks see the wrapped module as root;
-    - `compile` compiles the wrapped module; calls of the ORTModule still run in ONNX Runtime;
+    - `modules()`, `named_modules()`, `get_submodule("")`, `apply` and hooks see the wrapped module as the root;
+    - `compile` compiles the wrapped module; calls to the ORTModule still run in ONNX Runtime;
     - `repr(model)` is the `repr` of the wrapped module between `ORTModule(` and `)`.
 
     `isinstance(model, type(model.module))` is True. `type(model)` is ORTModule or a subclass.
@@ -211,7 +211,7 @@ class ORTModule(torch.nn.Module):
 
 
 _wrapped_of: Callable[[ORTModule], Wrapped] = ORTModule.__dict__["_ort"].__get__
-"""Returns the `Wrapped` of an ORTModule. Reads the slot directly, because `__getattribute__` reads the module."""
+"""Returns the state of an ORTModule. Reads the slot directly, because `__getattribute__` reads the wrapped module."""
 
 _DATA_PARALLEL = (
     "ORTModule cannot be used with torch.nn.DataParallel, which copies the module in each call; "
@@ -273,7 +273,7 @@ def _blank(cls: type[ORTModule]) -> ORTModule:
 
 
 def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None:
-    """Makes an ORTModule wrap a module, and gives it the class that `class_for` returns.
+    """Makes an ORTModule wrap a module, and changes its class to the one that :func:`class_for` derives.
 
     Args:
         self: the ORTModule.

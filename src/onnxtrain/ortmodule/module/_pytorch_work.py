@@ -81,7 +81,7 @@ def watched(
 
 
 def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
-    """Calls `compute(*args)` without the watch, for operators that ORTModule itself runs; returns the result."""
+    """Calls `compute(*args)` without recording its operators, which ORTModule itself runs; returns the result."""
     # The watch calls a Python function per operator, which takes longer than most operators.
     count = _torch.count_dispatch_modes()
     watch = _torch.dispatch_mode_at(count - 1) if count else None
@@ -198,7 +198,7 @@ _MAX_RETRIES = 2
 
 
 def _capturable_codes(trace: TracebackType | None) -> list[CodeType]:
-    """Returns the code objects of the functions in a traceback that Dynamo may capture."""
+    """Returns the code objects in a traceback, without the functions that Dynamo never captures."""
     codes = []
     for frame, _ in traceback.walk_tb(trace):
         name = frame.f_code.co_filename
@@ -258,10 +258,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def publish(self) -> None:
-        """Adds the recorded operators to the report, and warns of new places.
+        """Adds the recorded operators to the report, and warns of places in the code that are not yet in it.
 
         Raises:
-            ORTModuleTorchModelException: the policy forbids operators in PyTorch.
+            ORTModuleTorchModelException: operators were recorded, and the policy forbids operators in PyTorch.
         """
         found, self.found = self.found, {}
         allowed = FallbackPolicy.UNSUPPORTED_TORCH_MODEL in self._policy
@@ -283,7 +283,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _reason() -> str:
-    """Returns the reason why Dynamo did not capture operators of this call, as the end of a message."""
+    """Returns the clause that ends a fallback message: why Dynamo did not capture the operators of this call."""
     if _torch.peek_interpreter_stack() is not None:
         return "under a transform of torch.func, which Dynamo does not capture"
     if _torch.dynamo_config.disable or _torch.eval_frame._stance.stance != "default":

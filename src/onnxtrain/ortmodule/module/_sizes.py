@@ -22,7 +22,7 @@ _SEPARATE_SIZES = 2
 """Number of batch sizes that are compiled separately: the usual size, and the size of the smaller last batch."""
 
 _MAX_GRAPHS = 16
-"""Maximum number of single-size graphs to keep if the guards of the graph for all sizes reject many sizes."""
+"""Maximum number of graphs for a single size that are kept if the graph for all sizes rejects many sizes."""
 
 
 Size = tuple[int, ...]
@@ -107,9 +107,9 @@ class BySize:
 
 @contextlib.contextmanager
 def as_in_a_capture() -> Iterator[None]:
-    """Suspends the caller's modes, hooks and transforms within the context, as Dynamo does when it calls a backend.
+    """Context manager that suspends the caller's modes, hooks and transforms, as Dynamo does when it calls a backend.
 
-    Also applies the patches to Dynamo that tracing needs.
+    Also applies the patches to PyTorch that tracing requires.
     """
     modes = _torch.pop_function_modes()
     try:

@@ -33,7 +33,7 @@ class _Call(NamedTuple):
     Attributes:
         program: the graph in ONNX Runtime.
         replay: the same graph in PyTorch.
-        needs: per input, whether it requires a gradient, e.g. (True, False).
+        needs: for each input, True if it requires a gradient, e.g. (True, False).
         step: the sessions for `needs`.
         recorded: indices of the inputs that autograd records, e.g. (0,), or None for all inputs.
     """
@@ -50,9 +50,10 @@ class _CallState(NamedTuple):
 
     Attributes:
         inputs: all inputs, from which PyTorch may recompute the outputs.
-        versions: version counters of the inputs in `TrainingStep.reads`, e.g. [0, 3].
-        results: per saved output of the program, its index, an alias of it and its version counter.
-        checked: per input in `TrainingStep.checked`: the input, its version counter, and indices of outputs.
+        versions: version counters of the inputs that the gradients depend on, e.g. [0, 3].
+        results: for each saved output of the program, its index, an alias of it, and its version counter.
+        checked: tuples of an input, its version counter, and the indices of the outputs for whose gradients eager
+            PyTorch saves the input.
         residuals: residuals that are kept as OrtValues instead of saved tensors.
     """
 
@@ -103,8 +104,8 @@ def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool
     Args:
         tensors: the inputs.
         unreached: indices of the inputs to detach.
-        alone: True if no gradient reaches any input. The first input in `unreached` then requires a gradient again, so
-            that the outputs require one, too.
+        alone: True if no gradient reaches any input. Then the detached first input in `unreached` still requires a
+            gradient, because otherwise the outputs would not require one.
     """
     # `torch.func` transforms don't support `requires_grad_` below.
     if alone and _transforms_active():
@@ -122,7 +123,11 @@ def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool
 def _versions(
     step: TrainingStep, tensors: Sequence[torch.Tensor]
 ) -> tuple[list[int], list[tuple[torch.Tensor, int, frozenset[int]]]]:
-    """Reads the version counters of a program's inputs; returns the fields `versions` and `checked` of `_CallState`."""
+    """Reads the version counters of a program's inputs.
+
+    Returns:
+        The fields `versions` and `checked` of `_CallState`.
+    """
     checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
     return [tensors[i]._version for i in step.reads], checked
 
@@ -296,7 +301,7 @@ def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequ
 
 
 class _HookOfGradients:
-    """Wraps a tensor hook, and skips it if the gradient is None.
+    """Wraps a tensor hook, and does not call it if the gradient is None.
 
     Args:
         hook: the hook that the user registered, e.g. `lambda gradient: gradient * 2`.
@@ -336,7 +341,8 @@ def _check_versions(
     """Raises if the caller has modified an input that eager PyTorch would have saved for the requested gradients.
 
     Args:
-        checked: see `_CallState.checked`.
+        checked: tuples of an input, its version counter in forward, and the indices of the outputs for whose gradients
+            eager PyTorch saves the input.
         received: indices of the outputs that received a cotangent.
 
     Raises:
@@ -353,14 +359,14 @@ def _check_versions(
 
 
 def _unchanged_inputs(kept: _CallState, reads: Sequence[int]) -> Sequence[torch.Tensor]:
-    """Returns the inputs of a call, after checking that the inputs `reads` have not been modified.
+    """Returns the inputs of a call, after checking that the caller has not modified them.
 
     Args:
         kept: the state of the call.
-        reads: see `TrainingStep.reads`.
+        reads: indices of the inputs that the gradients depend on. Only these inputs are checked.
 
     Raises:
-        RuntimeError: the caller has modified one of the inputs `reads` in place.
+        RuntimeError: the caller has modified one of these inputs in place.
     """
     inputs = kept.inputs
     for tensor, version in zip([inputs[i] for i in reads], kept.versions, strict=True):
@@ -389,13 +395,13 @@ def _differentiable(
     Args:
         program: the graph in ONNX Runtime.
         replay: the same graph in PyTorch.
-        needs: per input, whether it requires a gradient.
+        needs: for each input, True if it requires a gradient.
         inputs: the inputs of the program.
         received: indices of the outputs that received a cotangent.
         cotangents: the cotangents of these outputs; under `torch.vmap` they are batched.
 
     Returns:
-        Per input, its gradient, or None if it needs none or no gradient reaches it.
+        For each input, its gradient, or None if it requires no gradient or no gradient reaches it.
     """
     by_output = dict(zip(received, cotangents, strict=True))
     if any(map(_is_transformed, cotangents)):

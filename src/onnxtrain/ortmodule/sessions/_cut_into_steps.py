@@ -1,4 +1,4 @@
-"""Cuts a captured graph that ONNX Runtime cannot run as a whole into steps for ONNX Runtime and steps for PyTorch.
+"""Cuts a captured graph that ONNX Runtime cannot run entirely into steps for ONNX Runtime and steps for PyTorch.
 
 Operators without a lowering are known in advance. A missing gradient rule or kernel is found only when the gradient is
 built or a session is created: the error names a node, which is then assigned to PyTorch, and the graph is cut again.
@@ -41,14 +41,15 @@ def compile_in_steps(
 
     Args:
         graph_module: a functional ATen graph.
-        error: why ONNX Runtime cannot run the graph as a whole.
-        signature: describes inputs and outputs of the graph.
+        error: why ONNX Runtime cannot run the entire graph.
+        signature: describes the inputs and outputs of the graph.
         announce: warns of derivatives that PyTorch is about to compute for a part in ONNX Runtime.
         severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
 
     Raises:
-        ORTModuleONNXModelException: `error`, if no attempt succeeds, the errors name no further operator, nothing worth
-            a session is left for ONNX Runtime, or PyTorch cannot differentiate an operator assigned to it.
+        ORTModuleONNXModelException: `error` is raised again, because all attempts failed, an error named no further
+            operator to assign to PyTorch, too little work was left for ONNX Runtime to be worth a session, or PyTorch
+            cannot differentiate an operator assigned to it.
     """
     with building():
         in_pytorch = _with_views(unsupported_nodes(graph_module))
@@ -75,7 +76,14 @@ def compile_in_steps(
 
 
 def _with_views(in_pytorch: dict[fx.Node, str]) -> dict[fx.Node, str]:
-    """Returns `in_pytorch` plus the views that its `as_strided` nodes are based on, with the same reasons."""
+    """Adds the views that `as_strided` nodes in PyTorch are based on, so that PyTorch computes these views, too.
+
+    Args:
+        in_pytorch: maps each node that PyTorch runs to the reason.
+
+    Returns:
+        `in_pytorch` and the views. The reason for a view is the reason for the `as_strided` node.
+    """
     # A view computed by ONNX Runtime has separate memory, without the other elements that `as_strided` addresses.
     with_views = dict(in_pytorch)
     for node, reason in in_pytorch.items():
@@ -90,12 +98,14 @@ def _with_views(in_pytorch: dict[fx.Node, str]) -> dict[fx.Node, str]:
 
 
 def _nodes_named_in(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node, str]:
-    """Returns the ATen node that an error names, with the first line of the message as the reason.
-
-    If a kernel or gradient rule is missing, all nodes with the same operator and dtypes are returned.
+    """Finds the ATen node that an error message names, so that PyTorch can run it.
 
     The message contains the name of an ONNX node, e.g. "grad/convolution_1/Conv/ConvTranspose". The first component
     other than "grad" is the name of the ATen node.
+
+    Returns:
+        The node, mapped to the first line of the message. If a kernel or gradient rule is missing, all nodes with the
+        same operator and dtypes are included. Empty if the message names no node of the graph.
     """
     by_name = {node.name: node for node in graph.nodes if node.op == "call_function"}
     for path in re.findall(r"[\w.]+(?:/[\w.]+)+", str(error)):
@@ -127,13 +137,13 @@ def _compiled_steps(
 
     Args:
         graph_module: a functional ATen graph.
-        in_pytorch: the nodes that PyTorch must run, with the reasons. Nodes that aren't worth a session are added.
-        signature: see `compile_in_steps`.
-        announce: see `compile_in_steps`.
-        severity: see `compile_in_steps`.
+        in_pytorch: maps each node that PyTorch must run to the reason. Nodes that aren't worth a session are added.
+        signature: describes the inputs and outputs of the graph.
+        announce: warns of derivatives that PyTorch is about to compute for a part in ONNX Runtime.
+        severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
 
     Returns:
-        The steps, or None if nothing worth a session is left for ONNX Runtime.
+        The steps, or None if too little work is left for ONNX Runtime to be worth a session.
     """
     parts = partition(graph_module, in_pytorch)
     if not parts:
@@ -185,8 +195,8 @@ def _part_signatures(
     Args:
         graph_module: the whole graph.
         whole: signature of the whole graph.
-        value_numbers: for each node, the number of its value; see `Step`.
-        in_pytorch: the nodes that PyTorch runs, with the reasons.
+        value_numbers: maps each node to the number of its value, e.g. 3 for the value that is named "value3".
+        in_pytorch: maps each node that PyTorch runs to the reason.
     """
     differentiable = _with_gradients(graph_module, whole, in_pytorch)
     inputs = dict(zip((n for n in value_numbers if n.op == "placeholder"), whole.inputs, strict=True))
@@ -221,9 +231,9 @@ def _with_layouts(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> C
     """Wraps `run` to convert its arguments to the memory layout of eager PyTorch.
 
     Args:
-        run: a part in PyTorch. Arguments from a part in ONNX Runtime are contiguous.
-        orders: per argument, its axes in memory order, slowest first, e.g. [0, 2, 3, 1]; [] for an argument that is
-            passed unchanged.
+        run: runs a part in PyTorch. Its arguments are contiguous if a part in ONNX Runtime has computed them.
+        orders: for each argument, its axes in memory order, slowest first, e.g. [0, 2, 3, 1]; [] for an argument that
+            is passed unchanged.
     """
     # Whether a view is possible, and the order in which a random operator fills a tensor, depend on the layout.
     changed = [
@@ -253,7 +263,7 @@ def _with_gradients(
     Args:
         graph_module: the whole graph.
         signature: signature of the whole graph.
-        in_pytorch: the nodes that PyTorch runs, with the reasons.
+        in_pytorch: maps each node that PyTorch runs to the reason.
     """
     graph = graph_module.graph
     differentiable = differentiable_nodes(

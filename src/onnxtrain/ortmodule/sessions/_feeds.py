@@ -14,8 +14,8 @@ from onnxruntime.capi import _pybind_state as binding
 from onnxtrain.ortmodule import _torch
 
 _BOOL_AS_BYTES = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 32)
-"""True if Boolean tensors must be passed as bytes, with a flag. Since 1.32, ONNX Runtime reads the dtype from DLPack,
-and `push_back` has no such flag."""
+"""True if Boolean tensors must be passed as bytes, with a flag of `push_back`. Since 1.32, ONNX Runtime reads the dtype
+from DLPack, and `push_back` has no such flag."""
 # Names of this module, because each call of a model uses them once per tensor.
 _to_dlpack = _torch.to_dlpack
 _Value = binding.OrtValue
@@ -37,7 +37,7 @@ class Feeds:
         self._earlier: dict[tuple[int, ...], binding.OrtValueVector] = {}
 
     def of(self, values: Sequence[torch.Tensor | binding.OrtValue], trusted: bool) -> binding.OrtValueVector:
-        """Converts the inputs of a run to OrtValues, or looks up the cached OrtValues of tensors at the same addresses.
+        """Converts the inputs of a run to OrtValues, or returns the cached OrtValues of tensors at the same addresses.
 
         Args:
             values: tensors, or OrtValues returned by another session.
@@ -101,8 +101,8 @@ class _DescribedInput:
 
     Args:
         declared: the input of the graph.
-        device: see `Feeds`.
-        copies_inputs: see `Feeds`.
+        device: its device, as ONNX Runtime's native OrtDevice.
+        copies_inputs: True if no output of the session aliases an input.
 
     Attributes:
         at: OrtValues of earlier tensors, by address.
@@ -140,7 +140,7 @@ class _DescribedInput:
 
 
 def _without_elements(tensor: torch.Tensor) -> Any:
-    """Returns an OrtValue with the shape and dtype of an empty tensor."""
+    """Returns an OrtValue without elements that has the shape and dtype of an empty tensor."""
     shape = tuple(tensor.shape)
     # numpy has no bfloat16.
     if tensor.dtype == torch.bfloat16:

@@ -26,7 +26,7 @@ _FORMULAS: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
     "Softplus": _formulas.softplus,
     "Tan": _formulas.tan,
 }
-"""Per op, the function that emits its formula. The formulas agree with PyTorch to 1e-14."""
+"""Maps an op to the function that emits its formula. The formulas agree with PyTorch to 1e-14."""
 
 _FAILING_KERNELS = frozenset({"GRU", "LSTM"})
 """Ops whose CPU kernels accept float64 when a session is created, but fail when it runs."""

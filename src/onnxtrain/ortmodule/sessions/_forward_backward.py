@@ -20,8 +20,8 @@ class Halves:
     Args:
         joint: the graph with its gradients. Copies of inputs may be added to it.
         cotangents: the inputs of `joint` that are cotangents.
-        gradients: per input that needs a gradient, the gradient, or None if no gradient reaches the input.
-        needs: per input except the cotangents, whether it needs a gradient, e.g. (True, False).
+        gradients: for each input that needs a gradient, the gradient, or None if no gradient reaches the input.
+        needs: for each input except the cotangents, True if it needs a gradient, e.g. (True, False).
         unsaved: indices of inputs that the backward half must not read, because the caller may write to them before
             backward.
 
@@ -30,7 +30,7 @@ class Halves:
         inputs: the inputs of the graph, without the cotangents.
         outputs: the outputs of the graph.
         present: the gradients that are not None.
-        slots: per input, the index of its gradient in `present`, or None, e.g. (0, None).
+        slots: for each input, the index of its gradient in `present`, or None, e.g. (0, None).
         read: the inputs that the backward half reads.
         residuals: the values that the backward half takes from the forward half, outputs first.
         results: the results of the forward half: outputs, then residuals that are not outputs.
@@ -73,11 +73,11 @@ def slots_of(needs: Sequence[bool], gradients: Sequence[ir.Value | None]) -> tup
     """Numbers the gradients that are not None.
 
     Args:
-        needs: per input, whether it needs a gradient, e.g. (True, False, True).
-        gradients: per input that needs a gradient, the gradient or None, e.g. [None, gradient].
+        needs: for each input, True if it needs a gradient, e.g. (True, False, True).
+        gradients: for each input that needs a gradient, the gradient or None, e.g. [None, gradient].
 
     Returns:
-        Per input, the number of its gradient, or None if it has no gradient, e.g. (None, None, 0).
+        For each input, the number of its gradient, or None if it has no gradient, e.g. (None, None, 0).
     """
     present = itertools.count()
     slots = iter([None if gradient is None else next(present) for gradient in gradients])
@@ -177,7 +177,7 @@ def _copy_for_backward(graph: ir.Graph, values: Sequence[ir.Value], forward: set
 
 
 def _is_copy(node: ir.Node, writable: set[ir.Value]) -> bool:
-    """True if a node is a copy of one of the inputs `writable`, added by `_copy_for_backward`."""
+    """True if a node is a copy of an input in `writable`, added by `_copy_for_backward`."""
     return _COPY in node.metadata_props and node.inputs[0] in writable
 
 

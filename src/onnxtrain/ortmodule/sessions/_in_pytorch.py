@@ -100,7 +100,7 @@ _RUNNABLE: dict[str, Callable[..., Any]] = {
     "aten.view_as_complex_copy.default": aten.view_as_complex.default,
     "aten.view_as_real_copy.default": aten.view_as_real.default,
 }
-"""Replacements, by name, for operators of functional graphs without a kernel or a correct derivative in PyTorch."""
+"""Maps an operator without a kernel, or without a correct derivative, in PyTorch to the function that replaces it."""
 
 
 def runnable(graph_module: fx.GraphModule) -> Callable[..., Any]:
@@ -129,7 +129,7 @@ def differentiable_nodes(
 
     Args:
         graph_module: a functional ATen graph.
-        requires_grad: per placeholder, whether it requires a gradient.
+        requires_grad: for each placeholder, True if it requires a gradient.
         in_pytorch: the nodes that PyTorch is to run.
 
     Raises:

@@ -20,7 +20,8 @@ def lay_out(model: ir.Model, layouts: Mapping[int, Layout]) -> None:
 
     Args:
         model: the model.
-        layouts: per output that is not contiguous in eager PyTorch, its layout, e.g. {0: (0, 2, 3, 1)}.
+        layouts: maps the index of each output that is not contiguous in eager PyTorch to its layout, e.g.
+            {0: (0, 2, 3, 1)}.
     """
     outputs = model.graph.outputs
     for index, layout in layouts.items():

@@ -43,15 +43,18 @@ class Steps:
 
     Args:
         graph_module: the whole graph, a functional ATen graph.
-        value_numbers: for each node, the number of its value; see `Step`.
+        value_numbers: maps each node to the number of its value: first the arguments of the graph, then the results of
+            the parts.
         steps: the parts, in order of execution.
         signature: describes the inputs and outputs of the graph.
-        reasons: the nodes that PyTorch runs, each with the reason for the fallback.
+        reasons: maps each node that PyTorch runs to the reason for the fallback.
 
     Attributes:
         inputs: indices of the arguments that are tensors, e.g. [0, 1].
-        outputs: see `Lowered`.
-        mutated: see `Lowered`.
+        outputs: for each output of the graph, a pair (kind, value). The value is an index into the result of `results`
+            for the kind "tensor", the index of an argument for "placeholder", and a Python value for "constant".
+        mutated: pairs (index of an argument, index into the result of `results`). The result is copied into the
+            argument after a run.
         reads: indices in `inputs` of the inputs that gradients may depend on.
         draws: True if a run may draw random numbers.
         in_pytorch: the operators that fall back to PyTorch, e.g. `PyTorchOp("aten.poisson.default", 1, "... has no
@@ -159,7 +162,7 @@ class Steps:
                     yield f"part_{number}_{kind}", model
 
     def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the ONNX models of all parts; see `OnnxPart.save`."""
+        """Writes the ONNX models of all parts to files, e.g. "net_graph_0_part_1_training.onnx"."""
         for number, step in enumerate(self._steps):
             if step.onnx is not None:
                 step.onnx.save(options, f"{name} part {number}")

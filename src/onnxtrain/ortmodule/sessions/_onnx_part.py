@@ -46,7 +46,7 @@ class OnnxPart:
 
     Args:
         lowered: the ONNX graph.
-        signature: describes inputs and outputs of the captured graph.
+        signature: describes the inputs and outputs of the captured graph.
         plain: the captured graph in PyTorch, for derivatives that ONNX Runtime cannot compute.
         announce: warns that PyTorch, not ONNX Runtime, is about to run a computation.
         severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
@@ -55,8 +55,8 @@ class OnnxPart:
 
     Attributes:
         inputs: indices of the arguments that are inputs of the ONNX graph, e.g. [0, 2].
-        outputs: see `Lowered`.
-        mutated: see `Lowered`.
+        outputs: for each output of the captured graph, the arguments `kind` and `value` of :func:`output_of`.
+        mutated: pairs (index of an argument, index of the ONNX output that is copied into it after a run).
         program: the ONNX graph with its sessions.
         reads: indices into `inputs` of the inputs that the gradients depend on, e.g. (0, 1).
     """
@@ -97,7 +97,7 @@ class OnnxPart:
         self._replay = Replay(self._replayed.of_call(args or ()), announce) if same else None
 
     def _create_sessions(self) -> Sequence[int]:
-        """Creates the sessions; returns the value of the attribute `reads`."""
+        """Creates the sessions; returns the indices of the inputs that the gradients depend on."""
         # Sessions are not created lazily: a missing kernel must be found while the graph can still be cut into parts.
         lowered = self._lowered
         if not lowered.model.graph.outputs:
@@ -203,7 +203,10 @@ class OnnxPart:
                 yield kind, renamed(model, names)
 
     def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the lowered model, e.g. to "net_graph_0_training.onnx", and in training the model with gradients."""
+        """Writes the lowered model and, in training, the model with gradients.
+
+        The file names are e.g. "net_graph_0_training.onnx" and "net_graph_0_gradient_training.onnx".
+        """
         mode = "inference" if self._needs is None else "training"
         stem = f"{options.onnx_prefix}_{name.replace(' ', '_')}"
         save_model(self._lowered.model, options.save_path / f"{stem}_{mode}.onnx")
@@ -218,7 +221,7 @@ def _onnx_outputs(lowered: Lowered, signature: GraphSignature) -> list[GraphOutp
 
     Args:
         lowered: the ONNX graph.
-        signature: describes inputs and outputs of the captured graph.
+        signature: describes the inputs and outputs of the captured graph.
     """
     # Indices in the signature refer to inputs of the captured graph. Not all of them are inputs of the ONNX graph.
     index_of = {place: index for index, place in enumerate(lowered.inputs)}
@@ -254,9 +257,9 @@ def building() -> Iterator[None]:
     """Context manager that turns errors in lowering, differentiation or session creation into fallbacks to PyTorch.
 
     Raises:
-        ORTModuleONNXModelException: any other exception was raised in the block; the message is the reason for the
-            fallback.
-        ORTModuleFallbackException: it was raised in the block; re-raised unchanged.
+        ORTModuleFallbackException: it was raised in the `with` block; re-raised unchanged.
+        ORTModuleONNXModelException: any other exception was raised in the `with` block; the message is the reason for
+            the fallback.
     """
     try:
         yield

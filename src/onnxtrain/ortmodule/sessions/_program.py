@@ -1,7 +1,8 @@
 """Creates ONNX Runtime sessions for a lowered graph: one for inference, or one each for forward and backward.
 
-Terms: `needs` states per input whether it requires a gradient, e.g. (True, False). `received` are the indices of the
-outputs that received a cotangent, e.g. (0, 2). Residuals are forward results that backward needs, i.e. saved tensors.
+Terms: `needs` has an entry for each input, True if the input requires a gradient, e.g. (True, False). `received` lists
+the indices of the outputs that received a cotangent, e.g. (0, 2). Residuals are forward results that backward needs,
+i.e. saved tensors.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Backward:
         takes: indices of the saved tensors that the session takes, e.g. (0, 2).
         seeds: indices of the outputs whose cotangents the session takes, e.g. (0,). The caller passes zeros for a
             cotangent that was not received.
-        gradients: per input of the program, the index of its gradient among the session's results, or None if the input
-            needs no gradient or none reaches it, e.g. (0, None, 1).
+        gradients: for each input of the program, the index of its gradient among the session's results, or None if the
+            input requires no gradient or no gradient reaches it, e.g. (0, None, 1).
     """
 
     session: Session
@@ -97,7 +98,7 @@ _MANY_RESIDUALS = 8
 """Minimum number of residuals for which keeping OrtValues takes less time than saving tensors."""
 
 _MAX_BACKWARDS = 64
-"""Number of backward sessions that a program caches, one per value of `received`."""
+"""Number of backward sessions that a program caches, one for each set of outputs that received a cotangent."""
 
 
 class Program:
@@ -116,8 +117,8 @@ class Program:
         count: number of outputs, e.g. 2.
         seeds: indices of the outputs that take a cotangent, e.g. (0,).
         constants: indices of the other outputs, e.g. (1,).
-        differentiable_again: cached results of `Replay.differentiable_gradients`, by `needs`, `received` and, per input
-            and cotangent, whether it requires a gradient.
+        differentiable_again: cached results of `Replay.differentiable_gradients`. The key is (`needs`, `received`,
+            `wanted`), where `wanted` has an entry for each input and cotangent, True if it requires a gradient.
     """
 
     def __init__(
@@ -160,9 +161,13 @@ class Program:
     ) -> tuple[ir.Model, list[ir.Value], list[ir.Value | None]]:
         """Appends the gradients to a copy of the graph.
 
+        Args:
+            needs: for each input, True if it requires a gradient.
+            received: indices of the outputs that received a cotangent.
+
         Returns:
-            The copy; its new inputs, i.e. the cotangents of the outputs `received`; and, per input that needs a
-            gradient, the gradient, or None if none reaches the input.
+            The copy; its new inputs, which are the cotangents; and, for each input that requires a gradient, the
+            gradient, or None if no gradient reaches the input.
         """
         names = [str(value.name) for value in self.model.graph.inputs]
         index_of = {name: index for index, (name, need) in enumerate(zip(names, needs, strict=True)) if need}
@@ -198,7 +203,7 @@ class Program:
         """Returns the forward and the backward half of the joint graph.
 
         Args:
-            needs: per input, whether it requires a gradient.
+            needs: for each input, True if it requires a gradient.
             received: indices of the outputs that received a cotangent.
             unsaved: indices of inputs that backward must not read; the result of `_find_unsaved` by default.
         """
@@ -216,7 +221,7 @@ class Program:
         """Returns the models that the sessions run.
 
         Args:
-            needs: per input, whether it requires a gradient; None for inference.
+            needs: for each input, True if it requires a gradient; None for inference.
 
         Returns:
             {"inference": model} or {"forward": model, "backward": model}; without "backward" if there are no gradients.
@@ -238,7 +243,7 @@ class Program:
         return models
 
     def _suited(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
-        """Returns the model that a session created by `_session` runs."""
+        """Applies all rewrites that a session for `model` applies; returns the rewritten model."""
         return suited(self._rewritten(model), self.device, layouts)
 
     def _rewritten(self, model: ir.Model) -> ir.Model:
@@ -251,7 +256,11 @@ class Program:
 
     @without_collection()
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
-        """Creates the forward and the backward session for inputs that require a gradient as in `needs`."""
+        """Creates the forward and the backward session for the inputs that require a gradient.
+
+        Args:
+            needs: for each input, True if it requires a gradient.
+        """
         halves = self._halves(needs, self.seeds)
         inputs, outputs, saved = halves.inputs, halves.outputs, halves.saved
         depended_on = sources(halves.present)
@@ -306,7 +315,15 @@ class Program:
         return frozenset[int]().union(*self._saves.values()) if self._saves else frozenset()
 
     def _checked(self, saved_inputs: Collection[int]) -> dict[int, frozenset[int]]:
-        """Returns `TrainingStep.checked` as a mapping, e.g. {1: {0}}."""
+        """Finds inputs whose version counters backward compares itself, as PyTorch's own check is absent or too strict.
+
+        Args:
+            saved_inputs: indices of the inputs that are saved for backward.
+
+        Returns:
+            For the index of each such input, the indices of the outputs for whose gradients eager PyTorch saves the
+            input, e.g. {1: {0}}.
+        """
         # PyTorch itself checks the version of each tensor that this step saves, whatever output gets a cotangent. This
         # check is right only for an input that eager PyTorch saves for all outputs.
         if not self._saves or not self._checks:
@@ -320,9 +337,14 @@ class Program:
 
     @without_collection()
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:
-        """Creates a backward session that takes only the cotangents of the outputs in `received`.
+        """Creates a backward session that takes only the cotangents that were received.
 
-        Returns the session for all outputs instead if the new one would read values that forward has not saved.
+        Args:
+            needs: for each input, True if it requires a gradient.
+            received: indices of the outputs that received a cotangent.
+
+        Returns:
+            The new session, or the session for all outputs if the new one would read values that forward has not saved.
         """
         step = self.training_step(needs)
         halves = self._halves(needs, received)
@@ -345,9 +367,13 @@ class Program:
     ) -> tuple[Program, tuple[int | None, ...]]:
         """Returns the vector-Jacobian product as a program, which can be differentiated again.
 
+        Args:
+            needs: for each input, True if it requires a gradient.
+            received: indices of the outputs that received a cotangent.
+
         Returns:
-            The program, which takes this program's inputs, then the cotangents of the outputs `received`; and, per
-            input of this program, the index of its gradient in the new program's outputs, or None.
+            The program, which takes this program's inputs, then the received cotangents; and, for each input of this
+            program, the index of its gradient in the new program's outputs, or None.
         """
         joint, _, gradients = self._joint_graph(needs, received)
         present = [gradient for gradient in gradients if gradient is not None]
@@ -365,16 +391,18 @@ class Program:
     def _differentiable_vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]
     ) -> tuple[Program, tuple[int | None, ...], tuple[bool, ...]] | str:
-        """Returns the result of `vjp` after creating its sessions for second derivatives.
+        """Returns the vector-Jacobian product as a program, after creating its sessions for second derivatives.
 
         Args:
-            needs: per input, whether it requires a gradient.
+            needs: for each input of this program, True if it requires a gradient.
             received: indices of the outputs that received a cotangent.
-            wanted: per input of the vector-Jacobian product, whether a second derivative with respect to it is wanted.
+            wanted: for each input of the vector-Jacobian product, True if a second derivative with respect to it is
+                wanted.
 
         Returns:
-            The program and slots of `vjp`, and per gradient whether it depends on a wanted input; or a message that
-            explains why ONNX Runtime cannot compute second derivatives.
+            The program; for each input of this program, the index of its gradient in the new program's outputs, or
+            None; and, for each gradient, True if it depends on a wanted input. If ONNX Runtime cannot compute second
+            derivatives, a message that explains why.
         """
         try:
             vjp, slots = self.vjp(needs, received)

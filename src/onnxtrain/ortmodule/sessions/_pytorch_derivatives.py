@@ -41,7 +41,7 @@ class Replay:
     """A program that PyTorch runs in place of ONNX Runtime.
 
     Attributes:
-        outputs: computes the program's outputs from its inputs, differentiably.
+        outputs: computes the program's outputs from its inputs, in a way that autograd can differentiate.
         announce: called with a kind of computation that PyTorch is about to run, e.g. "second derivative", and an error
             that explains why. Warns, or raises the error if the fallback policy forbids the computation.
     """
@@ -56,15 +56,16 @@ class Replay:
         cotangents: Mapping[int, torch.Tensor],
         changed: Sequence[int] = (),
     ) -> list[torch.Tensor | None]:
-        """Returns, per input, its gradient, or None if it needs none or the outputs don't depend on it.
-
-        The gradients can be differentiated again if gradients are enabled.
+        """Computes the gradients of the program's inputs. They are differentiable if gradients are enabled.
 
         Args:
             inputs: the inputs of the program.
-            needs: per input, whether it needs a gradient.
-            cotangents: cotangents by output index. `torch.vmap` may have batched them.
+            needs: for each input, True if it needs a gradient.
+            cotangents: maps the index of an output to its cotangent. `torch.vmap` may have batched the cotangents.
             changed: indices of the outputs that the caller has written to.
+
+        Returns:
+            For each input, its gradient, or None if it needs no gradient or the outputs don't depend on it.
 
         Raises:
             RuntimeError: an operator's backward needs an output in `changed`.
@@ -97,9 +98,9 @@ class Replay:
         """Determines which gradients require a gradient in eager PyTorch with `create_graph=True`.
 
         Args:
-            inputs: see `gradients`. Their `requires_grad` matters, not their data.
-            needs: see `gradients`.
-            cotangents: see `gradients`. Their `requires_grad` matters, not their data.
+            inputs: the inputs of the program. Their `requires_grad` matters, not their data.
+            needs: for each input, True if it needs a gradient.
+            cotangents: maps the index of an output to its cotangent. Their `requires_grad` matters, not their data.
 
         Returns:
             For each input, True if its gradient requires a gradient; None if an operator cannot run on fake tensors.
@@ -124,12 +125,12 @@ class Replay:
     def derivative(
         self, needs: Sequence[bool], received: Sequence[int], slots: Sequence[int | None]
     ) -> Replay:
-        """Returns the replay of the program that `Program.vjp` returns.
+        """Returns the replay of this program's vector-Jacobian product, which `Program.vjp` builds for ONNX Runtime.
 
         Args:
-            needs: see `Program.vjp`.
-            received: see `Program.vjp`.
-            slots: per input, the index of its gradient in the outputs, or None; as returned by `Program.vjp`.
+            needs: for each input of this program, True if it needs a gradient.
+            received: indices of the outputs of this program that received a cotangent.
+            slots: for each input of this program, the index of its gradient in the new program's outputs, or None.
         """
 
         def outputs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -146,7 +147,7 @@ class Replay:
 
 @contextlib.contextmanager
 def _outside_transforms() -> Iterator[None]:
-    """Suspends `torch.func` transforms, and the legacy vmap of `is_grads_batched`, within the context."""
+    """Context manager that suspends `torch.func` transforms, and the legacy vmap of `is_grads_batched`."""
     # Transforms reject random operators, which the graph calls. (`_ReplayRandomOps` makes them return earlier random
     # numbers.)
     levels = enter_vmap()
@@ -161,7 +162,7 @@ def _outside_transforms() -> Iterator[None]:
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns an alias of a tensor, with respect to which gradients can be taken."""
+    """Returns an alias of a tensor that requires a gradient, so that gradients with respect to it can be computed."""
     # The tensor itself is not used, because its hooks would be called with gradients that never reach it. The alias
     # keeps the autograd history, which second derivatives need.
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
@@ -243,7 +244,7 @@ class ReplayedGraph:
 
     @contextlib.contextmanager
     def _captured_settings(self, drawn: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Restores the capture's autocast settings within the context, and makes random operators return `drawn`."""
+        """Context manager that restores the capture's autocast settings, and makes random operators return `drawn`."""
         kind, dtype, enabled = self._autocast
         # PyTorch's fused attention kernels (2.13) have no second derivative.
         with torch.autocast(kind, dtype, enabled), sdpa_kernel(SDPBackend.MATH):
@@ -298,7 +299,7 @@ class _ReplayRandomOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _multinomial(
     weights: torch.Tensor, count: int, replacement: bool = False, *, noise: torch.Tensor
 ) -> torch.Tensor:
-    """Computes `torch.multinomial` from given random numbers; returns indices.
+    """Computes `torch.multinomial` from given random numbers; returns the drawn indices.
 
     Args:
         weights: unnormalized probabilities, [..., n].

@@ -85,8 +85,9 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
 
     Args:
         model: the model; it may be changed in place.
-        device: the device on which it will run.
-        layouts: per output that is not contiguous in eager PyTorch, its layout, e.g. {0: (0, 2, 3, 1)}.
+        device: the device on which the model will run.
+        layouts: maps the index of each output that is not contiguous in eager PyTorch to its layout, e.g.
+            {0: (0, 2, 3, 1)}.
 
     Returns:
         The rewritten model: `model` itself, or a copy.
@@ -129,7 +130,8 @@ class Session:
         model: the model. Parameters are inputs; initializers are constants.
         device: the device of inputs and outputs.
         severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
-        layouts: per output that is not contiguous in eager PyTorch, its layout, e.g. {0: (0, 2, 3, 1)}.
+        layouts: maps the index of each output that is not contiguous in eager PyTorch to its layout, e.g.
+            {0: (0, 2, 3, 1)}.
 
     Attributes:
         nodes: number of nodes of the model after rewriting, e.g. 12.

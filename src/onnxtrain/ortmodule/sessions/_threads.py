@@ -156,7 +156,7 @@ def choose_step_threads() -> _StepThreads | None:
 
 
 class _StepThreads:
-    """Hooks of all optimizers, which choose the number of threads of a step, and may end PyTorch's threads after it.
+    """Hooks for all optimizers that choose the number of threads of a step, and may end PyTorch's threads after it.
 
     Args:
         openmp: the GNU OpenMP library that PyTorch uses.
@@ -200,7 +200,7 @@ class _StepThreads:
             self._openmp.omp_pause_resource_all(_SOFT)
 
     def _is_short(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if a step is faster on one thread than on several threads, which share each tensor."""
+        """True if a step is faster on one thread than on several threads that split the work on each tensor."""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         known_count, elements = self._elements.get(optimizer, (-1, 0))
         if known_count != count:

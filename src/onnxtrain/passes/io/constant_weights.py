@@ -30,7 +30,8 @@ _WEIGHTS: Mapping[str, Collection[int]] = {
 def lift_weights(model: ir.Model) -> None:
     """Turns Constant nodes that look like weights into initializers, in place, including subgraphs.
 
-    Does nothing if the file has weights among its initializers, because its Constant nodes then belong to formulas.
+    Does nothing if a floating-point initializer has more than one element: such a model stores its weights as
+    initializers, and its Constant nodes are operands of formulas.
     """
     tensors = (value.const_value for graph in model.graphs() for value in graph.initializers.values())
     if any(tensor is not None and tensor.dtype.is_floating_point() and tensor.size > 1 for tensor in tensors):
@@ -50,8 +51,8 @@ def lift_weights(model: ir.Model) -> None:
 def _is_weight(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
     """True if a constant looks like a weight.
 
-    A tensor with several elements is a weight unless it is a setting of an op. A single number is a weight only if a
-    layer reads it as one; others belong to formulas, e.g. the 3 and the 6 of a hard swish.
+    A floating-point tensor with several elements is a weight unless it is a setting of an op. A single number is a
+    weight only if a layer reads it as one; other numbers are operands of a formula, e.g. 3 and 6 in a hard swish.
     """
     if not tensor.dtype.is_floating_point():
         return False

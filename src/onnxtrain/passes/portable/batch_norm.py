@@ -10,11 +10,11 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class TrainingBatchNormPass(ir.passes.InPlacePass):
-    """Replaces training-mode BatchNormalization with ReduceMean and elementwise ops, including updated statistics.
+    """Replaces training-mode BatchNormalization, including the update of its running statistics, with elementary ops.
 
     ONNX Runtime's WebGPU provider (1.30) fails when it runs a BatchNormalization with training_mode=1, and its CUDA
-    provider (1.31) has no kernel for it. The batch is reshaped to rank 3 first, because the WebGPU provider also fails
-    at reductions of rank 4.
+    provider (1.31) has no kernel for it. The new nodes are Reshape, ReduceMean and elementwise ops. The batch is
+    reshaped to rank 3 first, because the WebGPU provider also fails to reduce rank-4 tensors.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -92,7 +92,14 @@ def _assume(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _kept(node: ir.Node, guess: list[_Dims | None]) -> list[_Dims | None]:
-    """Returns `guess` with None for the dimensions that differ after an iteration."""
+    """Returns the guessed dimensions of each state that one iteration preserves; the others become None.
+
+    A state whose rank changes or is unknown becomes None as a whole.
+
+    Args:
+        node: a Loop whose body has inferred shapes.
+        guess: the dimensions of each state that were assumed before the iteration.
+    """
     after = node.attributes["body"].as_graph().outputs[1:]
     return [_common(dims, _dims(value)) for dims, value in zip(guess, after, strict=False)]
 

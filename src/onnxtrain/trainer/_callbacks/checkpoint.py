@@ -69,7 +69,7 @@ class ModelCheckpoint(Monitor):
         return self.every_n_steps is not None and step % self.every_n_steps == 0
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the monitored value will be recorded, and that `path` does not leave the run through a symlink.
+        """Checks that the monitored value will be recorded, and that no symlink redirects `path` out of the run.
 
         Raises:
             CheckpointError: `path` is in the trainer's directory, but resolves to a directory outside it, because of a
@@ -109,7 +109,7 @@ class ModelCheckpoint(Monitor):
         return [self.path / name for _, _, name in sorted(self._directories())]
 
     def _best_epochs(self, trainer: Trainer) -> set[int]:
-        """Returns the numbers of the `keep` best epochs; on a tie, the earlier epoch is better."""
+        """Returns the numbers of the `keep` best epochs; ties go to the earlier epoch."""
         sign = -1 if self._rises(trainer) else 1
         recorded = [
             (

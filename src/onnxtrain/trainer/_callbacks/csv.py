@@ -111,7 +111,7 @@ class CSVLogger(Logger):
             file.write(_csv(rows))
 
     def _steps_until(self, step: int) -> list[list[str]]:
-        """Returns the complete rows of the existing steps file, up to and including `step`."""
+        """Returns the complete rows of the existing steps file, up to and including step number `step`."""
         if step == 0 or self.steps_path.is_symlink() or not self.steps_path.is_file():
             return []
         try:
@@ -140,6 +140,6 @@ def _csv(rows: Iterable[Iterable[object]]) -> bytes:
 
 
 def _replace(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Replaces a CSV file whose name was derived from the path that the user passed; does not follow symlinks."""
+    """Replaces a CSV file without following symlinks, because the user did not choose the name of this file."""
     with FileSet(path.parent) as files, files.open(path.name) as file:
         file.write(_csv(rows))

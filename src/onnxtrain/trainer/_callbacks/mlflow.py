@@ -61,7 +61,7 @@ class MLflowLogger(Logger):
         self._logged: dict[str, int] = {}
 
     def open(self, trainer: Trainer) -> None:
-        """Starts an MLflow run, or continues the one whose id is saved with the trainer."""
+        """Starts an MLflow run, or continues the run whose id is saved with the trainer."""
         self.close()
         properties, active = trainer.state.properties, self._mlflow.active_run()
         self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)

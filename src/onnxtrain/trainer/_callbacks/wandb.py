@@ -49,7 +49,7 @@ class WandbLogger(Logger):
         self._first = 0
 
     def open(self, trainer: Trainer) -> None:
-        """Starts a run, or continues the one whose id is saved with the trainer."""
+        """Starts a Weights & Biases run, or continues the run whose id is saved with the trainer."""
         self.close()
         properties = trainer.state.properties
         self._run, self._own = self._wandb.run, self._wandb.run is None

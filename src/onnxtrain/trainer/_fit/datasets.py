@@ -1,4 +1,4 @@
-"""Opens the data that users pass: checks it, splits off validation data, and rebuilds models for sample weights."""
+"""Opens users' data: checks it, splits off validation data, and adds a sample weight input to the models if needed."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Data(NamedTuple):
     Attributes:
         inputs, targets, sample_weight: samples, their targets and their weights.
         batch_size: samples per batch; None for the default.
-        validation: data to validate with, or a fraction; None for no validation.
-        transform: augmentation of training batches; None for none.
-        validation_transform: conversion of validation batches; None for none.
+        validation: validation data, or the fraction of the samples to split off; None for no validation.
+        transform: function that augments training batches; None for no augmentation.
+        validation_transform: function that converts validation batches; None to leave them unchanged.
         drop_last: True to drop an incomplete last batch.
         limit: maximum number of batches per epoch; None for no limit.
         class_weight: class weights, or "balanced"; None for equal weights.
@@ -59,7 +59,7 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
     """Opens and checks the data of a fit.
 
     Returns:
-        The training source; and the validation source, or None if there is no validation data.
+        The training source and the validation source. The latter is None if there is no validation data.
     """
     options = Options(data.batch_size, True, data.drop_last, data.limit)
     source = open_dataset(state, data.inputs, data.targets, data.sample_weight, options, data.transform)
@@ -181,7 +181,7 @@ def weighted_dataset(
     options: Options,
     transform: TransformFunction | None = None,
 ) -> Source:
-    """Opens data and, if it has sample weights, rebuilds the models; see :func:`enable_sample_weights`."""
+    """Opens data; if it has sample weights, also rebuilds the models with an input for them."""
     with advising_transform(state, transform):
         source = open_dataset(state, inputs, targets, weights, options, transform)
     enable_sample_weights(state, source)
@@ -190,7 +190,7 @@ def weighted_dataset(
 
 @contextlib.contextmanager
 def advising_transform(state: TrainingState, transform: TransformFunction | None) -> Iterator[None]:
-    """Adds a hint to errors about data that was passed without a transform, if the last fit used one."""
+    """Context manager that adds a hint to an InputError if the last fit used a transform, but this call does not."""
     try:
         yield
     except InputError as error:

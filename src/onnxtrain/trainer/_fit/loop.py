@@ -153,12 +153,12 @@ class FitLoop:
             yield [array.copy() for array in arrays] if self._data.volatile and index < last else arrays
 
     def _show(self, group: Sequence[object], shown: float, rate: float) -> float:
-        """Updates the progress bar, unless it was updated a moment ago.
+        """Updates the progress bar, unless the last update was less than `_SHOW_SECONDS` ago.
 
         Args:
-            group: batches that were trained since the last call.
-            shown: time of the last update of the progress bar.
-            rate: samples per second.
+            group: batches trained on since the last call.
+            shown: time of the last update of the progress bar, from `time.perf_counter`.
+            rate: training throughput in samples per second.
 
         Returns:
             The time of the last update: now, or `shown`.

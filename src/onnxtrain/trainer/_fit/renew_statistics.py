@@ -85,7 +85,9 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
 
 
 def _momentum(from_zero: Array, from_one: Array) -> float:
-    """Computes the momentum of a BatchNormalization node, at the element with the least cancellation.
+    """Computes a BatchNormalization node's momentum from its statistics after one batch, for two initial values.
+
+    Uses the element with the least cancellation.
 
     Args:
         from_zero: statistics after a batch, if they were 0 before it.

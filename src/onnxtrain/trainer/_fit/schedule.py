@@ -83,6 +83,11 @@ class Curve:
 def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio: float = 0.0) -> Curve:
     """Adds a linear warm-up to a schedule: over `warmup_steps` steps, the factor rises from 1 / warmup_steps to 1.
 
+    Args:
+        spec: a schedule, its name, or a function; None for a constant learning rate.
+        warmup_steps: number of warm-up steps; 0 for no warm-up.
+        warmup_ratio: length of the warm-up as a fraction of all steps, instead of `warmup_steps`.
+
     >>> schedule = make_schedule("linear", warmup_steps=2)
     >>> [schedule(step, 6) for step in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]

@@ -39,7 +39,11 @@ def finite_parameters(store: Store) -> bool:
 
 
 def not_finite(store: Store) -> str | None:
-    """Returns which tensors contain NaN or infinity, e.g. "parameters", for error messages; None if none do."""
+    """Names the tensors that contain NaN or infinity, for error messages.
+
+    Returns:
+        "parameters" or "running means of the optimizer"; None if all are finite.
+    """
     if not finite_parameters(store):
         return "parameters"
     moments = (buffer for group in store.moments.values() for buffer in group.values())
@@ -89,9 +93,10 @@ class FiniteCheck:
 
 
 class StatisticsBackup:
-    """Keeps the BatchNorm statistics from before a step.
+    """Backup of the BatchNorm statistics from before a step, to restore if the step diverges.
 
-    The training model updates them together with the loss, before the loss can be checked.
+    The training model computes the loss and updates the statistics in the same run, so the loss cannot be checked
+    before the update.
     """
 
     def __init__(self, store: Store) -> None:
@@ -127,7 +132,10 @@ class Snapshot:
     def take(cls, store: Store, position: Position, more: Iterable[Buffer] = ()) -> Snapshot:
         """Copies trainable parameters, statistics, optimizer state and position.
 
-        `more` are further buffers to copy, e.g. moving averages.
+        Args:
+            store: tensors of the run.
+            position: training position to copy.
+            more: additional buffers to copy, e.g. moving averages.
         """
         buffers = [
             *more,
@@ -152,7 +160,7 @@ class Snapshot:
 
 
 def _copied(position: Position) -> Position:
-    """Copies a position, so that further steps do not change the copy."""
+    """Copies a position, so that later steps do not change the copy."""
     history = position.history
     # Only the lists of the history are copied: their entries never change.
     return replace(

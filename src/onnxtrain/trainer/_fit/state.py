@@ -48,7 +48,12 @@ def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:
 
 
 def _saved_schedule(directory: Path, settings: Settings, passed: ScheduleSpec | None) -> Curve:
-    """Restores the schedule of a saved run. `passed`, if given, replaces the schedule, but not its warm-up.
+    """Restores the schedule of a saved run.
+
+    Args:
+        directory: directory of the run, for error messages.
+        settings: saved settings of the run.
+        passed: schedule that replaces the saved schedule, but not its warm-up; None to keep the saved schedule.
 
     Raises:
         CheckpointError: the saved schedule is unknown.
@@ -136,7 +141,21 @@ class TrainingState:
         threads: int | None,
         workers: Workers,
     ) -> TrainingState:
-        """Reads the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
+        """Restores the state from a directory that :meth:`save` or `generate_artifacts` wrote.
+
+        Args:
+            directory: directory of the run.
+            metrics: metrics that replace the saved metrics; None to keep them.
+            scheduler: schedule that replaces the saved schedule; None to keep it.
+            device: execution device.
+            threads: number of threads per op; None for the saved number.
+            workers: the processes that train together.
+
+        Raises:
+            CheckpointError: the directory does not contain a run, or the run is damaged.
+            InputError: `metrics` or `scheduler` is required but missing, or `metrics` differs from the saved metrics in
+                the middle of an epoch.
+        """
 
         def begin() -> tuple[Workspace, Run]:
             workspace = Workspace(directory)
@@ -231,7 +250,7 @@ class TrainingState:
             yield
 
     def abandon(self) -> None:
-        """Makes the next fit a new one; see :meth:`Trainer.abandon_fit`."""
+        """Discards an interrupted fit, so that the next fit starts a new one."""
         with self.lock:
             self.guard.require_no_fit("Trainer.abandon_fit()", elsewhere=True)
             self.position.abandon()
@@ -305,7 +324,7 @@ class TrainingState:
         return None if mean is None else mean.count(self.run.manifest.arguments, arrays)
 
     def add(self, averages: Averages, step: Step, count: float | None) -> None:
-        """Adds the loss and the metrics of one batch to `averages`; `count` is the result of :meth:`loss_count`."""
+        """Adds the loss and the metrics of one batch to `averages`; `count` is its weight from :meth:`loss_count`."""
         averages.add_loss(step.loss, count)
         if any(metric.looks_at_predictions for metric in self.metrics):
             averages.add_metrics(self.metrics, *self.metric_arrays(step), self.run.manifest.targets[0])
@@ -331,7 +350,7 @@ class TrainingState:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Within the block, replaces the trained values with their moving averages, if there are any.
+        """Context manager that replaces the trained values with their moving averages, if there are any.
 
         Other threads that use the trainer wait for the end of the block.
         """
@@ -360,7 +379,7 @@ class TrainingState:
         return total.values(self.metrics, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Saves the run to a directory from which :meth:`load` restores it; see :meth:`Trainer.save`."""
+        """Saves the run to a directory from which :meth:`load` can restore it."""
         target = Path(path).absolute()
         refuse_model_name(path, "Trainer.save", "a directory with all that Trainer.resume needs")
         with self.lock, self.workers.saving(self.run.store) as writes:
@@ -391,7 +410,10 @@ class TrainingState:
             files.copy(averages, SWA_AVERAGE)
 
     def save_and_keep(self) -> Path:
-        """Saves the run to the trainer's own directory, makes the directory permanent, and returns its path."""
+        """Saves the run to the trainer's own directory and returns its path.
+
+        A temporary directory is no longer removed when the process ends.
+        """
         # Otherwise an interrupted run in a temporary directory would be lost when the process ends.
         self.workspace.keep()
         self.save(self.directory)

@@ -69,7 +69,7 @@ def _seed(seed: int, rank: int) -> int:
 
 
 class Stepper:
-    """Takes optimizer steps: gradients of one or more batches, followed by one update of the parameters.
+    """Takes optimizer steps: computes the gradients of one or more batches, then updates the parameters once.
 
     Loss and gradients are checked before the update, so that a step that diverges changes nothing. Batches whose labels
     are all ignored are skipped.
@@ -80,7 +80,7 @@ class Stepper:
     Attributes:
         stepped: True after the first step, even if it skipped all of its batches.
         updated: True after the first update of the parameters.
-        one_batch: what error messages call the samples of one model run, e.g. "a batch".
+        one_batch: description of the samples in one run of the model, for error messages, e.g. "a batch".
     """
 
     one_batch = "a batch"
@@ -380,7 +380,7 @@ class Diverged(Exception):
 
     Args:
         reason: description of the non-finite values, for error messages.
-        remedy: what to do about it; None for the usual advice.
+        remedy: advice for the error message; None for the default advice.
         of_update: True if the updated values are not finite; False if the loss or the gradients are not.
     """
 

@@ -47,14 +47,20 @@ class Workers:
         """Raises InputError if there are several processes. The error message begins with `doing`."""
 
     def check_fixed_batch(self, samples: int | None) -> None:
-        """Raises InputError if the model has a fixed batch size, `samples`, and several processes share a batch."""
+        """Raises InputError if several processes would share batches of a fixed size.
+
+        Args:
+            samples: fixed batch size of the model; None if it accepts any batch size.
+        """
 
     def stop(self, history: History) -> None:
         """Ends the current fit after the current epoch."""
         history.stopped = "early"
 
     def writing(self) -> contextlib.AbstractContextManager[bool]:
-        """Context manager that yields True in the process that writes a file; others wait at the end of the block.
+        """Context manager for writing a file. Yields True in the process that writes it, False in all others.
+
+        The other processes wait at the end of the block until the file is written.
 
         Raises:
             WorkersError: worker 0 could not write the file.
@@ -62,15 +68,18 @@ class Workers:
         return contextlib.nullcontext(True)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Marks a block that only this process runs: it may write files, but must not wait for other processes."""
+        """Context manager for code that only this process runs: it may write files, but must not wait for others."""
         return contextlib.nullcontext()
 
     def saving(self, store: Store) -> contextlib.AbstractContextManager[bool]:
-        """Like :meth:`writing`, but within the block, worker 0's store also contains the whole optimizer state."""
+        """Context manager for saving the run; yields the same value as :meth:`writing`.
+
+        During the block, worker 0's store contains the optimizer state of all processes.
+        """
         return contextlib.nullcontext(True)
 
     def read_share(self, data: Source) -> Iterator[list[Array]]:
-        """Yields this process's share of the batches in an evaluation."""
+        """Yields the batches that this process evaluates: its share of all batches of the dataset."""
         return data.read(Pass())
 
     def total(self, averages: Averages, metrics: Sequence[Metric], *, summed: bool) -> Averages:

@@ -67,7 +67,7 @@ _NEED_CLASSES = ("accuracy", "probability_accuracy")
 
 
 def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Returns the number of correct predictions and the number of labels, both without ignored labels.
+    """Returns the number of correct predictions and the number of labels, not counting ignored labels.
 
     Compares logits [N, C, d1, ...] with labels [N, d1, ...]. Logits with a different class axis are transposed first;
     see :func:`aligned`.
@@ -93,7 +93,7 @@ def _probability_accuracy(prediction: Array, target: Array, spec: InputSpec) -> 
 
 
 def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Returns the number of correct predictions and of all predictions. Positive logits predict 1, all others 0."""
+    """Returns the numbers of correct and of all predictions. Positive logits predict 1, all others 0."""
     _require_shape("binary_accuracy", prediction, target, prediction.shape)
     return _share((prediction > 0) == (target > 0.5), prediction)
 
@@ -151,7 +151,12 @@ METRICS: dict[str, Metric] = {
 
 
 def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
-    """Returns the names of the default metrics for a target and a loss, given by class name; [] for unknown losses."""
+    """Returns the names of the default metrics for a target and a loss; [] without a target and for unknown losses.
+
+    Args:
+        target: description of the target; None if the model has none.
+        loss: class name of the loss, e.g. "CrossEntropyLoss".
+    """
     if target is None:
         return []
     if target.class_labels is not None:
@@ -222,7 +227,7 @@ class Averages:
     Attributes:
         sums: [total, count] by key, as Python floats, which are exact in JSON.
         parts: (prediction, target) of each batch, kept for metrics that are functions of the whole dataset; empty
-            without such metrics.
+            if there are no such metrics.
     """
 
     sums: dict[str, list[float]] = field(default_factory=dict)

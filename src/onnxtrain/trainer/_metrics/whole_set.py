@@ -31,8 +31,8 @@ class Task:
     Attributes:
         target: description of the target; None if unknown.
         loss: class name of the loss, e.g. "CrossEntropyLoss".
-        positive: index of the class that f1, precision, recall and auroc measure. None: class 1 if there are two
-            classes, otherwise the mean over all classes.
+        positive: index of the class that f1, precision, recall and auroc measure. None stands for class 1 if there
+            are two classes, otherwise for the mean over all classes.
     """
 
     target: InputSpec | None = None
@@ -176,7 +176,16 @@ def _sklearn(name: str) -> Any:
 def _decided(
     name: str, task: Task, prediction: Array, target: Array, *, function: str, average: str | None
 ) -> float:
-    """Computes f1, precision or recall, for the positive class or averaged over classes; see :class:`Task`."""
+    """Computes f1, precision or recall, for the positive class or averaged over classes.
+
+    Args:
+        name: name of the metric, for error messages.
+        task: description of the target, with the positive class, if any.
+        prediction: logits of the whole dataset.
+        target: targets of the whole dataset.
+        function: name of the function in `sklearn.metrics`.
+        average: the function's `average` argument; None to derive it from the task.
+    """
     data = _scores(name, task, prediction, target)
     if not data.judgeable:
         return math.nan
@@ -230,7 +239,7 @@ def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
 
 
 def _ordered(scores: Array) -> Array:
-    """If any score is infinite, which scikit-learn rejects, replaces all scores with their ranks."""
+    """Replaces all scores with their ranks if any score is infinite, because scikit-learn rejects infinity."""
     if np.isfinite(scores).all():
         return scores
     return np.unique(scores, return_inverse=True)[1].reshape(scores.shape).astype(np.float64)

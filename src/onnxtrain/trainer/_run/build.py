@@ -29,7 +29,7 @@ def build_run(model: ModelSource, directory: Path, device: str, threads: int | N
         recipe: the training settings, e.g. loss and optimizer.
 
     Raises:
-        OnnxTrainError: see :func:`onnxtrain.generate_artifacts`.
+        OnnxTrainError: the model cannot be trained with these settings.
     """
 
     def write(path: Path, *, sample_weight: bool) -> None:

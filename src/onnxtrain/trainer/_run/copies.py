@@ -33,7 +33,13 @@ class Copies:
         self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
 
     def add(self, files: FileSet, target: Path, group: Sequence[Path]) -> None:
-        """Adds a group of files to a file set for the directory `target`, unless it already contains all of them."""
+        """Adds copies of a group of files to a file set, unless the target directory already contains the whole group.
+
+        Args:
+            files: set of files that will be written together.
+            target: directory that the file set is written to.
+            group: files that belong together, e.g. a model and its external data.
+        """
         # A model and its external data are copied together, because neither works without the other.
         if not all(self._same(path, target / path.name) for path in group):
             for path in group:

@@ -20,7 +20,7 @@ _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 def _forget() -> None:
-    """Closes inherited lock files in a forked process, which would otherwise hold the parent's locks."""
+    """Closes the lock files that a forked process inherited, so that it does not hold its parent's locks."""
     for lock in list(_held):
         lock.forget()
 

@@ -134,7 +134,7 @@ def require_free(
     Args:
         directory: directory of the run; may be missing.
         doing: description of the rejected action, for error messages.
-        names: names of other files that would be written; see :func:`is_run_file`.
+        names: names of files that would be written in addition to the run's own files.
         remedy: text to append to "Choose another directory" in the message.
         manifest: name of the run's manifest.
     """
@@ -170,7 +170,13 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def refuse_model_name(path: str | os.PathLike[str], function: str, written: str) -> None:
-    """Raises InputError if `path` has the suffix `.onnx`, but `function` writes something other than a model."""
+    """Raises InputError if a path has the suffix `.onnx`, for functions that do not write a model.
+
+    Args:
+        path: path that the user passed.
+        function: name of the function, e.g. "Trainer.save".
+        written: description of what the function writes, e.g. "a checkpoint".
+    """
     name = os.fspath(path)
     if name.lower().endswith(".onnx"):
         raise InputError(

@@ -96,7 +96,8 @@ class LossModel:
 
         Args:
             count: number of samples.
-            loss: loss of the whole batch, computed by the eval model; the losses of the parts must add up to it.
+            loss: loss of the whole batch, computed by the eval model. It is compared with the losses of the first
+                `count` samples and of the rest, which add up to it for a sum or mean over samples.
             outputs: other outputs of the eval model for the whole batch.
             arrays: arguments of the eval model.
 
@@ -123,13 +124,16 @@ class LossModel:
             raise _refusal(f"it cannot be run on {len(arrays[0])} samples") from error
 
     def _value(self, output: Array, name: str) -> Array | ort.OrtValue:
-        """Converts an output for the input `name`: bfloat16 outputs are float32, but bfloat16 inputs are raw bits."""
+        """Converts an output of the eval model to the value of the input `name`.
+
+        A bfloat16 output is read as a float32 array, but must be passed to a bfloat16 input as raw bits.
+        """
         array = np.ascontiguousarray(output)
         bfloat16 = BY_NAME["bfloat16"]
         return alias(narrow(array, bfloat16), bfloat16) if name in self._narrow else array
 
     def _sum(self, loss: float, arrays: Sequence[Array]) -> float:
-        """Returns the loss as a sum over samples: a mean loss times its count."""
+        """Returns the loss as a sum over samples; multiplies a mean loss by its divisor."""
         count = 1.0 if self._mean is None else self._mean.count(self._arguments, arrays)
         return loss * count if count else 0.0
 
@@ -167,7 +171,7 @@ def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
 
 
 def _forget_batch(model: ir.Model, inputs: set[str]) -> None:
-    """Makes the first dimension of `inputs` symbolic, and removes all shapes that depend on it."""
+    """Makes the first dimension of `inputs` symbolic, and removes all inner shapes, which may depend on it."""
     for node in model.graph:
         for output in node.outputs:
             output.shape = None

@@ -78,7 +78,7 @@ class Plan:
         weighted: True if samples have weights.
         class_weight: weight of each class in the loss, e.g. [0.6, 3.0]; None for equal weights.
         stratify: True if the validation split has the same fraction of each class.
-        evaluate_every: optimizer steps between two evaluations in the middle of epochs; None for no such evaluations.
+        evaluate_every: optimizer steps between evaluations in the middle of epochs; None to evaluate only after epochs.
         transform: True if batches are augmented; the function itself cannot be compared after a resume.
     """
 
@@ -113,7 +113,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class Position:
-    """Position of a training run.
+    """Position of a training run: everything needed to resume it, except tensors.
 
     Attributes:
         seed: seed of shuffling, splitting and Dropout.
@@ -170,7 +170,7 @@ class Position:
         return before
 
     def undo(self, before: dict[str, Any]) -> None:
-        """Restores the state from before :meth:`begin`, which returned it."""
+        """Undoes :meth:`begin`, which returned the state `before`."""
         self.history.stopped = before.pop("stopped")
         for name, value in before.items():
             setattr(self, name, value)

@@ -63,7 +63,7 @@ class Run:
         state: parameters, statistics and optimizer state.
         module: training and eval model, which compute training and evaluation steps.
         optimizer: optimizer that updates the parameters.
-        rewrite: the argument `write`.
+        rewrite: function that generates the artifacts again; None if the original model is not available.
         open_optimizer: function that opens :attr:`optimizer`; workers that shard the optimizer replace it.
         outputs: names of the model's own outputs, which the training and eval models return after the loss.
         predicted: names of the outputs that :meth:`predict` returns.
@@ -197,7 +197,7 @@ class Run:
         return self.state.lock
 
     def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
-        """Runs a training or evaluation step; returns the loss and the model's outputs."""
+        """Runs the training model or the eval model on a batch; returns the loss and the model's own outputs."""
         with self.lock:
             self.module.train(training)
             results = self.module(*arrays)
@@ -220,7 +220,7 @@ class Run:
         return (list(arrays) if missing <= 0 else [fill(array, missing) for array in arrays]), count
 
     def evaluate(self, batches: Iterable[Sequence[Array]]) -> Iterator[Step]:
-        """Yields the results of batches in inference mode.
+        """Runs batches in inference mode, and yields the result of each.
 
         For a model with a fixed batch size, an incomplete batch is padded; the results for the padding are dropped.
 
@@ -302,7 +302,7 @@ class Run:
         )
 
     def require_outputs(self) -> list[str]:
-        """Returns :attr:`predicted`, which must not be empty.
+        """Returns the names of the outputs that :meth:`predict` returns, at least one.
 
         Raises:
             TrainingStateError: the models return only the loss.
@@ -330,20 +330,21 @@ class Run:
         companions: Sequence[str] = (),
         write_more: Callable[[FileSet], None] | None = None,
     ) -> None:
-        """Writes the run to a directory, which is created if missing: either all files, or none.
+        """Writes all files of the run to a directory atomically: an error leaves the old files unchanged.
 
-        In a directory other than :attr:`directory`, only models that differ are replaced.
+        The models and `companions` are only written to a directory other than :attr:`directory`, and only if `target`
+        does not already contain identical files.
 
         Args:
-            target: directory to write to.
-            companions: names of further files in :attr:`directory`: copied if they exist, removed from `target` if they
-                do not.
+            target: directory to write to; created if it is missing.
+            companions: names of further files in :attr:`directory`, e.g. "best". They are copied to `target`; if a file
+                does not exist, it is removed from `target`.
             write_more: function that adds further files to the set of files that are replaced together.
 
         Raises:
             OSError: a file cannot be written.
-            CheckpointError: some parameters have no data, or the target directory contains users' files with the names
-                of a run's files.
+            CheckpointError: some parameters have no data, or `target` contains the user's own files under names that a
+                run uses.
         """
         # Without a manifest, a second save could not tell its own files from the user's.
         if target.resolve() != self.directory.resolve() and (self.directory / self.files.manifest).is_file():
@@ -368,7 +369,14 @@ class Run:
         write_more: Callable[[FileSet], None] | None,
         encode: Callable[[BinaryIO], None],
     ) -> None:
-        """Writes the files of :meth:`save`; `encode` writes the checkpoint."""
+        """Writes the files that :meth:`save` replaces together.
+
+        Args:
+            target: directory to write to.
+            companions: names of further files to copy from :attr:`directory`, or to remove from `target` if missing.
+            write_more: function that adds further files to the set; None to add none.
+            encode: function that writes the checkpoint to an open file.
+        """
         with FileSet(target) as files:
             # The models in the run's own directory were written when it was built.
             if target.resolve() != self.directory.resolve():

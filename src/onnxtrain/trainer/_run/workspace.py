@@ -20,7 +20,7 @@ from onnxtrain.trainer._run.files import CHECKPOINT, companions, holds_run, requ
 
 
 class Workspace:
-    """Directory of a run: the user's, or a temporary one that is removed with this object unless it is kept.
+    """Directory of a run. A temporary directory is removed together with this object, unless :meth:`keep` is called.
 
     Attributes:
         path: absolute path, which does not depend on the working directory.
@@ -38,7 +38,11 @@ class Workspace:
 
     @classmethod
     def for_new_run(cls, directory: str | os.PathLike[str] | None, *, overwrite: bool = False) -> Workspace:
-        """Prepares the directory of a new run, which may be missing; None creates a temporary directory.
+        """Returns a workspace for a new run, after checking that the run would not overwrite the user's files.
+
+        Args:
+            directory: directory of the run, which need not exist; None creates a temporary directory.
+            overwrite: True to allow the run to replace an earlier run and other files.
 
         Raises:
             CheckpointError: `overwrite` is not set, and the directory contains a run, or user files that the run would

@@ -27,7 +27,13 @@ def run_files(run: Run) -> list[str]:
 
 
 def send_files(communicator: Communicator, directory: Path, names: Sequence[str]) -> None:
-    """Sends files from a directory to the other workers, which must call :func:`receive_files`."""
+    """Sends files from worker 0 to the other workers, which must call :func:`receive_files` at the same time.
+
+    Args:
+        communicator: connection to the other workers.
+        directory: directory of the files.
+        names: paths of the files relative to `directory`.
+    """
     communicator.share([(name, (directory / name).stat().st_size) for name in names])
     if communicator.size == 1:
         return

@@ -12,7 +12,7 @@ from onnxtrain.trainer._workers.step import WorkerStepper
 
 
 def run_fit(fit: Fit) -> None:
-    """Runs a fit. Workers of a group take steps together, and adopt the state that callbacks on worker 0 change."""
+    """Runs a fit. Workers take steps together, and adopt the changes that callbacks on worker 0 make to the state."""
     workers = fit.state.workers
     group = workers if isinstance(workers, WorkerGroup) else None
     if group is not None:

@@ -28,7 +28,7 @@ class FollowerWorkspace(Workspace):
         return self._leader_is_temporary
 
     def keep(self) -> None:
-        """Records that worker 0 keeps its directory. This directory is removed anyway."""
+        """Records that worker 0 keeps its directory. This worker's own directory is still removed."""
         self._leader_is_temporary = False
 
     def locked(self) -> contextlib.AbstractContextManager[object]:

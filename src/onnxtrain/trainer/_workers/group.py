@@ -62,7 +62,14 @@ class WorkerGroup(Workers):
         return not self._by_itself
 
     def agree(self, error: BaseException | None = None) -> None:
-        """If any worker failed, raises an error in all workers: `error` in the one that failed, else WorkersError."""
+        """Raises an exception in all workers if any of them failed. This is a collective call.
+
+        Args:
+            error: exception with which this worker failed, which is raised again; None if it did not fail.
+
+        Raises:
+            WorkersError: a different worker failed.
+        """
         # Exceptions of other packages may not survive pickle.
         texts = self.communicator.gather(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
@@ -74,7 +81,7 @@ class WorkerGroup(Workers):
     def open(
         self, begin: Callable[[], tuple[Workspace, Run]], device: str, threads: int | None
     ) -> tuple[Workspace, Run]:
-        """Opens the same run in all workers; see :meth:`Workers.open`."""
+        """Opens the same run in all workers: worker 0 builds or reads it, and sends its files to the others."""
         # The others may have no access to the disk that holds the run's directory.
         opened, error = None, None
         if self.leads:
@@ -95,11 +102,11 @@ class WorkerGroup(Workers):
         return opened
 
     def _attach(self, run: Run) -> None:
-        """Adapts a run to the group: worker 0 rewrites models for all workers, and the optimizer may be sharded."""
+        """Adapts a run to the group: only worker 0 rebuilds models, and the optimizer is sharded if requested."""
         write = run.rewrite
 
         def rewrite(folder: Path, *, sample_weight: bool) -> None:
-            """Writes the models again on worker 0, and sends them to the other workers."""
+            """Rebuilds the models on worker 0, and sends them to the other workers."""
             error = None
             if self.leads and write is not None:
                 try:
@@ -131,7 +138,11 @@ class WorkerGroup(Workers):
         return self._shard(run, open_whole_optimizer(run))
 
     def check_fixed_batch(self, samples: int | None) -> None:
-        """Raises InputError if the model has a fixed batch size, `samples`, and several workers would share a batch."""
+        """Raises InputError if several workers would share batches of a fixed size.
+
+        Args:
+            samples: fixed batch size of the model; None if it accepts any batch size.
+        """
         if samples is not None and self.worker.size > 1:
             raise InputError(
                 f"The model takes exactly {samples} samples at a time, but each of the {self.worker.size} "
@@ -151,7 +162,7 @@ class WorkerGroup(Workers):
         self.stop_asked = True
 
     def read_share(self, data: Source) -> Iterator[list[Array]]:
-        """Yields this worker's share of the batches in an evaluation; inside a callback, yields all batches."""
+        """Yields the batches that this worker evaluates: its share or, inside a callback, all batches."""
         return own_batches(data, self.worker) if self.together else data.read(Pass())
 
     def total(self, averages: Averages, metrics: Sequence[Metric], *, summed: bool) -> Averages:
@@ -162,7 +173,10 @@ class WorkerGroup(Workers):
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:
-        """Context manager that yields True in the process that writes a file; others wait at the end of the block."""
+        """Context manager for writing a file. Yields True on the worker that writes it, False on all others.
+
+        The other workers wait at the end of the block until the file is written.
+        """
         if not self.together:
             yield True
             return
@@ -175,7 +189,10 @@ class WorkerGroup(Workers):
 
     @contextlib.contextmanager
     def saving(self, store: Store) -> Iterator[bool]:
-        """Like :meth:`writing`, but within the block, worker 0's store also contains the whole optimizer state."""
+        """Context manager for saving the run; yields the same value as :meth:`writing`.
+
+        During the block, worker 0's store contains the optimizer state of all workers.
+        """
         with self.writing() as writes:
             if self.shards is None:
                 yield writes
@@ -188,7 +205,7 @@ class WorkerGroup(Workers):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Marks a block that only this worker runs, e.g. a callback. It must not make collective calls."""
+        """Context manager for code that only this worker runs, e.g. a callback; no collective calls are allowed."""
         before, self._by_itself = self._by_itself, True
         try:
             yield
@@ -196,7 +213,7 @@ class WorkerGroup(Workers):
             self._by_itself = before
 
     def serve(self, store: Store) -> tuple[Any, ...]:
-        """Participates in saves while worker 0 runs its callbacks; returns the final message from worker 0."""
+        """Takes part in saves while worker 0 runs callbacks; returns the message that worker 0 sends afterwards."""
         while True:
             command, *told = self.communicator.share()
             if command != "moments":

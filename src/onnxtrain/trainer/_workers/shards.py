@@ -18,7 +18,14 @@ from onnxtrain.trainer._run.run import Run
 
 
 def assign_owners(sizes: dict[str, int], workers: int) -> dict[str, int]:
-    """Assigns each parameter to a worker, balancing the number of elements.
+    """Assigns each parameter to a worker, balancing the number of elements per worker.
+
+    Args:
+        sizes: number of elements of each parameter.
+        workers: number of workers.
+
+    Returns:
+        The rank of the worker that owns each parameter.
 
     >>> assign_owners({"a": 5, "b": 4, "c": 3, "d": 2}, 2)
     {'a': 0, 'b': 1, 'c': 1, 'd': 0}
@@ -41,7 +48,7 @@ class Shards:
         communicator: connection to the other workers.
 
     Attributes:
-        optimizer: optimizer that updates this worker's parameters, and receives the updates of other workers.
+        optimizer: optimizer that updates this worker's parameters, and receives all others from their workers.
     """
 
     def __init__(self, run: Run, whole: Optimizer, communicator: Communicator) -> None:
@@ -75,7 +82,7 @@ class Shards:
 
     @contextlib.contextmanager
     def collected(self, store: Store) -> Iterator[None]:
-        """Within the block, which all workers must enter, worker 0's store contains the moments of all parameters."""
+        """Context manager that gathers the moments of all parameters in worker 0's store; all workers must enter it."""
         rank = self._communicator.rank
         if rank == 0:
             self.fill(store)
@@ -163,7 +170,13 @@ class _ShardedOptimizer(Optimizer):
 
 
 def _part_of_optimizer(path: object, names: list[str], moments: list[str]) -> ir.Model:
-    """Returns the part of an optimizer model that updates the parameters `names`."""
+    """Returns the part of an optimizer model that updates some of the parameters.
+
+    Args:
+        path: the whole optimizer model.
+        names: names of the parameters to update.
+        moments: names of the optimizer's moments, e.g. ["momentum0", "momentum1"].
+    """
     # The gradient norm for clipping stays complete: every worker has all gradients.
     model = load_model(path)  # type: ignore[arg-type]
     kept = {f"{name}_updated" for name in names}

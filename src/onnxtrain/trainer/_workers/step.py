@@ -63,7 +63,7 @@ class WorkerStepper(Stepper):
         return self._interrupt
 
     def step(self, batches: Sequence[list[Array]]) -> int:
-        """Takes one step; returns the number of samples of all workers."""
+        """Takes one step, and saves the run every `save_steps` steps; returns the number of samples of all workers."""
         super().step(batches)
         state, every = self._state, self._workers.strategy.save_steps
         if every is not None and state.position.step % every == 0 and not state.workspace.temporary:
@@ -76,7 +76,10 @@ class WorkerStepper(Stepper):
         return super()._is_used(step) or (every is not None and step % every == 0)
 
     def _not_finite(self) -> str | None:
-        """Returns which tensors are not finite on some worker; None if all are finite. Each checks its own shard."""
+        """Names tensors that are not finite on at least one worker; None if all are finite.
+
+        Each worker checks its own shard of the optimizer state.
+        """
         told = self._workers.communicator.gather(super()._not_finite())
         return next((what for what in told if what is not None), None)
 
@@ -116,7 +119,8 @@ class WorkerStepper(Stepper):
             diverged: the error, if the step diverged on this worker.
 
         Returns:
-            The all-reduced vector, see `_FAILED` etc.; and the averages of all workers.
+            The all-reduced vector, with the entries `_FAILED` to `_UNCOUNTED` and the sums of the metrics; and the
+            averages over all workers.
 
         Raises:
             Diverged: the step diverged on one of the workers; the error is raised on all of them.
@@ -199,7 +203,12 @@ class WorkerStepper(Stepper):
         add_averages(averages, more, summed=False)
 
     def _sum_gradients(self, done: list[tuple[Step, float | None]], totals: Array) -> float:
-        """All-reduces the gradients in the store; returns the mean loss, NaN if all labels are ignored."""
+        """All-reduces the gradients in the store; returns the mean loss, NaN if all labels are ignored.
+
+        Args:
+            done: results of this worker's shares that were not skipped, with their weights in the mean loss.
+            totals: the all-reduced vector from :meth:`_exchange`.
+        """
         if not totals[_DONE]:
             return math.nan
         store, total = self._run.store, float(totals[_COUNT])
@@ -232,7 +241,7 @@ class WorkerStepper(Stepper):
         return float(totals[_LOSS]) / total if total else float(totals[_LOSS])
 
     def _clear_gradients(self) -> None:
-        """Zeros the gradients of a worker without samples."""
+        """Sets the gradients to zero on a worker that contributes none to the step, for the all-reduce."""
         store = self._run.store
         for buffer in store.gradients.values():
             buffer.write(np.zeros(buffer.shape, buffer.dtype.storage))

@@ -12,17 +12,17 @@ from onnxtrain.trainer._metrics.metrics import Averages, Metric
 
 
 def measured_keys(metrics: Sequence[Metric]) -> list[str]:
-    """Returns the keys that are sums over batches: the loss, and metrics that are means."""
+    """Returns the keys whose values are summed over batches: the loss, and metrics that are means."""
     return ["loss", *(metric.name for metric in metrics if metric.measure is not None)]
 
 
 def numbers_of(averages: Averages, keys: Sequence[str]) -> Array:
-    """Returns the total and the count of each key, float64 [2 * len(keys)]; zeros for keys without a batch."""
+    """Returns the total and the count of each key, float64 [2 * len(keys)]; zeros for keys not yet recorded."""
     return np.array([number for key in keys for number in averages.sums.get(key, (0.0, 0.0))], np.float64)
 
 
 def averages_of(numbers: Array, keys: Sequence[str], *, summed: bool) -> Averages:
-    """Returns averages from the all-reduced result of :func:`numbers_of`.
+    """Converts all-reduced totals and counts to averages; the inverse of :func:`numbers_of`.
 
     Args:
         numbers: totals and counts, float64 [2 * len(keys)].
@@ -54,7 +54,14 @@ def add_averages(total: Averages, more: Averages, *, summed: bool) -> None:
 def total_averages(
     communicator: Communicator, averages: Averages, metrics: Sequence[Metric], *, summed: bool
 ) -> Averages:
-    """Combines the averages that the workers computed over their batches of a dataset."""
+    """Combines the averages that the workers computed over their batches of a dataset.
+
+    Args:
+        communicator: connection to the other workers.
+        averages: averages of this worker.
+        metrics: recorded metrics.
+        summed: True if the loss is a sum over samples, not a mean.
+    """
     keys = measured_keys(metrics)
     # Sums are combined, not means: means over different numbers of samples cannot be averaged.
     numbers = numbers_of(averages, keys)

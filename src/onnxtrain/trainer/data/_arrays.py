@@ -1,4 +1,4 @@
-"""Reads arrays: checks them as a whole before training, then slices and casts them batch by batch."""
+"""Reads arrays: checks them once before training, then slices and casts them batch by batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnxtrain.trainer.data._transform import Transform
 class ArraySource(IndexedSource):
     """Source of batches from arrays with the samples along axis 0, one array per argument of the model.
 
-    The arrays are never copied as a whole. Arrays in memory are checked once, before training; memory-mapped files
+    The arrays are never copied in full. Arrays in memory are checked once, before training; memory-mapped files
     (`np.memmap`) and results of a transform are checked batch by batch.
 
     Attributes:
@@ -123,7 +123,12 @@ class ArraySource(IndexedSource):
         return np.asarray(array if self.chosen is None else array[self.chosen])
 
     def held_out(self, samples: Array, transform: Transform | None = None) -> ArraySource:
-        """Returns a validation source of the samples with the indices `samples`; `transform` replaces augmentation."""
+        """Returns a source of validation data.
+
+        Args:
+            samples: indices of the samples, [n].
+            transform: function that converts the batches, instead of :attr:`transform`; None to leave them unchanged.
+        """
         if self.transform is not None and transform is None:
             # Without the transform, the arrays themselves must fit the model.
             try:
@@ -173,7 +178,12 @@ def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
 def split_order(samples: int, fraction: float, seed: int, labels: Array | None = None) -> tuple[Array, Array]:
     """Splits samples at random. Returns the indices of the training samples and of the validation samples.
 
-    With `labels`, integers [samples], the fraction of validation samples is the same for each class, up to rounding.
+    Args:
+        samples: number of samples.
+        fraction: fraction of the samples to use for validation.
+        seed: seed for the random choice.
+        labels: class labels, integers [samples], to split off the same fraction of each class, up to rounding; None
+            to ignore classes.
 
     Raises:
         InputError: the fraction leaves no training samples or no validation samples.
@@ -199,6 +209,10 @@ def _shares(labels: Array, count: int) -> tuple[Array, Array]:
     """Divides the number of validation samples among the classes, in proportion to their sizes.
 
     Fractions are rounded down; the remaining samples go to the classes with the largest remainders.
+
+    Args:
+        labels: class labels of all samples, integers [samples].
+        count: number of validation samples.
 
     Returns:
         The classes, and the number of validation samples of each.

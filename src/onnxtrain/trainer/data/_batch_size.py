@@ -15,7 +15,7 @@ _log = get_logger()
 
 
 def dynamic_remedy() -> str:
-    """Returns advice about models with a fixed batch size, for error messages."""
+    """Returns advice on making the batch size of a model dynamic, for messages about fixed batch sizes."""
     return f"Export it with a dynamic batch axis, or {words().dynamic_batch()}."
 
 

@@ -43,7 +43,11 @@ def balanced_weights(labels: Array, classes: int, sample_weight: Array | None = 
 
 
 def require_one_label(layout: Layout, purpose: str) -> InputSpec:
-    """Checks that the model's target is one class label, or one 0 or 1, per sample, and returns its specification.
+    """Checks that the model's target is one class label or one binary value per sample; returns its specification.
+
+    Args:
+        layout: inputs and targets of the model.
+        purpose: beginning of the error message, e.g. "class_weight='balanced'".
 
     Raises:
         InputError: the model has no target, or a different kind of target.
@@ -131,7 +135,13 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
 
 
 def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
-    """Computes balanced weights from the labels of a source, without ignored labels."""
+    """Computes balanced class weights from the labels of a source, without ignored labels.
+
+    Args:
+        source: training data.
+        spec: specification of the target.
+        count: number of classes; None for the largest label plus 1.
+    """
     labels = read_labels(source, argument("class_weight", "balanced"))
     counted = np.ones(len(labels), bool)
     if spec.class_labels is not None and spec.class_labels.ignore_index is not None:
@@ -189,11 +199,11 @@ class ClassWeightedSource:
         return self._source.volatile
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Prepares the wrapped source for a fit; see :meth:`Source.begin`."""
+        """Prepares the wrapped source for a fit; the arguments are those of :meth:`Source.begin`."""
         self._source.begin(mark, resumed=resumed, epochs=epochs)
 
     def mark(self) -> str | None:
-        """Returns the mark of the wrapped source; see :meth:`Source.mark`."""
+        """Returns the state that the wrapped source needs to repeat the current epoch in a resumed fit."""
         return self._source.mark()
 
     def last(self) -> list[Array] | None:

@@ -35,7 +35,7 @@ def relaxed(specs: Sequence[InputSpec]) -> list[InputSpec]:
 
 
 def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = False) -> list[Any]:
-    """Arranges data as one entry per specification, in the model's order.
+    """Returns the entries of the data in the order of the model's inputs or targets.
 
     Args:
         word: "input" or "target", for error messages.
@@ -74,6 +74,11 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
 
 def to_array(word: str, spec: InputSpec, data: Any) -> Array:
     """Converts data, including tensors of other libraries, to a numpy array.
+
+    Args:
+        word: "input" or "target", for error messages.
+        spec: specification of the input or target.
+        data: array, tensor, series, or nested list of numbers.
 
     Raises:
         InputError: the data has no uniform shape, is sparse, or has masked values.
@@ -140,7 +145,13 @@ def _as_numbers(array: Array) -> Array:
 
 
 def check_form(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError if the dtype cannot be cast implicitly, or class labels are one-hot or [samples, 1]."""
+    """Raises InputError if the dtype cannot be cast implicitly, or class labels are one-hot or a column vector.
+
+    Args:
+        word: "input" or "target", for error messages.
+        spec: specification of the input or target.
+        array: data for it.
+    """
     _check_label_form(spec, array)
     dtype_name = spec.dtype.name
     same = array.dtype.name == dtype_name
@@ -156,7 +167,13 @@ def check_form(word: str, spec: InputSpec, array: Array) -> None:
 
 
 def check_values(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError for NaN, infinity, invalid class labels, and values that overflow the model's dtype."""
+    """Raises InputError for NaN, infinity, invalid class labels, or values that overflow the model's dtype.
+
+    Args:
+        word: "input" or "target", for error messages.
+        spec: specification of the input or target.
+        array: data for it, after :func:`check_form`.
+    """
     kind = array.dtype.kind
     if kind == "f" or (kind in "iu" and array.dtype != spec.dtype.storage):
         for first, part in _chunks(array):
@@ -225,7 +242,7 @@ def cast(spec: InputSpec, array: Array) -> Array:
 
 
 def _check_label_form(spec: InputSpec, array: Array) -> None:
-    """Raises InputError for class labels that are one-hot, or a column [samples, 1]."""
+    """Raises InputError if class labels are one-hot or a column vector [samples, 1]."""
     labels = spec.class_labels
     if labels is None or spec.shape is None or array.ndim != len(spec.shape) + 1:
         return
@@ -264,7 +281,7 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
 
 
 def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
-    """Raises InputError unless all arrays have the same number of samples, at least one, and the model's shapes."""
+    """Raises InputError unless the arrays match the model's shapes and have the same number of samples, not 0."""
     for spec, array in zip(specs, arrays, strict=True):
         if array.ndim == 0 or (spec.shape is not None and len(spec.shape) == 0):
             raise InputError(

@@ -106,6 +106,11 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
 def series_values(word: str, spec: InputSpec, series: Any) -> Array:
     """Converts a column to an array, of rank 2 if the model expects rank 2.
 
+    Args:
+        word: "input" or "target", for error messages.
+        spec: the input or target.
+        series: a pandas or polars column.
+
     Raises:
         InputError: the column is not numeric, or has missing values.
     """
@@ -122,6 +127,10 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
 
 def _numbers(series: Any, label: str) -> Array:
     """Converts a pandas or polars column to an array.
+
+    Args:
+        series: the column.
+        label: description of the column for error messages, e.g. "column 'age'".
 
     Raises:
         InputError: the column is not numeric, or has missing or infinite values.
@@ -160,7 +169,13 @@ def _numbers(series: Any, label: str) -> Array:
 
 
 def _place(series: Any, wrong: Array, polars: bool) -> str:
-    """Describes the first row whose entry in `wrong` is True, for error messages."""
+    """Describes the first row with a rejected value, for error messages, e.g. "row 3".
+
+    Args:
+        series: the column.
+        wrong: bool [rows]; True for rejected values.
+        polars: True for a polars column, False for a pandas column.
+    """
     # After a selection, row number and pandas index differ; the message contains both.
     row = int(np.flatnonzero(wrong)[0])
     index = None if polars else series.index[row]
@@ -178,7 +193,14 @@ _OF_PANDAS = (
 
 
 def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
-    """Returns the error message for a column that is not numeric."""
+    """Returns the error message for a column that is not numeric, with advice on encoding it.
+
+    Args:
+        series: the column.
+        label: description of the column, e.g. "column 'town'".
+        kind: dtype of the column, e.g. "object".
+        polars: True for a polars column, False for a pandas column.
+    """
     shown = f" such as {series[0]!r}" if polars and len(series) else ""
     if not polars and len(series):
         shown = f" such as {series.iloc[0]!r}"

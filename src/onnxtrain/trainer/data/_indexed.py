@@ -24,7 +24,7 @@ class IndexedSource(ABC):
         drop: True to drop an incomplete last batch.
         weighted: True if the data includes sample weights.
         limit: number of batches per epoch; None for all.
-        transform: augmentation of batches; None for none.
+        transform: function that augments the batches; None for no augmentation.
         chosen: indices of the samples that belong to this source; None for all.
     """
 
@@ -50,7 +50,12 @@ class IndexedSource(ABC):
 
     @abstractmethod
     def held_out(self, samples: Array, transform: Transform | None = None) -> Self:
-        """Returns a validation source of the samples with the indices `samples`; `transform` replaces augmentation."""
+        """Returns a source of validation data.
+
+        Args:
+            samples: indices of the samples, [n].
+            transform: function that converts the batches, instead of :attr:`transform`; None to leave them unchanged.
+        """
 
     @abstractmethod
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:

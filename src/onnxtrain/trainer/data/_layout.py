@@ -58,7 +58,7 @@ class Layout:
 
     @classmethod
     def of(cls, manifest: Manifest, *, predicting: bool = False) -> Layout:
-        """Returns the layout of the batches that the models of a training run take.
+        """Returns the layout of batches for the models of a training run.
 
         Args:
             manifest: describes the inputs and targets of the models.

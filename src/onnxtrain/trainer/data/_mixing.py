@@ -14,7 +14,13 @@ from onnxtrain.runtime.dtypes import Array
 
 
 class _Mixing(ABC):
-    """Base class for transforms that mix pairs of samples in a batch, and their targets in the same proportion."""
+    """Base class for transforms that mix pairs of samples in a batch, and their targets in the same proportion.
+
+    Args:
+        alpha: parameter of the distribution Beta(alpha, alpha) of the proportion.
+        classes: number of classes, to one-hot encode class labels; None for floating-point targets.
+        probability: probability that a batch is mixed.
+    """
 
     def __init__(self, alpha: float, classes: int | None, probability: float) -> None:
         name = type(self).__name__

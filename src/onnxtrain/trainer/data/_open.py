@@ -45,7 +45,7 @@ def open_source(
         targets: targets, if `inputs` is arrays or a frame.
         weights: sample weights, if `inputs` is arrays or a frame.
         options: batch size and other options for reading.
-        transform: augmentation of batches.
+        transform: function that augments the batches; None for no augmentation.
         at: the epoch that will be read first.
 
     Raises:
@@ -180,7 +180,13 @@ def split(
 
 
 class _Grouped:
-    """Groups the samples of an iterable dataset into batches. If it already yields batches, they are not changed."""
+    """Groups the samples of an iterable dataset into batches; batches that it already yields are not changed.
+
+    Args:
+        layout: inputs and targets of the model, which distinguish samples from batches.
+        dataset: iterable of samples or batches.
+        size: number of samples per batch.
+    """
 
     def __init__(self, layout: Layout, dataset: Any, size: int) -> None:
         self.dataset = dataset

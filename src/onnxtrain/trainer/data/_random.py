@@ -65,7 +65,7 @@ _log = get_logger()
 
 
 def _renew_lock() -> None:
-    """Replaces the lock in a forked process, in which the thread that holds it does not exist."""
+    """Replaces the lock in a forked process, where the thread that may hold it no longer exists."""
     global _drawing
     _drawing = threading.RLock()
 
@@ -77,7 +77,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _taking_turns() -> Iterator[None]:
-    """Makes threads take turns to run code that draws seeded random numbers."""
+    """Context manager for code that draws seeded random numbers: only one thread at a time may enter."""
     global _take_turns
     lock = _drawing if _take_turns else None
     if lock is not None and not lock.acquire(timeout=_PATIENCE):
@@ -98,7 +98,7 @@ def _taking_turns() -> Iterator[None]:
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """Seeds the process's random generators with a key for the duration of the block, and restores them afterwards."""
+    """Context manager that seeds the process's random generators with a key, and restores them at the end."""
     with _taking_turns():
         before = _capture()
         _seed(key)
@@ -120,7 +120,7 @@ class OwnNumbers:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Within the block, the process's generators continue from this state; afterwards, they are restored."""
+        """Context manager in which the process's generators continue from this state; they are restored at the end."""
         with _taking_turns():
             outer = _capture()
             if self._inner is None:

@@ -131,12 +131,17 @@ class SampleSource(IndexedSource):
             yield self.layout.arrays(self.layout.batch(self._joined(samples, indices)))
 
     def held_out(self, samples: Array, transform: Transform | None = None) -> SampleSource:
-        """Returns a validation source of the samples with the indices `samples`; `transform` replaces augmentation."""
+        """Returns a source of validation data.
+
+        Args:
+            samples: indices of the samples, [n].
+            transform: function that converts the batches, instead of :attr:`transform`; None to leave them unchanged.
+        """
         return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=transform)
 
 
 def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """Fetches samples by index, in one call if the dataset has `__getitems__`, a convention of PyTorch."""
+    """Fetches samples by index, in a single call if the dataset has PyTorch's optional `__getitems__`."""
     together = getattr(dataset, "__getitems__", None)
     if callable(together):
         return list(together(indices))
@@ -150,6 +155,10 @@ def _shown(indices: Sequence[int]) -> str:
 
 def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
     """Stacks samples into a batch. If a sample is a tuple or dict, the batch is a tuple or dict of arrays.
+
+    Args:
+        samples: the samples.
+        indices: their indices in the dataset, for error messages; empty to count from 0.
 
     >>> collate([(np.zeros(2), 1), (np.ones(2), 0)])
     (array([[0., 0.],

@@ -161,6 +161,12 @@ def order_of(samples: int, epoch: Pass) -> Array:
 def count_batches(samples: int, size: int, *, drop: bool, limit: int | None) -> int:
     """Returns the number of batches per epoch.
 
+    Args:
+        samples: number of samples.
+        size: batch size.
+        drop: True if an incomplete last batch is dropped.
+        limit: number of batches that the user asked for; None for all.
+
     Raises:
         InputError: there are fewer batches than the limit.
     """

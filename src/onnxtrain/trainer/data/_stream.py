@@ -25,7 +25,15 @@ _REMEDY = (
 
 
 class _Reading:
-    """One pass over the data, with its own random numbers, that can look ahead by one batch."""
+    """Reads one pass over a stream, with a lookahead of one batch.
+
+    Args:
+        make: function that returns an iterable of batches.
+        numbers: random state in which batches are prepared; None for the process's own random numbers.
+
+    Attributes:
+        delivered: number of batches taken so far.
+    """
 
     def __init__(self, make: Callable[[], Iterable[Any]], numbers: OwnNumbers | None) -> None:
         self._numbers = numbers
@@ -90,7 +98,7 @@ class StreamSource:
         layout: names, dtypes and shapes of the arrays of a batch.
         stream: an iterable, a function that returns one, or an iterator, which can be read only once.
         options: read options; `batch_size` is not allowed in training, because the data is already batched.
-        transform: augmentation of batches.
+        transform: function that augments the batches; None for no augmentation.
     """
 
     batch_size = None
@@ -230,7 +238,12 @@ class StreamSource:
             self._mark = self._states()
 
     def _next(self, epoch: Pass, index: int) -> Raw | None:
-        """Returns the next batch that is not dropped. Without a `limit`, returns None at the end of the stream."""
+        """Returns the next batch that is not dropped. Without a `limit`, returns None at the end of the stream.
+
+        Args:
+            epoch: the epoch that is read.
+            index: index of the batch in the epoch, for error messages.
+        """
         while True:
             if self._reading is None:
                 self._reading = self._open(epoch, self._number)
@@ -256,6 +269,10 @@ class StreamSource:
     def _end_pass(self, epoch: Pass, index: int) -> None:
         """Starts the next pass within an epoch.
 
+        Args:
+            epoch: the epoch that is read.
+            index: number of batches read so far in the epoch, for error messages.
+
         Raises:
             InputError: the stream cannot be read again, or is empty.
         """
@@ -272,7 +289,7 @@ class StreamSource:
         self._reading = None
 
     def _open(self, epoch: Pass, number: int) -> _Reading:
-        """Starts a pass over the stream; `number` counts the passes of the fit."""
+        """Starts a pass over the stream; `number` is the number of earlier passes in the fit."""
         if self._once:
             return _Reading(lambda: self._stream, None)
         count = epoch.fit_start + number if self._options.limit else epoch.epoch

@@ -51,7 +51,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Padding:
-    """Combines samples with token sequences into batches, and pads the sequences to the longest one.
+    """Combines samples into batches, and pads their token sequences to the length of the longest one.
 
     Sequences are padded at the end: tokens, masks and other inputs with 0, labels with the ignored label. A missing
     attention mask and missing positions are created. If the loss predicts the next token, the tokens replace missing
@@ -85,7 +85,7 @@ class Padding:
         return cls(layout, found[0], fixed if isinstance(fixed, int) else None)
 
     def fits(self, sample: Any) -> bool:
-        """True if a sample contains a token sequence, so it is neither a batch nor another kind of array."""
+        """True if a sample contains a single token sequence; False for a batch of sequences or other data."""
         tokens = self._entries(sample).get(self.tokens.name)
         return _is_sequence(tokens)
 
@@ -111,15 +111,19 @@ class Padding:
         return Columns(given | ({} if weights is None else {WEIGHT: weights}))
 
     def to_longest(self, samples: Any) -> Padding:
-        """Returns a copy that pads to the longest of all sequences, so that all batches have the same shape.
+        """Returns a padding to the longest sequence of the whole dataset, so that all batches have the same shape.
 
-        If :attr:`length` is set, it is not changed.
+        If :attr:`length` is set, returns this object.
         """
         lengths = (len(self._entries(samples[index])[self.tokens.name]) for index in range(len(samples)))
         return self if self.length is not None else dataclasses.replace(self, length=max(lengths))
 
     def batch(self, samples: Sequence[Any], indices: Sequence[int] = ()) -> dict[str, Array]:
         """Combines samples into arrays by name.
+
+        Args:
+            samples: the samples of the batch.
+            indices: their indices in the dataset, for error messages; empty to count from 0.
 
         Raises:
             InputError: a sample lacks an entry, has too many tokens, or would need padding that is not masked.
@@ -191,6 +195,10 @@ class Padding:
     def _complete(self, row: dict[str, Any], number: int) -> None:
         """Adds the mask, the positions and the labels to a sample if they are missing.
 
+        Args:
+            row: the sample, by input or target name; modified.
+            number: index of the sample, for error messages.
+
         Raises:
             InputError: the sample has no tokens, or lacks other entries.
         """
@@ -214,7 +222,12 @@ class Padding:
                 )
 
     def _require_padding_has_no_effect(self, lengths: Sequence[int], length: int) -> None:
-        """Raises InputError if tokens would attend to padding: without a mask, only causal models can be padded."""
+        """Raises InputError if tokens would attend to padding: without a mask, only causal models can be padded.
+
+        Args:
+            lengths: number of tokens of each sequence.
+            length: length after padding.
+        """
         causal = any(
             spec.class_labels is not None and spec.class_labels.shift for spec in self.layout.targets
         )
@@ -276,7 +289,7 @@ def _is_matrix(spec: InputSpec) -> bool:
 
 
 def _columns_of(spec: InputSpec) -> int | str | None:
-    """Returns the size of a specification's second axis, e.g. "sequence_length"."""
+    """Returns the size of a specification's second axis, e.g. 512 or "sequence_length"; None if unknown."""
     return spec.shape[1] if spec.shape is not None else None
 
 

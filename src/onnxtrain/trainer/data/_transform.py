@@ -81,7 +81,13 @@ class Transform:
 def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array], lent: bool) -> Any:
     """Returns an argument for the user's transform, with arrays that the transform may modify.
 
-    A single input is passed as an array; several inputs are passed as a dict by name.
+    Args:
+        specs: inputs or targets of the model.
+        arrays: one array for each of `specs`.
+        lent: True if the arrays may belong to the user, and must be copied.
+
+    Returns:
+        The array if there is one, a dict by name if there are several, and None if there are none.
     """
     # The user's arrays are copied, because augmentation in place would change the dataset.
     writable = [
@@ -94,7 +100,15 @@ def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array], lent: bool) -> A
 
 
 def _generator_argument(function: Callable[..., Any]) -> tuple[bool, str | None]:
-    """Finds the Generator parameter of a function: (True, None) if it is the third, otherwise (False, name or None)."""
+    """Determines how to pass a random Generator to a transform function.
+
+    Returns:
+        True if the Generator is the third positional argument; otherwise False, and the name of the Generator
+        parameter, which is None if the function has no such parameter.
+
+    Raises:
+        InputError: the function does not take two or three arguments.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

@@ -20,17 +20,19 @@ class GradientFlow:
     fields of the graph's signature.
 
     Attributes:
-        stopped: per node, the indices of its results that don't require a gradient although an argument does, e.g.
-            {detach: {0}}.
-        fresh: nodes of `stopped` whose results alias no earlier tensor. A later in-place write may make them require a
-            gradient.
-        hidden: per node whose write autograd doesn't record (under `no_grad`, or through `detach` or `.data`), the
-            nodes that allocated the memory written to. Their gradient is the gradient of the value before the write.
-        ended: per node, the nodes that allocated memory whose gradient ends at this node: `detach_`, or a write under
-            `no_grad` to a tensor that doesn't require a gradient.
-        links: per output index, the indices of inputs that get a zero gradient, not None, if no gradient reaches them,
-            e.g. {0: {2, 3}}. Empty if this follows from the graph itself.
-        written_links: the same per input index, for the value that the graph writes to this input.
+        stopped: maps a node to the indices of its results that don't require a gradient although an argument of the
+            node does, e.g. {detach: {0}}.
+        fresh: nodes of `stopped` whose results alias no earlier tensor. A later in-place write may make these results
+            require a gradient.
+        hidden: maps a node whose in-place write autograd doesn't record (under `no_grad`, or through `detach` or
+            `.data`) to the nodes that allocated the memory written to. The gradient of this memory is the gradient of
+            the value before the write.
+        ended: maps a node to the nodes that allocated memory whose gradient ends at this node. The node is a `detach_`,
+            or a write under `no_grad` to a tensor that doesn't require a gradient.
+        links: maps the index of an output to the indices of the inputs that get a zero gradient, not None, if no
+            gradient reaches them from this output, e.g. {0: {2, 3}}. Empty if this follows from the graph itself.
+        written_links: maps the index of an input that the graph writes to in place to the indices of the inputs that
+            get a zero gradient, not None, if no gradient reaches them from the written value.
         kept: indices of the inputs whose `grad_fn` the graph doesn't change, even if it writes to them.
     """
 

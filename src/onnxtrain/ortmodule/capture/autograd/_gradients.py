@@ -29,7 +29,7 @@ from onnxtrain.ortmodule.capture.autograd._rehearsal import rehearsed
 
 @contextlib.contextmanager
 def unseen_by_hooks() -> Iterator[None]:
-    """Disables the user's `saved_tensors_hooks` for ORTModule's own computations."""
+    """Context manager that disables the user's `saved_tensors_hooks` for ORTModule's own computations."""
     # `torch.utils.checkpoint(use_reentrant=False)` counts the tensors that its hooks receive in the first run, when
     # graphs are compiled, and in the second run, and raises if the counts differ. Pushing no-op hooks instead would not
     # do: PyTorch (2.13) doesn't detect in-place writes to a tensor that a hook has received.
@@ -44,7 +44,8 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
     """Returns the gradient flow of a Dynamo graph.
 
     Raises:
-        NotImplementedError: see `_recorded_flow`.
+        NotImplementedError: the graph computes derivatives itself, PyTorch cannot differentiate it, or after a write to
+            a detached alias the same memory would have two gradients.
     """
     flow = _recorded_flow(graph_module)
     statistics = _read_statistics(graph_module)
@@ -59,9 +60,12 @@ _NORMS = frozenset({"batch_norm", "instance_norm", "native_batch_norm"})
 
 
 def _read_statistics(graph_module: fx.GraphModule) -> dict[fx.Node, tuple[fx.Node, ...]]:
-    """Returns, per training-mode normalization, the updated running statistics that a later node reads.
+    """Finds running statistics that a later node reads after a training-mode normalization has updated them.
 
     PyTorch updates running statistics without a gradient, and (in 2.13) without incrementing their version counters.
+
+    Returns:
+        For each normalization with such statistics, the nodes that allocated their memory.
     """
     first: dict[int, fx.Node] = {}
     last: dict[int, int] = {}
@@ -97,8 +101,8 @@ def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
     suffices. Otherwise the graph is run again on fake tensors, with autograd.
 
     Raises:
-        NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or after a write to a
-            detached alias the same memory would have two gradients.
+        NotImplementedError: the graph computes derivatives itself, PyTorch cannot differentiate it, or after a write to
+            a detached alias the same memory would have two gradients.
     """
     _refuse_derivatives(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]
@@ -144,7 +148,7 @@ _DERIVATIVES = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
 
 
 def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
-    """Raises NotImplementedError if the graph takes derivatives itself: without autograd, they would be wrong."""
+    """Raises NotImplementedError if the graph calls `torch.func.grad`, `vjp` or `jvp`, which need autograd."""
     if any(getattr(node.target, "__name__", "") in _DERIVATIVES for node in graph_module.graph.nodes):
         raise NotImplementedError(
             "the graph takes derivatives itself, by torch.func.grad, vjp, jvp or a function made of them"
@@ -198,7 +202,11 @@ def _beside_gradients(node: fx.Node) -> set[int]:
 
 
 def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
-    """Finds where `no_grad` and `detach` stop gradients, from `requires_grad` of the fake tensors in node metadata."""
+    """Finds where `no_grad` and `detach` stop gradients, from `requires_grad` of the fake tensors in node metadata.
+
+    Returns:
+        For each node that stops gradients, the indices of its results that don't require a gradient.
+    """
     # The ATen graph doesn't show where gradients stop: `torch.no_grad` leaves no node in it, and functionalization
     # removes `detach` as an alias.
     enabled = True

@@ -48,7 +48,7 @@ _error_cache: dict[Any, str | None] = {}
 
 
 def refuse_call(node: fx.Node) -> None:
-    """Raises RefusedByPyTorch if eager PyTorch rejects a call: mixed dtypes, or `max` or `min` of an empty tensor.
+    """Raises RefusedByPyTorch if eager PyTorch rejects a call with mixed dtypes, or `max` or `min` of an empty tensor.
 
     Args:
         node: a node of a Dynamo graph; nodes that don't call a function or method are ignored.
@@ -120,7 +120,10 @@ def _callable(node: fx.Node) -> Callable[..., Any]:
 
 
 def _eager_error(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
-    """Computes the result of :func:`_mixed_dtypes`, without its cache."""
+    """Returns eager PyTorch's error message if it rejects these dtypes of the tensors; None if it accepts them.
+
+    Runs the call and its backward pass on zeros, and compares with runs in which the tensors have other dtypes.
+    """
     with disable_current_modes(), torch.random.fork_rng(), warnings.catch_warnings():
         # PyTorch warns when the module itself runs.
         warnings.simplefilter("ignore")
@@ -222,7 +225,7 @@ def _zeros(fake: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torc
 
 
 def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Returns a scalar tensor expanded to a shape; the result is materialized unless it is large."""
+    """Returns the scalar tensor `one` expanded to a shape. The elements share memory only if the result is large."""
     tensor = one.expand(shape)
     return (
         tensor.clone(memory_format=torch.contiguous_format)
@@ -232,7 +235,7 @@ def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _has_assumed_size(size: int | torch.SymInt) -> bool:
-    """True if :func:`_assumed_size` supports a size: it depends on data or on input shapes, but not on both."""
+    """True if a size is a number, or depends on data alone or on input shapes alone, as `_assumed_size` requires."""
     if isinstance(size, int):
         return True
     unbacked = free_unbacked_symbols(size)
@@ -240,7 +243,7 @@ def _has_assumed_size(size: int | torch.SymInt) -> bool:
 
 
 def _assumed_size(size: int | torch.SymInt) -> int:
-    """Returns a size in the captured call, with `_ASSUMED_COUNT` as the value of data-dependent symbols."""
+    """Returns the value of a size in the captured call, with `_ASSUMED_COUNT` in place of data-dependent symbols."""
     if isinstance(size, int):
         return size
     if unbacked := free_unbacked_symbols(size):

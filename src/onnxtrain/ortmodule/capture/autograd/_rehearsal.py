@@ -64,11 +64,11 @@ def rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
 
 
 class _Rehearsal(fx.Interpreter):
-    """Runs a graph on fake tensors with autograd, and compares the arguments of each node before and after it runs.
+    """Runs a graph on fake tensors with autograd, and compares the arguments of a node before and after the node runs.
 
     Attributes:
-        first: per storage (`memory_of`), the node that allocated it, and that node's tensor.
-        stopped: see `GradientFlow`; likewise `fresh`, `hidden` and `ended`.
+        first: maps the identifier of a storage (`memory_of`) to the node that allocated it, and that node's tensor.
+        stopped: field of the `GradientFlow` that `flow` returns; likewise `fresh`, `hidden` and `ended`.
         placeholders: the placeholders of the graph.
         reads_data: True if the graph reads `.data` of a tensor.
         fake_mode: the mode of the graph's fake tensors.
@@ -123,8 +123,8 @@ class _Rehearsal(fx.Interpreter):
         """Creates the inputs of the run, as fake tensors.
 
         Returns:
-            The leaves, by input index; and all inputs. An input that requires a gradient but was not a leaf is a clone
-            of its leaf.
+            The leaf tensors by input index, and the list of all inputs. A tensor input is its leaf tensor or, if it
+            requires a gradient but is not a leaf in eager PyTorch, a clone of the leaf tensor.
         """
         leaves: dict[int, torch.Tensor] = {}
         inputs: list[Any] = []
@@ -184,8 +184,11 @@ class _Rehearsal(fx.Interpreter):
             self.first.setdefault(memory_of(value), (node, value))
 
     def _base_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the first tensor with the same memory as `tensor`."""
-        return self.first.get(memory_of(tensor), (None, tensor))[1]
+        """Returns the first tensor with the same memory as `tensor`, or the tensor that it is a view of."""
+        first = self.first.get(memory_of(tensor), (None, tensor))[1]
+        # `x.repeat_interleave(2)` and `x.inner(y)` return a view of a tensor that no node has. Any write to the memory
+        # changes the `grad_fn` of the view, but only recorded writes change the `grad_fn` of the tensor.
+        return first if first._base is None else first._base
 
     def _record_changes(
         self, node: fx.Node, tensor: torch.Tensor, state: _AutogradState, enabled: bool, carrying: bool
@@ -203,7 +206,7 @@ class _Rehearsal(fx.Interpreter):
             NotImplementedError: the same memory would have two gradients after the write, or the write changes a
                 tensor saved for backward without PyTorch detecting it.
         """
-        source, base = self.first.get(memory_of(tensor), (node, tensor))
+        source, base = self.first.get(memory_of(tensor), (node, tensor))[0], self._base_of(tensor)
         if state.base_required and not base.requires_grad:
             self.ended[node] = (*self.ended.get(node, ()), source)
         elif tensor._version != state.version:

@@ -20,13 +20,14 @@ from onnxtrain.ortmodule.capture._nodes import (
 
 @dataclass(frozen=True)
 class SavedArguments:
-    """The arguments that eager PyTorch saves for backward, per result.
+    """The arguments that eager PyTorch saves for backward, for each result of a graph.
 
     Arguments that cannot be written to, e.g. numbers, count as saved for every result.
 
     Attributes:
-        outputs: per output of a graph, the indices of the arguments that its backward functions have saved.
-        written: per argument, the same for the value that the graph writes to it.
+        outputs: for each output, the indices of the arguments that its backward functions have saved.
+        written: for each argument, the indices of the arguments that are saved for the gradient of the value that the
+            graph writes to this argument.
     """
 
     outputs: tuple[frozenset[int], ...]
@@ -40,8 +41,8 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
         graph_module: a Dynamo graph.
 
     Returns:
-        The arguments; None if fake tensors cannot show them, because the graph has `torch.func` transforms, or
-        checkpointed regions, which eager PyTorch recomputes in backward from the current values of their arguments.
+        The arguments. None if they are unknown because the graph has `torch.func` transforms or checkpointed regions,
+        which eager PyTorch recomputes in backward from the current values of their arguments.
     """
     # Dynamo's fake tensors have the autograd graph of eager PyTorch. A backward function saves the argument itself, a
     # view of it (which shares its version counter), or a copy: cast by `autocast`, or made contiguous (a matrix product
@@ -79,5 +80,5 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
 
 
 def _is_dense(value: Any) -> bool:
-    """True if a value is a tensor with one storage."""
+    """True if a value is a tensor with a strided layout, i.e. with a single storage."""
     return isinstance(value, torch.Tensor) and value.layout == torch.strided

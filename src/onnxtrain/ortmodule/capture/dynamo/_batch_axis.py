@@ -27,7 +27,7 @@ _marked_tensors = _MarkedTensors()
 
 @contextlib.contextmanager
 def symbolic_batch(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Makes Dynamo capture with a symbolic batch size.
+    """Context manager that makes Dynamo capture with a symbolic batch size.
 
     The batch size is the most frequent size, above 1, of the first axes of the tensor arguments. If the function needs
     it as a number, as in `range(len(x))`, Dynamo specializes the graph to the number.
@@ -55,7 +55,7 @@ def symbolic_batch(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _leaves(value: Any) -> list[Any]:
-    """Returns the leaves of nested containers. Each container is visited once, because it may contain itself."""
+    """Returns the leaves of nested containers, visiting each container once, because a container may contain itself."""
     # The values are kept alive, so that no new object reuses an id.
     seen: dict[int, Any] = {}
 

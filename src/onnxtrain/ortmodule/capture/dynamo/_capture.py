@@ -162,7 +162,7 @@ class _Callback:
                 return ConvertFrameReturn(apply_to_code=False)
 
     def _waits(self, code: CodeType) -> bool:
-        """True if PyTorch runs a function in this call: no graph of it is valid, and a capture doesn't pay off yet."""
+        """True if PyTorch runs a function in this call, because it has no valid graph and no capture pays off yet."""
         # A function may need several graphs in one call, e.g. the forward of layers of one class.
         if self.repeated_captures.needs_capture(code) or not self._captures.has_graphs(code):
             return False

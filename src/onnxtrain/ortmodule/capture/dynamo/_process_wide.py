@@ -27,10 +27,10 @@ def _set(attributes: Iterable[tuple[Any, str, Any]]) -> None:
 
 
 class ProcessWide:
-    """A change to the process, made by the first thread that enters the context and undone by the last that leaves it.
+    """A process-wide change, made when the first thread enters the context, and undone when the last thread leaves it.
 
-    If each thread restored what it had found, the second of two overlapping threads would restore the first one's
-    change, for good.
+    If each thread saved and restored the previous state, the second of two overlapping threads would save the state
+    that the first thread has changed, and restore this state at the end.
 
     Args:
         change: makes the change and returns the undo function.

@@ -26,8 +26,8 @@ class _Streak:
 
     Attributes:
         captures: number of these calls that captured the function. In the other calls, PyTorch ran it.
-        captured: the last call that captured the function, counted from 1.
-        missed: the last call without a valid graph, counted from 1.
+        captured: number of the last call that captured the function, counted from 1.
+        missed: number of the last call without a valid graph, counted from 1.
     """
 
     captures: int = 0
@@ -51,7 +51,11 @@ class RepeatedCaptures:
         self._of_objects: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
 
     def needs_capture(self, code: CodeType) -> bool:
-        """True if a function must not wait for a capture: it was already captured in this call, or often in vain."""
+        """True if a function must not run in PyTorch until another capture pays off.
+
+        It must not if it was already captured in this call, or if it was captured in more than `MAX_CALLS` consecutive
+        calls, after which :meth:`record` ends its captures.
+        """
         streak = self._streaks.get(code, _Streak())
         return streak.captured == self.calls or streak.captures > MAX_CALLS
 
@@ -60,7 +64,7 @@ class RepeatedCaptures:
         self._streaks[code] = self._continued(code)
 
     def _continued(self, code: CodeType) -> _Streak:
-        """Returns a function's streak, extended by the current call, for which it has no valid graph."""
+        """Returns a function's streak, extended by the current call, in which none of its graphs is valid."""
         streak = self._streaks.get(code, _Streak())
         captures = streak.captures if streak.missed >= self.calls - 1 else 0
         return dataclasses.replace(streak, captures=captures, missed=self.calls)

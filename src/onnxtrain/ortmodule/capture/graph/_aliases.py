@@ -40,7 +40,7 @@ class Views:
 
     Attributes:
         graph: takes the inputs of the captured graph, then its outputs `bases`; returns the views.
-        outputs: per view, the index of its output and whether the view requires a gradient, e.g. {1: True}.
+        outputs: maps the index of each output that is a view to a flag, True if the view requires a gradient.
         bases: indices of the outputs that `graph` takes: the bases of views, and values that a view's offset or size
             depends on, e.g. `i` in `x[i.item()]`.
     """
@@ -191,7 +191,7 @@ class _ViewsGraph:
         )
 
     def finish(self, nodes: Sequence[fx.Node]) -> fx.GraphModule:
-        """Adds the views to the graph, makes them its outputs, and returns the graph.
+        """Adds the views to the new graph, makes them its outputs, and returns the graph.
 
         Args:
             nodes: the nodes of the captured graph that are views.
@@ -200,7 +200,7 @@ class _ViewsGraph:
         return fx.GraphModule(self._module, self._graph)
 
     def _copied(self, node: fx.Node) -> fx.Node:
-        """Returns the copy of a node in this graph, after adding it and its dependencies if they are missing."""
+        """Returns the copy of a node in the new graph; adds the copy and its dependencies if they are missing."""
         if node not in self.made:
             self._refuse_other_shape(node)
             # The captured graph has already performed the write. An in-place node returns the tensor it writes to.
@@ -228,7 +228,7 @@ class _ViewsGraph:
         return self.made[node]
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """Passes the value of a node from the captured graph to this graph; returns the new placeholder."""
+        """Makes the value of a node of the captured graph an input of the new graph; returns the new placeholder."""
         self.values.append(node)
         return self._placeholder(node)
 

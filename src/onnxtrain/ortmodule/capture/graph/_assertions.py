@@ -30,8 +30,8 @@ Check = tuple[Callable[[Any, str], None], str]
 def mark_assertions(graph_module: fx.GraphModule) -> None:
     """Makes assertions raise as in eager PyTorch: AssertionError for `assert`, RuntimeError for `torch._check`.
 
-    Also adds checks for Python arithmetic that may raise, see `check_numbers`, and removes the assertions that Dynamo
-    derived from sizes. Modifies the graph and nested graphs in place.
+    Also adds checks for Python arithmetic that may raise, see `check_numbers`, and turns the assertions that Dynamo
+    derived from sizes into assumptions. Modifies the graph and nested graphs in place.
     """
     for part in graph_module.modules():
         if not isinstance(part, fx.GraphModule):

@@ -22,8 +22,8 @@ class Batch:
     Attributes:
         symbols: one symbol for the batch size of each argument. Arguments whose sizes the function requires to be equal
             share a symbol.
-        places: per symbol, where its value is read: the index of an argument, and the axis that has this size. The axis
-            is None if the argument is the number itself. E.g. ((0, None), (3, 0)).
+        places: for each symbol, where its value is read, e.g. ((0, None), (3, 0)): the index of an argument, and the
+            axis of the argument that has this size. The axis is None if the argument is the number itself.
         symbolic: indices of the inputs that are symbols or have symbolic sizes, e.g. {0, 1}.
     """
 
@@ -45,8 +45,8 @@ def batch_of(graph_module: fx.GraphModule, symbols: frozenset[Any]) -> Batch | N
         symbols: the symbols of the batch size.
 
     Returns:
-        Where the values of the symbols are read; None if the graph's inputs have no symbols, have symbols other than
-        `symbols`, or don't determine their values.
+        The location of the batch size. None if the graph's inputs have no symbols, have symbols other than `symbols`,
+        or don't determine the values of the symbols.
     """
     values = example_values(graph_module)
     symbolic = frozenset(place for place, value in enumerate(values) if is_symbolic(value))
@@ -72,7 +72,7 @@ def batch_of(graph_module: fx.GraphModule, symbols: frozenset[Any]) -> Batch | N
 def recorded_guards(
     graph_module: fx.GraphModule, batch: Batch
 ) -> Iterator[Callable[[tuple[int, ...]], bool]]:
-    """Records the guards on the batch size that are added within the context, e.g. while a graph is lowered.
+    """Context manager that records guards on the batch size that PyTorch adds, e.g. while a graph is lowered.
 
     Dynamo checks only the guards that are added during a capture, not guards that are added later.
 

@@ -8,6 +8,17 @@ from torch import fx
 from onnxtrain.ortmodule._torch import get_data
 from onnxtrain.ortmodule.capture._nodes import memory_of, name_of, node_memory, writes_in_place
 
+_REASSIGNED = "onnxtrain_reassigned"
+
+
+def is_reassigned(placeholder: fx.Node) -> bool:
+    """True if the function assigns to the `.data` of an input, which :func:`copy_set_data` has replaced with a copy.
+
+    The input then gets new memory after a run. The old memory, e.g. of a buffer that is a view of another one, keeps
+    its values.
+    """
+    return _REASSIGNED in placeholder.meta
+
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
     """Replaces `input.data = value` with `input.data.copy_(value)`, in place, unless this would change a result.
@@ -20,6 +31,7 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
         return
     for node in nodes:
         target, value = node.args
+        target.meta[_REASSIGNED] = True
         fake = target.meta["example_value"].data
         with graph.inserting_before(node):
             data = graph.call_function(get_data, (target,))

@@ -17,7 +17,7 @@ def layout_of(fake: Any) -> Layout | None:
     """Returns the layout of a fake tensor that is dense but not contiguous.
 
     Returns:
-        None if `fake` is contiguous, has gaps or overlapping elements, or is not a plain tensor.
+        The layout. None if `fake` is contiguous, has gaps or overlapping elements, or is not a plain tensor.
     """
     if not isinstance(fake, torch.Tensor) or not is_plain(fake):
         return None
@@ -37,7 +37,7 @@ def layout_of(fake: Any) -> Layout | None:
 
 
 def _hints(sizes: Sequence[Any]) -> list[int] | None:
-    """Returns sizes or strides as numbers, with hints in place of symbols, or None if a symbol has no hint."""
+    """Returns sizes or strides as numbers, with each symbol replaced by its hint; None if a symbol has no hint."""
     # Comparing the symbols themselves would add guards, and each size would be captured separately.
     found = [size if isinstance(size, int) else size.node.hint for size in sizes]
     return found if all(isinstance(size, int) for size in found) else None

@@ -61,6 +61,6 @@ def _written_memory(graph_module: fx.GraphModule) -> set[int]:
 
 
 def _without_gradient(example: Any, values: list[torch.Tensor]) -> Any:
-    """Returns `example` with its tensors `values` detached."""
+    """Returns a copy of the nested value `example` in which the tensors in `values` are detached."""
     detached = {id(value): value.detach() for value in values}
     return pytree.tree_map_only(torch.Tensor, lambda t: detached.get(id(t), t), example)

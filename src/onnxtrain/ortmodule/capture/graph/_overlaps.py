@@ -17,7 +17,7 @@ from onnxtrain.ortmodule.capture._nodes import memory_of, node_memory
 
 
 class Overlaps:
-    """Compares the memory of inputs: all inputs when the graph is captured, arguments again in each call.
+    """Checks whether inputs share memory: all inputs when the graph is captured, and arguments again in each call.
 
     Args:
         graph_module: a Dynamo graph.
@@ -25,8 +25,8 @@ class Overlaps:
     Attributes:
         noticed: indices of the inputs whose version counters the graph's writes increment, e.g. {0}. Writes through
             `.data` don't increment them.
-        looked_for: True if calls must be checked: the graph writes to an input, and at least one of several inputs is
-            an argument, i.e. neither a parameter nor a buffer.
+        looked_for: True if each call must be checked, because the graph writes to an input, has several tensor inputs,
+            and at least one of them is an argument, i.e. neither a parameter nor a buffer.
 
     Raises:
         NotImplementedError: an input that the graph writes to overlaps another input or itself.
@@ -35,8 +35,10 @@ class Overlaps:
     def __init__(self, graph_module: fx.GraphModule) -> None:
         nodes = graph_module.graph.find_nodes(op="placeholder")
         self._tensors = [place for place, node in enumerate(nodes) if node_memory(node) is not None]
-        self._written = [place for place in self._tensors if _is_written(nodes[place])]
-        self.noticed = frozenset(self._written)
+        self.noticed = frozenset(place for place in self._tensors if _is_written(nodes[place]))
+        # A tensor and its `.data` have the same memory, and different version counters.
+        written = {node_memory(node) for node in graph_module.graph.nodes if _is_written(node)}
+        self._written = [place for place in self._tensors if node_memory(nodes[place]) in written]
         self._arguments = [place for place in self._tensors if not is_of_module(nodes[place])]
         values = [node.meta.get("example_value") for node in nodes]
         if self._overlap(values, memory_of):
@@ -100,7 +102,7 @@ def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + storage.nbytes()
 
 
-def _is_written(placeholder: fx.Node) -> bool:
-    """True if the graph writes to an input, according to the version counter of Dynamo's fake tensor."""
-    value = placeholder.meta["example_value"]
-    return bool(not value.is_inference() and value._version > 0)
+def _is_written(node: fx.Node) -> bool:
+    """True if the graph writes to a node's result, according to the version counter of Dynamo's fake tensor."""
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and not value.is_inference() and value._version > 0

@@ -43,8 +43,8 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "float mod": lambda divisor: 1.0 % divisor,
     "pow": lambda base: base**-1,
 }
-"""Per operator name, a Python function of one number that raises for some numbers. For divisions and the modulo, the
-number is the divisor, and the key begins with the type of the dividend. For powers it is the base."""
+"""Maps the name of an operator to a Python function of one number that raises for some numbers. For divisions and the
+modulo, the number is the divisor, and the key begins with the type of the dividend. For powers, it is the base."""
 
 _DIVISIONS = {
     operator.truediv: "truediv", operator.itruediv: "truediv", operator.floordiv: "floordiv",
@@ -71,7 +71,11 @@ def evaluate(number: Any, function: str) -> None:
 
 
 def _checked_number(node: fx.Node) -> tuple[fx.Node, str] | None:
-    """Returns the operand for which a node may raise, and the node's key in `_FUNCTIONS`; None if it cannot raise."""
+    """Finds the operand whose value may make a node raise, e.g. the divisor of a division.
+
+    Returns:
+        The operand, and the node's key in `_FUNCTIONS`; or None if the node cannot raise.
+    """
     if node.op != "call_function":
         return None
     if node.target in _DIVISIONS:

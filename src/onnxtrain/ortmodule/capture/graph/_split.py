@@ -23,7 +23,7 @@ def has_custom_function(graph_module: fx.GraphModule) -> bool:
 
 
 def differentiated_outputs(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
-    """Returns the outputs that later nodes read, if the graph ends before a call of `torch.autograd.grad`.
+    """Returns the outputs that other nodes also read, if the graph ends before a call of `torch.autograd.grad`.
 
     Autograd records one node per compiled graph, so no output of a graph depends on another output. If the graph is
     split after `q`, the output `y = q.sin()` depends on `q`, and `torch.autograd.grad(y, q)` works as in eager PyTorch.
@@ -128,10 +128,11 @@ _HIDDEN = "hidden example_value"
 
 
 def _hide_unbound_sizes(graph_module: fx.GraphModule) -> None:
-    """Hides the `example_value` of nodes with a data-dependent size that is not itself the result of a node.
+    """Moves the `example_value` of nodes with a data-dependent size, e.g. `x[mask]`, to a different metadata key.
 
-    The size of `x[mask]` is an example. `split_module` (PyTorch 2.13) turns the symbols in a value's sizes into
-    inputs of each part that reads the value, and raises KeyError for a symbol without a node (pytorch#130534).
+    Nodes are left alone if the size is itself the result of a node. `split_module` (PyTorch 2.13) turns the symbols in
+    a value's sizes into inputs of each part that reads the value, and raises KeyError for a symbol without a node
+    (pytorch#130534).
     """
     values = {
         node: node.meta["example_value"]

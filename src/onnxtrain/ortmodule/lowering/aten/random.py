@@ -53,7 +53,10 @@ def _draw_function(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], 
 
 
 def _check_constant(low: Lowering, *values: Any) -> None:
-    """Raises UnsupportedATenOp if a parameter is computed in the graph, because numbers are drawn before it runs."""
+    """Raises UnsupportedATenOp if a distribution's parameter is computed in the graph.
+
+    Such a parameter is unknown when PyTorch draws the random numbers, which are inputs of the graph.
+    """
     if any(isinstance(value, ir.Value) for value in values):
         raise low.unsupported("parameters of a distribution that are computed in the graph")
 

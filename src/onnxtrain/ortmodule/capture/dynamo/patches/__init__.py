@@ -48,7 +48,7 @@ WITH_DATA_DEPENDENT_SIZES: Mapping[str, Patch] = {
 
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
-    """Applies the patches in `DURING_CAPTURE`."""
+    """Context manager that applies the patches in `DURING_CAPTURE`."""
     with contextlib.ExitStack() as stack:
         for patch in DURING_CAPTURE.values():
             stack.enter_context(patch())

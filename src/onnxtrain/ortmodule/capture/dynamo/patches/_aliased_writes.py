@@ -21,7 +21,7 @@ _READERS: dict[str, Callable[[Any], bool]] = {
 
 
 def _read_fake_tensors() -> Callable[[], None]:
-    """Patches Dynamo's variables to read attributes in `_READERS` from fake tensors; returns the undo function."""
+    """Patches Dynamo to read the tensor attributes in `_READERS` from fake tensors; returns the undo function."""
     for name, read in _READERS.items():
         setattr(TensorVariable, name, _current(name, read))
 

@@ -41,5 +41,5 @@ def _raise_at_asserts() -> Callable[[], None]:
 
 
 asserted_numbers = ProcessWide(_raise_at_asserts)
-"""Within this context, captures raise AssertedNumber at an `assert` about a data-dependent number. The caller must then
-capture again, with other settings."""
+"""Context manager in which captures raise AssertedNumber at an `assert` about a data-dependent number. The caller must
+then capture again, with different settings."""

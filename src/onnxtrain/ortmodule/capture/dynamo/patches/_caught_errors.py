@@ -125,7 +125,7 @@ def _suppresses(frame: Any, handler: Any) -> bool:
 
 
 def _checks_data(target: Any) -> bool:
-    """True if a node is an assertion, or a factorization that fails for some matrices."""
+    """True if a target is an assertion, or a linear algebra function, which may fail for some matrices."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return target in (assert_async, assert_scalar) or (
         name.startswith("linalg_") or "cholesky" in name or name == "inverse"

@@ -16,7 +16,7 @@ from onnxtrain.ortmodule._torch import get_metrics_context
 
 @contextlib.contextmanager
 def metric_tracebacks() -> Iterator[None]:
-    """Clears the tracebacks at the end of the outermost capture."""
+    """Context manager around a capture that clears the tracebacks of Dynamo's metrics after the outermost capture."""
     try:
         yield
     finally:

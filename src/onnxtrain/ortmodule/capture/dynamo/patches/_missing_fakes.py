@@ -1,6 +1,6 @@
-"""Adds fake implementations of operators that Dynamo cannot capture, or not with data-dependent sizes.
+"""Adds fake implementations for operators that Dynamo cannot capture, at least with data-dependent sizes.
 
-PyTorch (2.13) has no fake CTC losses, whose second result has a data-dependent size. Its fake `cummax` and `cummin`
+PyTorch (2.13) has none for CTC losses, whose second result has a data-dependent size. Its fake `cummax` and `cummin`
 check whether the input is empty, which breaks the graph if the input's size is data-dependent. The fake `bincount` of
 PyTorch 2.12 returns int64 for float weights.
 """
@@ -47,7 +47,7 @@ def _ctc_loss(
     *_: Any,
     **__: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns fake results: the losses, and forward variables `[batch, time, 2 * longest target + 1]`."""
+    """Returns fake results of a CTC loss: the losses, and forward variables `[batch, time, 2 * longest target + 1]`."""
     # The length of the longest target is data-dependent. The length of `targets` is an upper bound, which will do: the
     # ONNX gradient doesn't read the forward variables.
     batched = log_probs.dim() == 3
@@ -59,7 +59,7 @@ def _ctc_loss(
 def _bincount(
     fake_mode: Any, func: Any, x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
-    """Returns a fake result with a data-dependent size of at least `minlength`."""
+    """Returns a fake result of `bincount`, with a data-dependent size of at least `minlength`."""
     size = fake_mode.shape_env.create_unbacked_symint()
     constrain_range_for_size(size, min=minlength)
     if weights is None:
@@ -68,7 +68,7 @@ def _bincount(
 
 
 def _cumulative(fake_mode: Any, func: Any, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns fake results of `cummax` or `cummin`: values and indices, of the shape of `x`."""
+    """Returns fake results of `cummax` or `cummin`: values and indices with the shape of `x`."""
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)
 
 

@@ -17,7 +17,7 @@ from onnxtrain.ortmodule._torch import ChainedSource, InstructionTranslator, dyn
 from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replace
 
 _seen: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, int | None]] = weakref.WeakKeyDictionary()
-"""By module and path within it, e.g. ".step": the integer at the first capture, or None if it has changed since."""
+"""Maps a module and a path within it, e.g. ".step", to the integer at the first capture; None if it has changed."""
 
 
 def _generalize_changed_integers() -> Callable[[], None]:

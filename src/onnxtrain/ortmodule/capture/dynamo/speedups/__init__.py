@@ -52,15 +52,15 @@ class Speedups:
             return with_room(capture, *args, **kwargs)
 
     def attempt(self) -> AbstractContextManager[None]:
-        """Context manager for one attempt to capture; if it raises, the graph breaks recorded in it are dropped."""
+        """Context manager for one attempt to capture. If it raises, the graph breaks recorded in it are dropped."""
         return self._breaks.attempt()
 
 
 def without_older_objects() -> AbstractContextManager[None]:
-    """Keeps the garbage collector from scanning objects that are older than the context."""
+    """Context manager that keeps the garbage collector from scanning objects created before it."""
     return _building.without_older_objects() if ENABLED else contextlib.nullcontext()
 
 
 def without_unused_imports() -> AbstractContextManager[None]:
-    """Keeps Dynamo from importing modules that no capture for ONNX Runtime uses."""
+    """Context manager that keeps Dynamo from importing modules that no capture for ONNX Runtime uses."""
     return _unused_imports.without_unused_imports() if ENABLED else contextlib.nullcontext()

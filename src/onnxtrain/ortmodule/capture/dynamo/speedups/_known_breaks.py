@@ -19,7 +19,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 class _Break(NamedTuple):
-    """Reason and stack of a graph break in a called function, as reported by Dynamo."""
+    """A graph break in a called function: its message, kind and stack, as reported by Dynamo."""
 
     message: str
     kind: str
@@ -39,12 +39,12 @@ class KnownBreaks:
         self._breaks.setdefault(caller, {})[offset, id(called)] = found
 
     def find(self, caller: CodeType, offset: int, called: CodeType) -> _Break | None:
-        """Returns the graph break recorded for a call, or None; see `add`."""
+        """Returns the graph break recorded for the call of `called` at a bytecode offset of `caller`, or None."""
         return self._breaks.get(caller, {}).get((offset, id(called)))
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
-        """Drops the breaks recorded by a capture that raises: they need not occur in the next attempt."""
+        """Context manager for one attempt to capture. If it raises, the graph breaks recorded in it are dropped."""
         before = {code: dict(breaks) for code, breaks in self._breaks.items()}
         try:
             yield
@@ -85,7 +85,7 @@ _recording = ProcessWide(_record_breaks)
 
 @contextlib.contextmanager
 def breaking_early(known: KnownBreaks) -> Iterator[None]:
-    """Breaks graphs before the calls recorded in `known`, and records further breaks in it."""
+    """Context manager that makes Dynamo break graphs before the calls in `known`, and add further breaks to it."""
     with _recording():
         token = _KNOWN.set(known)
         try:

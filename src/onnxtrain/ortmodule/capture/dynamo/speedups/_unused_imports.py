@@ -28,14 +28,14 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 class _FilesOfPyTorch:
-    """All files of PyTorch, as a set of paths that supports only `in`."""
+    """A set of the paths of PyTorch's source files that supports only `in`."""
 
     def __contains__(self, file: str) -> bool:
         return file.startswith(_TORCH)
 
 
 def _leave_out() -> Callable[[], None]:
-    """Replaces the functions that import these modules; returns the undo function."""
+    """Replaces functions of Dynamo that import modules ORTModule doesn't use; returns the undo function."""
     lookup = _torch.dynamo.lookup_backend
     replacements: list[tuple[Any, str, Any]] = [
         # ORTModule's backend is never the backend "eager".

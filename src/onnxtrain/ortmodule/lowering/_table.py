@@ -38,7 +38,7 @@ DTYPES = {
 }
 
 COMPONENTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-"""Per complex dtype, the dtype of its real and imaginary part."""
+"""Maps each complex dtype to the dtype of its real and imaginary parts."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def lower_complex(*names: str) -> Callable[[F], F]:
 
 
 def _register_in(table: dict[str, LoweringFunction], names: Sequence[str]) -> Callable[[F], F]:
-    """Returns a decorator that adds a function to a table under all names."""
+    """Returns a decorator that adds a function to `table` under each of `names`."""
 
     def register(function: F) -> F:
         for name in names:
@@ -247,7 +247,7 @@ class Lowering:
         """Casts an ONNX value to `dtype`, or turns a Python number into a constant of `dtype`.
 
         Raises:
-            UnsupportedATenOp: the number is out of range for `dtype`; PyTorch either raises an error or rounds it.
+            UnsupportedATenOp: the number is out of range for `dtype`. PyTorch then runs the op, and raises or rounds.
         """
         # A Cast to the same dtype would keep fusions from seeing the chain.
         if isinstance(value, ir.Value):
@@ -364,9 +364,14 @@ def _dimension(size: int | torch.SymInt) -> int | str:
 def run_time_sizes(
     shape: Sequence[Any], placeholders: Sequence[fx.Node]
 ) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
-    """Returns a function that computes a symbolic shape from the arguments of the graph.
+    """Returns a function that computes `shape`, which may be symbolic, from the arguments of the ATen graph.
 
-    Returns None if the shape depends on the data, e.g. on the number of true elements of a mask.
+    Args:
+        shape: sizes, as ints or symbols.
+        placeholders: the inputs of the ATen graph. They define which argument, or which axis of it, each symbol is.
+
+    Returns:
+        The function, or None if the shape depends on the data, e.g. on the number of true elements of a mask.
     """
     if all(isinstance(size, int) for size in shape):
         fixed = tuple(int(size) for size in shape)

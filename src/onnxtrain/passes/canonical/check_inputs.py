@@ -37,7 +37,7 @@ def check_inputs(model: ir.Model) -> None:
 
 @functools.cache
 def _required() -> Mapping[str, Sequence[str]]:
-    """Returns the input names of each checked op, with "" for optional inputs."""
+    """Maps each checked op to the names of its inputs, with "" for optional inputs."""
     # Read from the installed runtime, because required inputs differ between versions. Some builds omit the schemas.
     schemas: list[Any] = getattr(ort_state, "get_all_operator_schema", list)()
     return {

@@ -42,7 +42,10 @@ def check_types(model: ir.Model) -> None:
 
 @functools.cache
 def _variables(op_type: str, opset: int, count: int) -> tuple[str, ...]:
-    """Returns the type variable of each input, e.g. ("T", "T", "tensor(int64)"), and "" for inputs of any dtype."""
+    """Returns the type variables of the first `count` inputs of an op, e.g. ("T", "T", "tensor(int64)").
+
+    The type variable is "" for an input that accepts any dtype. Returns () for an op without a schema.
+    """
     try:
         schema = onnx.defs.get_schema(op_type, opset, "")
     # ONNX Runtime defines further ops in the standard domain, such as SimplifiedLayerNormalization.

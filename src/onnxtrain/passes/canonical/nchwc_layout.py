@@ -206,7 +206,7 @@ def _used_channels(used: npt.NDArray[np.bool_]) -> int:
 
 
 def _stored(node: ir.Node, index: int) -> Array:
-    """Returns the content of an input; raises ModelError if it is not stored in the model."""
+    """Returns the content of an input. Raises ModelError if it is not stored in the model."""
     value = node.inputs[index]
     if value is None or value.const_value is None:
         raise ModelError(
@@ -237,7 +237,10 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
 
 
 def _add_unpacked(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
-    """Adds a plain weight as an initializer. Its name is new because other nodes may still read the packed weight."""
+    """Adds a plain weight as an initializer named after the packed weight and `role`.
+
+    The packed weight is kept, because other nodes may still read it.
+    """
     name = fresh_name(model, f"{packed.name}.{role}")
     value = add_initializer(model.graph, ir.Tensor(np.ascontiguousarray(array), name=name))
     value.metadata_props.update(packed.metadata_props)

@@ -51,7 +51,7 @@ def _is_weight(value: ir.Value, tensor: ir.TensorProtocol) -> bool:
     """True if a constant looks like a weight.
 
     A tensor with several elements is a weight unless it is a setting of an op. A single number is a weight only if a
-    layer reads it as one; others belong to formulas, e.g. the 3 and the 6 of a hard swish.
+    layer reads it as a weight. Other single numbers belong to formulas, e.g. the 3 and the 6 of a hard swish.
     """
     if not tensor.dtype.is_floating_point():
         return False

@@ -278,7 +278,10 @@ def _folded_from(value: ir.Value) -> list[str]:
 def _register(
     model: ir.Model, like: ir.Value, name: str, tensor: ir.TensorProtocol | None = None
 ) -> ir.Value:
-    """Adds an initializer called `name` (or `name_2`, ... if in use) with `tensor` or the content of `like`."""
+    """Adds an initializer called `name`, or `name_2`, ... if that name is in use.
+
+    Its content is `tensor`, by default the content of `like`.
+    """
     name = fresh_name(model, name)
     if tensor is None:
         assert like.const_value is not None

@@ -48,7 +48,7 @@ class _Axis:
 
     @property
     def needed(self) -> int:
-        """Minimum end padding that covers the last window; :attr:`longest` if the size is symbolic."""
+        """Minimum end padding that covers the last window, or :attr:`longest` if the size is symbolic."""
         if self.size is None:
             return self.longest
         last = (self.size + self.begin + self.longest - self.extent) // self.stride
@@ -166,9 +166,14 @@ def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
 
 
 def _cut_after(node: ir.Node, source: ir.Value | None, axes: Sequence[_Axis]) -> None:
-    """Slices each output of a pooling to the valid windows; their number is computed from the sizes of `source`.
+    """Slices each output of a pooling op to the valid windows, whose number is computed at run time.
 
     Floor mode with padding `longest` has (size + begin + longest - extent) // stride + 1 windows.
+
+    Args:
+        node: the pooling op.
+        source: the input whose sizes are used.
+        axes: the spatial axes.
     """
     node.metadata_props[_SLICED] = "cut"
 

@@ -269,7 +269,7 @@ class _Walk:
     # Queries about values.
 
     def _dims(self, value: ir.Value | None) -> Dims | None:
-        """Returns the dimensions of a value at the exported batch size; None if unknown."""
+        """Returns the dimensions of a value at the exported batch size, or None if unknown."""
         if value is None:
             return None
         if value.const_value is not None:
@@ -285,11 +285,11 @@ class _Walk:
         return after is None or after != self._dims(value)
 
     def _follows(self, value: ir.Value | None) -> bool:
-        """True if the shape or the content of a value depends on the batch, e.g. of a computed target shape."""
+        """True if the shape or the content of a value depends on the batch, e.g. for a computed target shape."""
         return self._carries(value) or (value is not None and str(value.name) in self._values)
 
     def _constant(self, value: ir.Value | None) -> np.ndarray | None:
-        """Returns the content of an initializer; None for other values."""
+        """Returns the content of an initializer, or None for other values."""
         tensor = value.const_value if value is not None else None
         return None if tensor is None else tensor.numpy()
 
@@ -351,7 +351,10 @@ class _Walk:
         return {name: type_.tensor_type for name, type_ in result.items()}
 
     def _value(self, value: ir.Value) -> np.ndarray | None:
-        """Returns the content of a small constant, or of a small integer tensor at the trial batch size; else None."""
+        """Returns the content of a small constant, or of a small integer tensor at the trial batch size.
+
+        Returns None for other values.
+        """
         tensor = value.const_value
         if tensor is not None:
             return tensor.numpy() if tensor.size <= _MAX_VALUES else None

@@ -60,7 +60,7 @@ def _states(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
 
 
 def _first_guess(node: ir.Node) -> list[_Dims | None]:
-    """Returns the dimensions of each state as the body declares them, or else the initial value's dimensions."""
+    """Returns the dimensions of each Loop state: as declared in the body, or else the initial value's dimensions."""
     declared = node.attributes["body"].as_graph().inputs[2:]
     return [_dims(state) or _dims(first) for state, first in zip(declared, node.inputs[2:], strict=True)]
 
@@ -74,7 +74,10 @@ def _adds_shapes(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _dims(value: ir.Value | None) -> _Dims | None:
-    """Returns the dimensions of a value as sizes, names and None; None if its rank is unknown."""
+    """Returns the sizes, names and None for the known, symbolic and unknown dimensions of a value.
+
+    Returns None if the rank is unknown.
+    """
     if value is None or value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
@@ -92,7 +95,7 @@ def _assume(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _kept(node: ir.Node, guess: list[_Dims | None]) -> list[_Dims | None]:
-    """Returns `guess` with None for the dimensions that differ after an iteration."""
+    """Returns `guess` with None for the dimensions that one iteration of the Loop changes."""
     after = node.attributes["body"].as_graph().outputs[1:]
     return [_common(dims, _dims(value)) for dims, value in zip(guess, after, strict=False)]
 

@@ -85,7 +85,7 @@ def _interface(model: ir.Model) -> tuple[list[str | None], list[str | None]]:
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yields all nodes of a model, including subgraphs and functions."""
+    """Yields all nodes of a model's graph, its functions and all subgraphs."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         yield from ir.traversal.RecursiveGraphIterator(graph)
 

@@ -56,7 +56,10 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
-    """Returns y and the updated running mean and variance. These are None if the op does not update them."""
+    """Returns y and the updated running mean and variance.
+
+    The mean and the variance are None if the op does not update them.
+    """
     op = low.op
     if low.uses_result(1) or low.uses_result(2):
         raise low.unsupported("uses of the saved statistics")

@@ -158,7 +158,13 @@ def _scales(
     sizes_out: Sequence[Any],
     exact_ratios: tuple[int, ...],
 ) -> np.ndarray | None:
-    """Returns the scales from which PyTorch computes coordinates, float32 [spatial rank]; None to use sizes instead."""
+    """Returns the scales from which PyTorch computes coordinates, for the input `scales` of Resize.
+
+    For the arguments, see `_resize`. `sizes_in` and `sizes_out` are the sizes of the spatial axes.
+
+    Returns:
+        The scales, float32 [spatial rank], or None if Resize should use sizes instead.
+    """
     if not scales or None in scales:
         return None
     factors = [float(scale or 0) for scale in scales]

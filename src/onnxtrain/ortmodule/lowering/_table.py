@@ -212,7 +212,7 @@ class Lowering:
         return any(user.target is operator.getitem and user.args[1] == index for user in self.node.users)
 
     def specialized(self, number: Any) -> Any:
-        """Replaces a symbolic number with its value, and guards on it. Other numbers are returned unchanged."""
+        """Returns the value of a symbolic number, and adds a guard on it. Other numbers are returned unchanged."""
         if isinstance(number, torch.SymInt):
             return int(number)
         if isinstance(number, torch.SymFloat):
@@ -368,7 +368,8 @@ def run_time_sizes(
 
     Args:
         shape: sizes, as ints or symbols.
-        placeholders: the inputs of the ATen graph. They define which argument, or which axis of it, each symbol is.
+        placeholders: the inputs of the ATen graph. The function reads each symbol from an argument or from one of its
+            axes, which are found with the example values of the placeholders.
 
     Returns:
         The function, or None if the shape depends on the data, e.g. on the number of true elements of a mask.

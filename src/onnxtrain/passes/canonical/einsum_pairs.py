@@ -244,7 +244,7 @@ def _aligned(write: Write, term: str, value: ir.Value, labels: str) -> ir.Value:
 
 @dataclass(frozen=True, order=True)
 class _Cost:
-    """Cost of a contraction. The smaller number of operations is cheaper, then the smaller intermediate result.
+    """Cost of a contraction. Costs are compared by `operations`, and by `largest` if these are equal.
 
     Attributes:
         operations: number of multiplications.

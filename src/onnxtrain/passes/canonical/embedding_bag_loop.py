@@ -129,7 +129,7 @@ def _rewrite(loop: ir.Node, bags: _Bags) -> None:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Returns the node that computes a value, before copies and casts, or None if it is not an `op_type` node."""
+    """Returns the `op_type` node that computes a value, looking through copies and casts, or None if there is none."""
     node = _through(value).producer() if value is not None else None
     return node if node is not None and node.op_type == op_type and node.domain == "" else None
 

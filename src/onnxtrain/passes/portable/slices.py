@@ -42,7 +42,7 @@ def _axes_and_steps(node: ir.Node) -> tuple[list[int], list[int]] | None:
 
 
 def _reverse(node: ir.Node) -> None:
-    """Replaces a Slice that has a negative step."""
+    """Replaces a Slice that has a negative step with one Gather or Slice per axis."""
     write, found = WriterBefore(node), _axes_and_steps(node)
     assert found is not None
     result, starts, ends = node.inputs[:3]

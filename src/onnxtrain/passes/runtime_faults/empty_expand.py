@@ -57,8 +57,8 @@ def _axes_to_cut(node: ir.Node) -> list[int]:
 def _empty_axes(node: ir.Node | None) -> list[int]:
     """Returns the axes that a Slice reduces to size 0, e.g. a Slice inserted by :class:`EmptyExpandPass`.
 
-    Returns [] for other nodes. Shape inference does not know that a symbolic size becomes 0, e.g. when a gradient is
-    differentiated again.
+    Returns [] for other nodes. The Slice is inspected because shape inference does not know that a symbolic size
+    becomes 0, e.g. when a gradient is differentiated again.
     """
     if node is None or (node.domain, node.op_type) != ("", "Slice") or len(node.inputs) != 4:
         return []

@@ -267,7 +267,7 @@ def _axes(node: ir.Node, rank: int) -> tuple[int, ...]:
 
 
 def _write(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -> None:
-    """Replaces a reduction with sums of blocks, and the sum of these in float64.
+    """Replaces a reduction with reductions of blocks, and a float64 reduction of their results.
 
     The node becomes the final Cast, so that its output keeps its name.
 

@@ -157,7 +157,11 @@ class _Walk:
         self._replace_constant(node, 1, [-1 if i == axis else size for i, size in enumerate(result)])
 
     def _rewrite_expand(self, node: ir.Node) -> None:
-        """Replaces the batch size in a constant target shape, or equal rows in an expanded constant, with 1."""
+        """Makes an Expand follow the batch size.
+
+        Replaces the batch size in a constant target shape with 1, or the equal rows of an expanded constant with one
+        row.
+        """
         data, target = node.inputs[:2]
         before = self._dims(data)
         if data is None or target is None or before is None:
@@ -269,7 +273,7 @@ class _Walk:
     # Queries about values.
 
     def _dims(self, value: ir.Value | None) -> Dims | None:
-        """Returns the dimensions of a value at the exported batch size, or None if unknown."""
+        """Returns the dimensions of a value at the exported batch size, or None if they are unknown."""
         if value is None:
             return None
         if value.const_value is not None:

@@ -49,7 +49,7 @@ def _ranks(node: ir.Node) -> _Ranks:
 
 
 def _equal_ranks(*values: ir.Value | None) -> _Ranks:
-    """Returns the same rank for all values: the rank of the first value that has a shape, or None without one."""
+    """Returns the same rank for all values: the rank of the first value that has a shape, or None if none has one."""
     rank = next(
         (value.shape.rank() for value in values if value is not None and value.shape is not None), None
     )

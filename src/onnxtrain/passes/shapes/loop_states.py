@@ -74,7 +74,7 @@ def _adds_shapes(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _dims(value: ir.Value | None) -> _Dims | None:
-    """Returns the sizes, names and None for the known, symbolic and unknown dimensions of a value.
+    """Returns the dimensions of a value: sizes, names for symbolic dimensions, and None for unknown dimensions.
 
     Returns None if the rank is unknown.
     """

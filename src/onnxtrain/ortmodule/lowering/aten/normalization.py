@@ -131,7 +131,7 @@ def _decomposed_batch_norm(
 def _standardized(
     low: Lowering, x: ir.Value, axes: list[int], eps: float
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Returns (x - mean) / sqrt(var + eps), mean, and var, the biased variance. Statistics keep the reduced axes."""
+    """Returns (x - mean) / sqrt(var + eps), the mean, and the biased variance. The latter two keep the reduced axes."""
     op = low.op
     mean = op.ReduceMean(x, axes, keepdims=1)
     deviation = op.Sub(x, mean)

@@ -215,7 +215,8 @@ def _limited_windows(
 def _pad_to_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
     """Replaces ceil mode in a pooling op's attributes, in place, with padding up to the end of the last window.
 
-    The sizes of the input are specialized.
+    AveragePool can count this padding, and then divides each sum by the kernel's number of elements. The sizes of the
+    input are specialized.
     """
     rank = len(attributes["kernel_shape"])
     sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)
@@ -250,7 +251,8 @@ def _averaging_matrix(size_in: int, size_out: int) -> np.ndarray:
 def _averaged_windows(low: Lowering, x: ir.Value, axis: int, size_in: Any, size_out: Any) -> ir.Value:
     """Applies adaptive average pooling along one axis: gathers the elements of all windows, and averages each window.
 
-    The lengths of the windows differ by at most one, so the gather copies few elements that no window contains.
+    The lengths of the windows differ by at most one, so gathering windows of equal length copies few additional
+    elements.
 
     Args:
         low: the lowering.

@@ -160,7 +160,12 @@ def _scales(
 ) -> np.ndarray | None:
     """Returns the scales from which PyTorch computes coordinates, for the input `scales` of Resize.
 
-    For the arguments, see `_resize`. `sizes_in` and `sizes_out` are the sizes of the spatial axes.
+    Args:
+        low: the lowering.
+        scales: the user's scales, one per spatial axis. Empty if the user passed sizes.
+        sizes_in: input sizes of the spatial axes, possibly symbolic.
+        sizes_out: output sizes of the spatial axes.
+        exact_ratios: ratios of output size to input size for which eager PyTorch uses the ratio instead of the scale.
 
     Returns:
         The scales, float32 [spatial rank], or None if Resize should use sizes instead.

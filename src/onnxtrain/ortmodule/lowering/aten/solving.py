@@ -105,7 +105,7 @@ def cholesky_inverse(low: Lowering, factor: ir.Value, upper: bool = False) -> ir
 
 
 def _inverse(low: Lowering, a: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Returns the inverse of each matrix, and `info`, which is 0 or the 1-based index of the first pivot that is zero."""
+    """Returns the inverse of each matrix, and `info`: 0, or the 1-based index of the first pivot that is zero."""
     y, pivots = low.op.call(inverse, a, _outputs=2)
     y.shape = a.shape
     is_nonzero = low.op.Not(low.op.Equal(low.op.stop_gradient(pivots), 0.0))

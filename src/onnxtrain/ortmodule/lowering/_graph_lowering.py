@@ -147,7 +147,7 @@ class GraphLowering:
                 self.env[node] = self.original[node] = self._symbolic_number(index, node)
 
     def _view_as_complex(self, value: ir.Value, fake: torch.Tensor) -> Complex:
-        """Splits the last axis of a complex input into real and imaginary part."""
+        """Splits the last axis of a complex input into the real and the imaginary part."""
         parts = [self.low.op.Gather(value, part, axis=-1) for part in (0, 1)]
         for part in parts:
             part.shape = self.low.shape(fake)
@@ -177,7 +177,7 @@ class GraphLowering:
         return self._add_input(f"input{index}", ir.Shape([]), dtype)
 
     def _constant(self, node: fx.Node) -> ir.Value | Complex:
-        """Returns a tensor attribute of the graph module as a constant, e.g. `torch.tensor(1.0)` in the user's code."""
+        """Returns the constant for a tensor attribute of the graph module, e.g. `torch.tensor(1.0)` in user code."""
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
             kind = "the body of a higher-order operator" if callable(tensor) else f"a {type(tensor).__name__}"

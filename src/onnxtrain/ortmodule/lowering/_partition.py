@@ -69,7 +69,7 @@ def partition(graph_module: fx.GraphModule, in_pytorch: dict[fx.Node, str]) -> l
 
 
 def calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """Returns the nodes that call an operator on tensors; excludes `getitem` and writes to placeholders."""
+    """Returns the nodes that call an operator on tensors, except `getitem` and writes to placeholders."""
     return [
         node
         for node in nodes

@@ -134,11 +134,11 @@ class Lowered:
 
     Attributes:
         model: the ONNX model. Its inputs are the placeholders in `inputs`, then `random`.
-        inputs: per ONNX input, except random ones, the index of its placeholder, e.g. [0, 2].
+        inputs: for each ONNX input, except random ones, the index of its placeholder, e.g. [0, 2].
         complex: indices of the complex placeholders. Their ONNX input is `torch.view_as_real` of the tensor.
-        outputs: per output of the ATen graph, a pair (kind, value). The value is the index of an ONNX output for the
-            kinds "tensor", "complex" (real and imaginary part along the last axis) and "number" (a Python number), the
-            index of a placeholder for "placeholder", and the Python value itself for "constant".
+        outputs: a pair (kind, value) for each output of the ATen graph. The value is the index of an ONNX output for
+            the kinds "tensor", "complex" (real and imaginary part along the last axis) and "number" (a Python number),
+            the index of a placeholder for "placeholder", and the Python value itself for "constant".
         mutated: pairs (index of a placeholder, index of the ONNX output that is copied into it).
         assertions: pairs (index of a boolean ONNX output, message of the error to raise if an element is false).
         random: the random inputs, in the order in which eager PyTorch draws them.

@@ -1,4 +1,4 @@
-"""Checks that ONNX Runtime's quantized ops have their required inputs; onnx's checker does not know these ops."""
+"""Checks that ONNX Runtime's quantized ops have their required inputs. onnx's checker does not know these ops."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def load_model(source: ModelSource) -> ir.Model:
 
 
 def _refusal(origin: str, problem: str) -> ModelLoadError:
-    """Returns the error for a model that cannot be loaded; `origin` describes its source, e.g. "'net.onnx'"."""
+    """Returns the error for a model that cannot be loaded. `origin` describes the model's source, e.g. "'net.onnx'"."""
     return ModelLoadError(f"Cannot load a model from {origin}: {problem}")
 
 

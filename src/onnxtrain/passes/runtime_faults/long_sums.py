@@ -96,7 +96,7 @@ class LongSumsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _nodes(self, graph: ir.Graph) -> list[ir.Node]:
-        """Returns the nodes of a graph and its subgraphs, except the nodes that compute a value in `kept`."""
+        """Returns the nodes of a graph and its subgraphs, except those whose first output has a name in `self._kept`."""
         # An absent output has no name.
         return [n for n in ir.traversal.RecursiveGraphIterator(graph) if n.outputs[0].name not in self._kept]
 
@@ -349,7 +349,7 @@ def _length(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -
 
     Args:
         reduction: the reduction. Its `run` has the sizes of the axes that are divided into blocks.
-        blocks: block lengths emitted so far, by graph, `reduction.most` and sizes; extended in place.
+        blocks: block lengths emitted so far, by graph, `reduction.most` and sizes. Extended in place.
 
     Returns:
         The block length, int64 [1]. Reductions over equal sizes in the same graph share it.

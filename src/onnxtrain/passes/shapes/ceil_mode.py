@@ -22,7 +22,7 @@ class _Axis:
     """Windows of a pooling op with ceil_mode=1 along one spatial axis.
 
     Attributes:
-        size: input size, e.g. 7; None if symbolic.
+        size: input size, e.g. 7, or None if symbolic.
         begin: padding before the input, e.g. 1.
         end: padding after the input, e.g. 1.
         kernel: kernel size, e.g. 3.
@@ -42,7 +42,7 @@ class _Axis:
         """End padding that gives floor mode as many windows as ceil mode, for any input size.
 
         ceil(n / stride) = floor((n + stride - 1) / stride). A window that starts after the end of the input is not
-        valid; it would need a whole extent of padding.
+        valid. It would need a whole extent of padding.
         """
         return min(self.end + self.stride - 1, self.extent - 1)
 

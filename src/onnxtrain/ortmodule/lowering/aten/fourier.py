@@ -192,7 +192,7 @@ def _run_time_angles(low: Lowering, j: ir.Value, k: ir.Value, size: ir.Value, si
 
 
 def _factor(size: int) -> int:
-    """Returns the largest divisor of `size` that is at most its square root; 1 for a prime."""
+    """Returns the largest divisor of `size` that is at most its square root, e.g. 1 for a prime."""
     return next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
 
 

@@ -86,11 +86,11 @@ class _AdvancedIndex:
 def _without_masks(
     low: Lowering, indices: Sequence[ir.Value | None], fakes: Any
 ) -> tuple[list[ir.Value | None], list[Any]]:
-    """Replaces each mask among index tensors with index tensors, one per axis of the mask.
+    """Replaces each mask in a list of index tensors with one index tensor per axis of the mask.
 
     Args:
         low: the lowering.
-        indices: index tensors and masks, one per indexed axes, None for axes that are not indexed.
+        indices: index tensors and masks, with None for axes that are not indexed.
         fakes: the fake tensors of `indices`.
 
     Returns:

@@ -206,7 +206,7 @@ def multilabel_margin_loss(
 
 
 def _positive_part(op: Emitter, x: ir.Value) -> ir.Value:
-    """Returns max(x, 0), and 0 for NaN, as PyTorch's margin losses do; Relu keeps NaN."""
+    """Returns max(x, 0), and 0 for NaN, as PyTorch's margin losses do. Relu would return NaN."""
     return op.Where(op.Greater(x, 0.0), x, 0.0)
 
 

@@ -57,7 +57,7 @@ class _TrialLowering(GraphLowering):
     def _unknown(self, fake: Any) -> Any:
         """Returns a new ONNX input with the dtype and shape of `fake`, or a tuple of inputs for a tuple.
 
-        Python numbers are returned unchanged, and `_NO_ONNX_TYPE` for types that ONNX lacks.
+        Python numbers are returned unchanged. Returns `_NO_ONNX_TYPE` for types that ONNX lacks.
         """
         if isinstance(fake, tuple | list):
             return tuple(self._unknown(part) for part in fake)

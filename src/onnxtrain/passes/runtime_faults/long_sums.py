@@ -96,7 +96,7 @@ class LongSumsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _nodes(self, graph: ir.Graph) -> list[ir.Node]:
-        """Returns the nodes of a graph and its subgraphs, except those whose first output has a name in `self._kept`."""
+        """Returns the nodes of a graph and its subgraphs, except those whose first output is named in `self._kept`."""
         # An absent output has no name.
         return [n for n in ir.traversal.RecursiveGraphIterator(graph) if n.outputs[0].name not in self._kept]
 

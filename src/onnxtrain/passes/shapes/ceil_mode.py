@@ -100,7 +100,7 @@ def _counts_up(node: ir.Node) -> bool:
 
 
 def _rewrite(node: ir.Node) -> None:
-    """Rewrites a pooling with ceil_mode=1 in floor mode, or removes its extra windows with a Slice."""
+    """Rewrites a pooling op with ceil_mode=1 to floor mode, or removes its extra windows with a Slice."""
     # With auto_pad SAME, there are ceil(size / stride) windows in either mode.
     if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
         _set(node, ceil_mode=0)

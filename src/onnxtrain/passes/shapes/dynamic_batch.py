@@ -213,7 +213,15 @@ class _Walk:
                 self._repeat(node, index, value, dims, axis)
 
     def _repeat(self, node: ir.Node, index: int, value: ir.Value, dims: Dims, axis: int) -> None:
-        """Replaces input `index`, whose rows along `axis` are equal, with one row expanded to the run's batch size."""
+        """Replaces an input whose rows are all equal with one row, expanded to the batch size at run time.
+
+        Args:
+            node: the node.
+            index: index of the input.
+            value: the input, a constant.
+            dims: its dimensions.
+            axis: the axis of the rows.
+        """
         row = self._one_row(node, value, dims, axis)
         shape = self._shape(node, self._symbol, dims[axis + 1 :], dims[:axis])
         rows = write_before(node, f"row_per_sample_{index}", "Expand", row, shape)

@@ -194,7 +194,7 @@ def _annotate(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
 
 
 def _describe(value: ir.Value, described: onnx.TypeProto) -> None:
-    """Copies type and shape from the proto `described` to `value`, if the proto has them."""
+    """Copies the type and the shape from the proto `described` to `value`, if the proto has them."""
     type_ = ir.serde.deserialize_type_proto_for_type(described)
     shape = ir.serde.deserialize_type_proto_for_shape(described)
     if type_ is not None:

@@ -68,7 +68,10 @@ class FoldConstantsPass(ir.passes.InPlacePass):
 
 
 def _resolve_cast_likes(model: ir.Model) -> bool:
-    """Turns a CastLike with a known target dtype into a Cast, which can be folded even if the second input varies."""
+    """Turns each CastLike with a known target dtype into a Cast. Returns True if there were any.
+
+    A Cast can be folded even if the second input of the CastLike varies.
+    """
     modified = False
     for node in model.graph:
         like = node.inputs[1] if node.op_type == "CastLike" and node.domain == "" else None

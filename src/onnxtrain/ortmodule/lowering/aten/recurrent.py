@@ -209,7 +209,7 @@ def _reorder_gates(low: Lowering, weight: ir.Value, mode: str, hidden: int) -> i
 
 
 def _stack(low: Lowering, parts: list[ir.Value]) -> ir.Value:
-    """Stacks the values of the directions along a new first axis."""
+    """Stacks the values of the forward and the backward direction along a new first axis."""
     rows = [low.op.Unsqueeze(part, [0]) for part in parts]
     result: ir.Value = rows[0] if len(rows) == 1 else low.op.Concat(*rows, axis=0)
     shape = parts[0].shape

@@ -40,7 +40,10 @@ def expm1(op: Emitter, x: ir.Value, exponential: ir.Value | None = None) -> ir.V
 
 
 def sigmoid(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes 1 / (1 + exp(-x)). ONNX Runtime's kernel has an absolute error of 1e-17 and is 0 for x = -40."""
+    """Computes 1 / (1 + exp(-x)).
+
+    ONNX Runtime's Sigmoid kernel has an absolute error of 1e-17, so its result is 0 for x = -40.
+    """
     return op.Reciprocal(op.Add(op.Exp(op.Neg(x)), 1.0))
 
 
@@ -149,7 +152,10 @@ def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def erf(op: Emitter, x: ir.Value) -> ir.Value:
-    """Computes erf x as 2 / sqrt(pi) x exp(-x²) sum of (2 x²)^n / (2 n + 1)!! for |x| < 1, else from `erfcx`."""
+    """Computes erf x, for |x| < 1 as 2 / sqrt(pi) x exp(-x²) times the sum of (2 x²)^n / (2 n + 1)!! over n >= 0.
+
+    For larger |x|, uses erf x = sign(x) (1 - exp(-x²) erfcx(|x|)).
+    """
     # For |x| >= 7, the result is ±1 in float64.
     magnitude = op.Abs(x)
     small, large = op.Min(magnitude, 1.0), op.Min(op.Max(magnitude, 1.0), 7.0)

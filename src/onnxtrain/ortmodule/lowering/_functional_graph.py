@@ -85,7 +85,7 @@ _DECOMPOSED = (
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    """Returns the decomposition table for `make_fx`: a function for each overload of `_DECOMPOSED`."""
+    """Returns the decomposition table for `make_fx`, which maps overloads of the ops in `_DECOMPOSED` to functions."""
     table = _torch.decompositions
     aten = torch.ops.aten
     packets = (getattr(aten, name) for name in _DECOMPOSED)
@@ -120,7 +120,7 @@ def _euclidean_dist(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _with_negative_indices(decomposition: Callable[..., Any], allowed: bool) -> Callable[..., Any]:
-    """Wraps a decomposition into `index_put` so that negative indices behave as in the decomposed op.
+    """Wraps a decomposition that uses `index_put`, so that negative indices behave as in the decomposed op.
 
     Args:
         decomposition: decomposition of an op with the arguments (x, dim, index, ...).
@@ -181,7 +181,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING, **EMBEDDINGS, **ATTENTION,
     **NUMBERS,
 }  # fmt: skip
-"""Functions in a Dynamo graph, with replacements to trace instead, e.g. for `torch.lstm` one op per layer."""
+"""Maps functions in a Dynamo graph to functions that are traced instead, e.g. `torch.lstm` to one op per layer."""
 
 
 class _Interpreter(fx.Interpreter):
@@ -238,7 +238,7 @@ class _FunctionalMode(FunctionalTensorMode):
 
 
 def _functionalized(run: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Returns `run(*args)`, computed without in-place operators. Writes to `args` become `copy_` at the end."""
+    """Returns `run(*args)`, computed without in-place operators, and then copies the new values into mutated `args`."""
     # As in AOTAutograd. Unlike `torch.func.functionalize`, this supports symbolic sizes, and functionalizes the
     # in-place operators within composite operators.
     with _FunctionalMode():

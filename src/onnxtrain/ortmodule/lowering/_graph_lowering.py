@@ -70,7 +70,7 @@ class GraphLowering:
         graph_module: the ATen graph.
         result: the result, which `run` completes.
         low: the `Lowering`, the first argument of lowering functions.
-        env: lowered values of the ATen nodes so far: an ONNX value, a `Complex`, a Python number, or a tuple of these.
+        env: maps each ATen node lowered so far to an ONNX value, a `Complex`, a Python number, or a tuple of these.
         placeholders: the inputs of the ATen graph, in order.
         original: initial values of the placeholders in `env`, before the graph writes to them.
     """
@@ -147,14 +147,14 @@ class GraphLowering:
                 self.env[node] = self.original[node] = self._symbolic_number(index, node)
 
     def _view_as_complex(self, value: ir.Value, fake: torch.Tensor) -> Complex:
-        """Splits the last axis of a complex input into real and imaginary part."""
+        """Splits the last axis of a complex input into the real and the imaginary part."""
         parts = [self.low.op.Gather(value, part, axis=-1) for part in (0, 1)]
         for part in parts:
             part.shape = self.low.shape(fake)
         return Complex(*parts)
 
     def _symbolic_number(self, index: int, node: fx.Node) -> Any:
-        """Returns the value of a placeholder that is a number.
+        """Returns the lowered value of placeholder `index`, whose value is a number and not a tensor.
 
         An int is returned unchanged. A symbol is read from the shape of an input tensor that has an axis of this size.
         If there is no such tensor, an ONNX input is added for the symbol.
@@ -177,7 +177,7 @@ class GraphLowering:
         return self._add_input(f"input{index}", ir.Shape([]), dtype)
 
     def _constant(self, node: fx.Node) -> ir.Value | Complex:
-        """Returns a tensor attribute of the graph module as a constant, e.g. `torch.tensor(1.0)` in the user's code."""
+        """Returns the constant for a tensor attribute of the graph module, e.g. `torch.tensor(1.0)` in user code."""
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
             kind = "the body of a higher-order operator" if callable(tensor) else f"a {type(tensor).__name__}"
@@ -221,9 +221,10 @@ class GraphLowering:
         return self._as_traced(result, fake)
 
     def _arguments(self, function: LoweringFunction, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the positional and keyword arguments to call a lowering with.
+        """Returns the positional and keyword arguments for the lowering function of a node.
 
-        Nodes are replaced by their lowered values, or by Python numbers if the parameter is annotated as a number.
+        ATen nodes among the arguments are replaced with their lowered values, or with Python numbers if the function
+        annotates the parameter as a number.
         """
         names, numbers = _parameters_of(function)
 
@@ -237,7 +238,7 @@ class GraphLowering:
         return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
 
     def _specialized(self, node: fx.Node) -> Any:
-        """Replaces a symbolic number with its value, and guards on it; returns other lowered values unchanged.
+        """Returns the value of a symbolic number, and adds a guard on it. Other lowered values are returned unchanged.
 
         Raises:
             UnsupportedATenOp: the number depends on the data.
@@ -368,7 +369,11 @@ _NUMBER_ANNOTATIONS = frozenset(
 
 @functools.cache
 def _parameters_of(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Returns the names of a lowering's positional parameters, and of all parameters that take Python numbers."""
+    """Inspects the signature of a lowering function, without its first parameter.
+
+    Returns:
+        The names of the positional parameters, and the names of all parameters annotated as Python numbers.
+    """
     # The first parameter is the `Lowering`.
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return (

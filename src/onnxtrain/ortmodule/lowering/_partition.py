@@ -69,7 +69,7 @@ def partition(graph_module: fx.GraphModule, in_pytorch: dict[fx.Node, str]) -> l
 
 
 def calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """Returns the nodes that call an operator on tensors; excludes `getitem` and writes to placeholders."""
+    """Returns the nodes that call an operator on tensors, except `getitem` and writes to placeholders."""
     return [
         node
         for node in nodes
@@ -110,9 +110,10 @@ def _is_worth_it(nodes: list[fx.Node]) -> bool:
 class _Levels:
     """Assigns a level to each node. Nodes on the same level form a part, and parts run in the order of their levels.
 
-    Even levels run in ONNX Runtime, odd ones in PyTorch. A node reads only nodes on its own or lower levels. There are
-    only as many levels as the path with the most changes of engine requires. Each node is on its highest possible
-    level, so that values computed from parameters alone, e.g. a transposed weight, are in the part that reads them.
+    Even levels run in ONNX Runtime, odd ones in PyTorch. A node reads only nodes on its own or lower levels. The
+    number of levels is the smallest possible: the path with the most changes of engine determines it. Each node is on
+    its highest possible level, so that values computed from parameters alone, e.g. a transposed weight, are in the
+    part that reads them.
     """
 
     def __init__(self, graph: fx.Graph, in_pytorch: Mapping[fx.Node, str]) -> None:
@@ -164,7 +165,7 @@ class _Levels:
 def _shared_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Returns the nodes that belong to no level: placeholders, attributes, the output, and numbers computed from these.
 
-    Each part gets copies of those that it reads.
+    Each part has its own copies of the ones that it reads.
     """
     shared_nodes: set[fx.Node] = set()
     for node in graph.nodes:

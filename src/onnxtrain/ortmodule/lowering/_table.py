@@ -38,7 +38,7 @@ DTYPES = {
 }
 
 COMPONENTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-"""Per complex dtype, the dtype of its real and imaginary part."""
+"""Maps each complex dtype to the dtype of its real and imaginary parts."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def lower_complex(*names: str) -> Callable[[F], F]:
 
 
 def _register_in(table: dict[str, LoweringFunction], names: Sequence[str]) -> Callable[[F], F]:
-    """Returns a decorator that adds a function to a table under all names."""
+    """Returns a decorator that adds a function to `table` under each of `names`."""
 
     def register(function: F) -> F:
         for name in names:
@@ -134,11 +134,11 @@ class Lowered:
 
     Attributes:
         model: the ONNX model. Its inputs are the placeholders in `inputs`, then `random`.
-        inputs: per ONNX input, except random ones, the index of its placeholder, e.g. [0, 2].
+        inputs: for each ONNX input, except random ones, the index of its placeholder, e.g. [0, 2].
         complex: indices of the complex placeholders. Their ONNX input is `torch.view_as_real` of the tensor.
-        outputs: per output of the ATen graph, a pair (kind, value). The value is the index of an ONNX output for the
-            kinds "tensor", "complex" (real and imaginary part along the last axis) and "number" (a Python number), the
-            index of a placeholder for "placeholder", and the Python value itself for "constant".
+        outputs: a pair (kind, value) for each output of the ATen graph. The value is the index of an ONNX output for
+            the kinds "tensor", "complex" (real and imaginary part along the last axis) and "number" (a Python number),
+            the index of a placeholder for "placeholder", and the Python value itself for "constant".
         mutated: pairs (index of a placeholder, index of the ONNX output that is copied into it).
         assertions: pairs (index of a boolean ONNX output, message of the error to raise if an element is false).
         random: the random inputs, in the order in which eager PyTorch draws them.
@@ -212,7 +212,7 @@ class Lowering:
         return any(user.target is operator.getitem and user.args[1] == index for user in self.node.users)
 
     def specialized(self, number: Any) -> Any:
-        """Replaces a symbolic number with its value, and guards on it. Other numbers are returned unchanged."""
+        """Returns the value of a symbolic number, and adds a guard on it. Other numbers are returned unchanged."""
         if isinstance(number, torch.SymInt):
             return int(number)
         if isinstance(number, torch.SymFloat):
@@ -247,7 +247,7 @@ class Lowering:
         """Casts an ONNX value to `dtype`, or turns a Python number into a constant of `dtype`.
 
         Raises:
-            UnsupportedATenOp: the number is out of range for `dtype`; PyTorch either raises an error or rounds it.
+            UnsupportedATenOp: the number is out of range for `dtype`. PyTorch then runs the op, and raises or rounds.
         """
         # A Cast to the same dtype would keep fusions from seeing the chain.
         if isinstance(value, ir.Value):
@@ -364,9 +364,15 @@ def _dimension(size: int | torch.SymInt) -> int | str:
 def run_time_sizes(
     shape: Sequence[Any], placeholders: Sequence[fx.Node]
 ) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
-    """Returns a function that computes a symbolic shape from the arguments of the graph.
+    """Returns a function that computes `shape`, which may be symbolic, from the arguments of the ATen graph.
 
-    Returns None if the shape depends on the data, e.g. on the number of true elements of a mask.
+    Args:
+        shape: sizes, as ints or symbols.
+        placeholders: the inputs of the ATen graph. The function reads each symbol from an argument or from one of its
+            axes, which are found with the example values of the placeholders.
+
+    Returns:
+        The function, or None if the shape depends on the data, e.g. on the number of true elements of a mask.
     """
     if all(isinstance(size, int) for size in shape):
         fixed = tuple(int(size) for size in shape)

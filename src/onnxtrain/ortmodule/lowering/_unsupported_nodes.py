@@ -17,13 +17,13 @@ def unsupported_nodes(graph_module: fx.GraphModule) -> dict[fx.Node, str]:
     """Returns the nodes that cannot be lowered, each with the reason.
 
     Raises:
-        UnsupportedATenOp: the graph has in-place ops, so the graph as a whole cannot be lowered.
+        UnsupportedATenOp: the graph contains in-place ops, so no part of it can be lowered.
     """
     return _TrialLowering(graph_module, "trial").unsupported_nodes()
 
 
 class _TrialLowering(GraphLowering):
-    """Lowers a graph without stopping at unsupported nodes: their results become new ONNX inputs."""
+    """Lowers a graph without stopping at unsupported nodes. Each of their results becomes a new ONNX input."""
 
     def unsupported_nodes(self) -> dict[fx.Node, str]:
         """Returns the nodes that cannot be lowered, each with the reason."""
@@ -55,7 +55,10 @@ class _TrialLowering(GraphLowering):
         return unsupported
 
     def _unknown(self, fake: Any) -> Any:
-        """Returns a new ONNX input with the dtype and shape of `fake`, or a tuple of inputs; keeps Python numbers."""
+        """Returns a new ONNX input with the dtype and shape of `fake`, or a tuple of inputs for a tuple.
+
+        Python numbers are returned unchanged. Returns `_NO_ONNX_TYPE` for types that ONNX lacks.
+        """
         if isinstance(fake, tuple | list):
             return tuple(self._unknown(part) for part in fake)
         if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):

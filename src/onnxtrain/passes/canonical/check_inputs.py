@@ -1,4 +1,4 @@
-"""Checks that ONNX Runtime's quantized ops have their required inputs; onnx's checker does not know these ops."""
+"""Checks that ONNX Runtime's quantized ops have their required inputs. onnx's checker does not know these ops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_inputs(model: ir.Model) -> None:
 
 @functools.cache
 def _required() -> Mapping[str, Sequence[str]]:
-    """Returns the input names of each checked op, with "" for optional inputs."""
+    """Maps each checked op to the names of its inputs, with "" for optional inputs."""
     # Read from the installed runtime, because required inputs differ between versions. Some builds omit the schemas.
     schemas: list[Any] = getattr(ort_state, "get_all_operator_schema", list)()
     return {

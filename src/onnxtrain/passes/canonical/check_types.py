@@ -42,7 +42,15 @@ def check_types(model: ir.Model) -> None:
 
 @functools.cache
 def _variables(op_type: str, opset: int, count: int) -> tuple[str, ...]:
-    """Returns the type variable of each input, e.g. ("T", "T", "tensor(int64)"), and "" for inputs of any dtype."""
+    """Returns the type variable of each input of an op, e.g. ("T", "T", "tensor(int64)").
+
+    The type variable is "" for an input that accepts any dtype. Returns () for an op without a schema.
+
+    Args:
+        op_type: a standard op.
+        opset: its opset.
+        count: number of inputs of the node. A variadic input's type variable is repeated up to this number.
+    """
     try:
         schema = onnx.defs.get_schema(op_type, opset, "")
     # ONNX Runtime defines further ops in the standard domain, such as SimplifiedLayerNormalization.

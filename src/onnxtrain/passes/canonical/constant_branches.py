@@ -31,7 +31,7 @@ class TakenBranchPass(ir.passes.InPlacePass):
 
 
 def _taken(node: ir.Node) -> bool | None:
-    """Returns the constant condition of an If; None if the condition is not constant or the node is not an If."""
+    """Returns the constant condition of an If, or None if the condition is not constant or the node is not an If."""
     if node.op_type != "If" or node.domain != "" or node.graph is None or not node.inputs:
         return None
     condition = known_array(node.inputs[0])

@@ -85,9 +85,9 @@ def _restore_setting(node: ir.Node) -> None:
 
 
 def _restore_resize(node: ir.Node) -> None:
-    """Restores the sampling positions `i / scale` of an Upsample or Resize-10; Resize-11 defaults to pixel centers.
+    """Restores the sampling positions `i / scale` of an Upsample or Resize-10. Resize-11 defaults to pixel centers.
 
-    In nearest mode, ONNX Runtime rounds the position up when shrinking and down when enlarging.
+    In nearest mode, the position is rounded up when shrinking and down when enlarging, as in ONNX Runtime.
     """
     scales = node.inputs[2].const_value if len(node.inputs) > 2 and node.inputs[2] is not None else None
     shrinks = scales is not None and bool(np.all(scales.numpy() <= 1))
@@ -96,7 +96,7 @@ def _restore_resize(node: ir.Node) -> None:
 
 
 def _restore_hardmax(node: ir.Node) -> None:
-    """Flattens the input of Hardmax to a matrix at `axis`, as Hardmax-11 does; Hardmax-13 reduces a single axis."""
+    """Flattens the input of Hardmax to a matrix at `axis`, as Hardmax-11 does. Hardmax-13 reduces a single axis."""
     axis = node.attributes.get_int("axis", 1)
     source = node.inputs[0]
     result = node.outputs[0]

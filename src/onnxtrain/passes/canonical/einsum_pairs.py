@@ -44,7 +44,7 @@ class EinsumPairsPass(ir.passes.InPlacePass):
 
 
 def _rewrite(node: ir.Node) -> bool:
-    """Rewrites one Einsum; returns False if it is not modified."""
+    """Replaces an Einsum with contractions of two operands at a time. Returns False if it is not modified."""
     equation = node.attributes["equation"].as_string().replace(" ", "")
     operands = [value for value in node.inputs if value is not None]
     terms, output = split_equation(equation)
@@ -86,7 +86,10 @@ def split_equation(equation: str) -> tuple[list[str], str]:
 
 
 def _ellipsis_letters(terms: Sequence[str], operands: Sequence[ir.Value], equation: str) -> str | None:
-    """Returns unused letters for the ellipsis axes; None if their number is unknown or differs between operands."""
+    """Returns unused letters to name the axes of an ellipsis in the equation, e.g. "ab" for two axes.
+
+    Returns None if the number of these axes is unknown or differs between operands.
+    """
     counts = set()
     for term, value in zip(terms, operands, strict=True):
         if "..." in term:
@@ -99,7 +102,7 @@ def _ellipsis_letters(terms: Sequence[str], operands: Sequence[ir.Value], equati
 
 
 def _with_ellipsis(write: WriterBefore, letter: str) -> Write:
-    """Returns a writer that replaces `letter` in equations with an ellipsis."""
+    """Returns a function like `write` that replaces `letter` in equations with an ellipsis."""
 
     def write_node(op_type: str, *inputs: ir.Value, equation: str) -> ir.Value:
         return write(op_type, *inputs, equation=equation.replace(letter, "..."))
@@ -108,7 +111,10 @@ def _with_ellipsis(write: WriterBefore, letter: str) -> Write:
 
 
 def _fits(terms: Sequence[str], operands: Sequence[ir.Value]) -> bool:
-    """True if known ranks match the terms, and no axis of size one precedes a longer one with the same label."""
+    """True if operands have the ranks of their terms, and no label has size 1 in one operand and a larger size later.
+
+    Operands of unknown rank are not checked.
+    """
     first: dict[str, object] = {}
     for term, value in zip(terms, operands, strict=True):
         if value.shape is None:
@@ -126,7 +132,9 @@ def _fits(terms: Sequence[str], operands: Sequence[ir.Value]) -> bool:
 def _without_ones(
     write: Write, terms: Sequence[str], operands: Sequence[ir.Value]
 ) -> tuple[list[tuple[str, ir.Value]], dict[str, int]]:
-    """Squeezes axes of size one that broadcast against longer axes: some contraction orders would use them wrongly.
+    """Squeezes axes of size one that broadcast against longer axes.
+
+    Some contraction orders would compute wrong results with these axes.
 
     Returns:
         The labels and value of each operand, and the known sizes of labels.
@@ -188,7 +196,10 @@ def contract(
 
 
 def _result_order(a: str, b: str, later: set[str]) -> str:
-    """Orders the labels of a pair's result: labels of both operands, then of `a` only, then of `b` only."""
+    """Returns the labels of the product of operands `a` and `b`, limited to the labels in `later`.
+
+    The labels of both operands come first, then the labels of only `a`, then the labels of only `b`.
+    """
     # The order in which ONNX Runtime's batched matrix product leaves the axes, so that they need no transpose.
     both = [label for label in a if label in b]
     only = [label for label in a if label not in b], [label for label in b if label not in a]
@@ -198,7 +209,15 @@ def _result_order(a: str, b: str, later: set[str]) -> str:
 def _pair(
     write: Write, a: tuple[str, ir.Value], b: tuple[str, ir.Value], kept: str, products: bool
 ) -> ir.Value:
-    """Multiplies two operands, given as (labels, value), and sums over all labels that are not in `kept`."""
+    """Multiplies two operands, and sums over all labels that are not in `kept`.
+
+    Args:
+        write: emits a node.
+        a: labels and value of the first operand.
+        b: labels and value of the second operand.
+        kept: labels of the result.
+        products: True to emit a Mul instead of an Einsum if no label is summed over.
+    """
     if not products or not _is_product((a[0], b[0]), kept):
         return write("Einsum", a[1], b[1], equation=f"{a[0]},{b[0]}->{kept}")
     return write("Mul", *(_aligned(write, term, value, kept) for term, value in (a, b)))
@@ -210,7 +229,10 @@ def _is_product(terms: Sequence[str], output: str) -> bool:
 
 
 def _aligned(write: Write, term: str, value: ir.Value, labels: str) -> ir.Value:
-    """Transposes a value to the order `labels`, with axes of size one for missing labels except leading ones."""
+    """Transposes a value with the labels `term` so that its axes are in the order of `labels`.
+
+    Inserts an axis of size one for each missing label, unless all labels before it are missing as well.
+    """
     order = [term.index(label) for label in labels if label in term]
     if order != sorted(order):
         value = write("Transpose", value, perm=order)
@@ -222,7 +244,12 @@ def _aligned(write: Write, term: str, value: ir.Value, labels: str) -> ir.Value:
 
 @dataclass(frozen=True, order=True)
 class _Cost:
-    """Cost of a contraction: operations, then elements of the largest intermediate result."""
+    """Cost of a contraction. Costs are compared by `operations`, and by `largest` if these are equal.
+
+    Attributes:
+        operations: number of multiplications.
+        largest: number of elements of the largest intermediate result.
+    """
 
     operations: int = 0
     largest: int = 0
@@ -305,7 +332,16 @@ def _as_pairs(best: Mapping[int, tuple[_Cost, int]], everything: int, count: int
 def _greedy(
     terms: Sequence[frozenset[str]], output: frozenset[str], elements: Callable[[Iterable[str]], int]
 ) -> Iterator[tuple[int, int]]:
-    """Yields pairs in opt_einsum's greedy order: each has the smallest result relative to its operands."""
+    """Yields the pairs to contract, as positions of operands, in opt_einsum's greedy order.
+
+    Each pair is the one whose result is smallest relative to its operands. The result is appended to the operands, and
+    the two operands are removed.
+
+    Args:
+        terms: labels of each operand.
+        output: labels of the output.
+        elements: returns the number of elements of a tensor with the given labels.
+    """
     current = list(terms)
     while len(current) > 1:
         options = []

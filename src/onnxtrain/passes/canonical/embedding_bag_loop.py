@@ -50,7 +50,7 @@ class _Bags:
 
 
 def _match(loop: ir.Node) -> _Bags | None:
-    """Returns the inputs of a loop over bags; None for other loops."""
+    """Returns the inputs of a loop over bags, or None for other loops."""
     body = loop.attributes["body"].as_graph()
     if len(loop.inputs) != 3 or len(loop.outputs) != 2 or loop.inputs[0] is not None:
         return None
@@ -129,13 +129,13 @@ def _rewrite(loop: ir.Node, bags: _Bags) -> None:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Returns the `op_type` node that computes a value, possibly followed by copies; None for other nodes."""
+    """Returns the `op_type` node that computes a value, looking through copies and casts, or None if there is none."""
     node = _through(value).producer() if value is not None else None
     return node if node is not None and node.op_type == op_type and node.domain == "" else None
 
 
 def _through(value: ir.Value | None) -> ir.Value:
-    """Follows a value back through Identity, Cast, CastLike, Reshape and Squeeze, and returns their source."""
+    """Follows a value back through Identity, Cast, CastLike, Reshape and Squeeze, and returns the first value."""
     assert value is not None
     while True:
         node = value.producer()
@@ -150,13 +150,16 @@ def _through(value: ir.Value | None) -> ir.Value:
 
 
 def _number(value: ir.Value | None) -> int | None:
-    """Returns the only element of a constant; None for other values."""
+    """Returns the only element of a constant, or None for other values."""
     array = None if value is None else known_array(_through(value))
     return None if array is None or array.size != 1 else int(array.item())
 
 
 def _offset(value: ir.Value | None) -> tuple[ir.Value, int] | None:
-    """Returns (base, number) such that a value is `base + number`; the number is 0 if nothing is added."""
+    """Returns (base, number) such that a value equals `base + number`. The number is 0 if the value is not a sum.
+
+    Returns None for an omitted value.
+    """
     if value is None:
         return None
     value = _through(value)
@@ -188,7 +191,14 @@ def _bound(value: ir.Value | None) -> ir.Value | None:
 
 
 def _branch(choice: ir.Node, name: str) -> ir.Value:
-    """Returns the result of an If's branch `name`; a nested If that compares two constants is resolved."""
+    """Returns the result of a branch of an If.
+
+    If the branch returns the result of another If that compares two constants, the taken branch of that If is followed.
+
+    Args:
+        choice: the If.
+        name: name of the branch, "then_branch" or "else_branch".
+    """
     value = choice.attributes[name].as_graph().outputs[0]
     while (node := _producer(value, "If")) is not None:
         equal = _producer(node.inputs[0], "Equal")
@@ -216,7 +226,7 @@ def _reduced_slice(
     Args:
         value: the value.
         op_type: the reduction, e.g. "ReduceSum".
-        bounds: (start, end).
+        bounds: the values `start` and `end`.
     """
     total = _producer(value, op_type)
     if total is None or total.attributes.get_int("keepdims", 1) != 1 or len(total.inputs) != 2:

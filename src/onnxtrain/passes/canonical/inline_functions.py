@@ -50,7 +50,15 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
 
 
 def _check_number(model: ir.Model, criteria: Callable[[ir.Function], bool]) -> None:
-    """Raises ModelError if inlining would create too many nodes; removes functions that are never called, in place."""
+    """Checks how many nodes inlining would create, and removes functions that are never called, in place.
+
+    Args:
+        model: the model.
+        criteria: returns True for the functions to inline.
+
+    Raises:
+        ModelError: inlining would create too many nodes.
+    """
     nodes = {None: list(model.graph.all_nodes())} | {
         key: list(function.all_nodes()) for key, function in model.functions.items()
     }

@@ -1,4 +1,4 @@
-"""Replaces ops with their function bodies, from the ONNX schemas or registered in `op_bodies`."""
+"""Replaces ops with their function bodies, which come from the ONNX schemas or the registry `op_bodies`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
 
 
 def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
-    """Yields the nodes to replace: those that have a function body and are not kept."""
+    """Yields the nodes to replace: nodes without subgraphs whose op has a function body, unless `keep` returns True."""
     opset, bodies = model.graph.opset_imports[""], op_bodies()
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if (node.domain, node.op_type) not in bodies and (
@@ -78,7 +78,7 @@ def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir
 
 
 def _body_of(node: ir.Node, model: ir.Model) -> ir.Function | None:
-    """Returns the function body of `node`, from the registry or its schema; None if it cannot be built yet."""
+    """Returns the function body of `node` from the registry or its schema. Returns None if it cannot be built yet."""
     opset = model.graph.opset_imports[""]
     make = op_bodies().get((node.domain, node.op_type))
     if make is not None:
@@ -108,7 +108,10 @@ def _prefix_names(function: ir.Function, node: ir.Node) -> None:
 
 
 def _schema_body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
-    """Returns the function body of `node` from its schema; None if onnx cannot build it, e.g. without input types."""
+    """Returns the function body of `node` from its schema.
+
+    Returns None if onnx cannot build it, e.g. because input types are unknown.
+    """
     schema = _schema(node.op_type, opset)
     if schema.has_function:
         body = schema.get_function_with_opset_version(opset)
@@ -132,14 +135,21 @@ def _schema_body(node: ir.Node, opset: int) -> onnx.FunctionProto | None:
 
 
 def _type_proto(value: ir.Value) -> bytes:
-    """Returns the type of a value as a serialized TypeProto; empty if unknown."""
+    """Returns the type of a value as a serialized TypeProto, or b"" if it is unknown."""
     if value.type is None:
         return b""
     return bytes(ir.serde.serialize_value(value).type.SerializeToString())
 
 
 def _turn_into_call(model: ir.Model, node: ir.Node, function: ir.Function, index: int) -> None:
-    """Turns `node` into a call of `function`, added to the model, which InlinePass will inline."""
+    """Turns `node` into a call of `function`, which is added to the model. InlinePass then inlines the call.
+
+    Args:
+        model: the model.
+        node: the node to replace.
+        function: the function body of the node, which is renamed.
+        index: number that makes the function's name unique.
+    """
     function.domain, function.name = _DOMAIN, f"{node.op_type}_{index}"
     _prefix_names(function, node)
     model.functions[function.identifier()] = function

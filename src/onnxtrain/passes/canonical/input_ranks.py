@@ -1,4 +1,7 @@
-"""Reshapes inputs such as axes and sizes to the rank of the op's schema; ONNX Runtime also accepts other ranks."""
+"""Reshapes inputs such as axes and sizes to the rank that the op's schema requires.
+
+ONNX Runtime also accepts other ranks.
+"""
 
 from __future__ import annotations
 

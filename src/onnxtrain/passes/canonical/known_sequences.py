@@ -53,7 +53,10 @@ class KnownSequencesPass(ir.passes.InPlacePass):
 
 
 def _elements(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Returns the elements of the sequence or optional that `node` reads; None if they are unknown."""
+    """Returns the elements of the sequence or optional that `node` reads, or None if they are unknown.
+
+    `elements_of` maps each sequence and optional so far to its elements.
+    """
     read = node.inputs[0] if node.inputs else None
     if node.op_type in _OPTIONAL:
         if read is None:
@@ -65,7 +68,10 @@ def _elements(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _
 
 
 def _inserted(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Returns the elements after a SequenceInsert; None if the sequence or the position is unknown."""
+    """Returns the elements after a SequenceInsert, or None if the sequence or the position is unknown.
+
+    `elements_of` maps each sequence so far to its elements.
+    """
     sequence, element, *position = node.inputs
     before = elements_of.get(sequence) if sequence is not None else None
     if before is None or element is None:
@@ -80,7 +86,10 @@ def _inserted(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _
 
 
 def _erased(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Returns the elements after a SequenceErase; None if the sequence or the position is unknown."""
+    """Returns the elements after a SequenceErase, or None if the sequence or the position is unknown.
+
+    `elements_of` maps each sequence so far to its elements.
+    """
     sequence, *position = node.inputs
     before = elements_of.get(sequence) if sequence is not None else None
     if not before:
@@ -92,7 +101,7 @@ def _erased(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _El
 
 
 def _split(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Inserts a Split before a SplitToSequence and returns its outputs; None if their number is unknown.
+    """Inserts a Split before a SplitToSequence and returns its outputs, or None if their number is unknown.
 
     Without an input `split`, all parts have size 1. A scalar `split` is the size of every part but the last.
     """
@@ -143,7 +152,7 @@ _MAKERS: dict[str, Callable[[ir.Node, dict[ir.Value, _Elements | None]], _Elemen
 
 
 def _element(node: ir.Node, elements: _Elements) -> ir.Value | None:
-    """Returns the element that a SequenceAt reads; None if its position is unknown or out of range."""
+    """Returns the element that a SequenceAt reads, or None if its position is unknown or out of range."""
     place = _number(node.inputs[1])
     if place is None or not -len(elements) <= place < len(elements):
         return None
@@ -151,7 +160,7 @@ def _element(node: ir.Node, elements: _Elements) -> ir.Value | None:
 
 
 def _joined(node: ir.Node, elements: _Elements) -> ir.Value | None:
-    """Inserts the Concat that replaces a ConcatFromSequence and returns its output; None for an empty sequence."""
+    """Inserts the Concat that replaces a ConcatFromSequence and returns its output, or None for an empty sequence."""
     if not elements or "axis" not in node.attributes:
         return None
     axis = node.attributes.get_int("axis")
@@ -183,7 +192,7 @@ _OPTIONAL = frozenset({"OptionalGetElement", "OptionalHasElement"})
 
 
 def _number(value: ir.Value | None) -> int | None:
-    """Returns the content of a constant with one element; None for other values."""
+    """Returns the content of a constant with one element, or None for other values."""
     array = known_array(value)
     return None if array is None or array.size != 1 else int(array.item())
 

@@ -1,4 +1,4 @@
-"""Removes states that a Loop or Scan never changes; the body reads the initial tensor instead."""
+"""Removes states that a Loop or Scan never changes. The body reads the initial tensor instead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoopInvariantsPass(ir.passes.InPlacePass):
 
 
 def _rewrite(node: ir.Node) -> bool:
-    """Removes the unchanged states of a Loop or Scan; returns False if there are none."""
+    """Removes the unchanged states of a Loop or Scan. Returns False if there are none."""
     body = node.attributes["body"].as_graph()
     of_node, of_input, of_output = _FIRST_STATE[node.op_type]
     scanned = node.attributes.get_int("num_scan_inputs", 0)
@@ -78,7 +78,7 @@ def _rewrite(node: ir.Node) -> bool:
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """Follows a value back through Identity nodes, but not through those that stop gradients."""
+    """Follows a value back through Identity nodes, except those that stop gradients, and returns the copied value."""
     while True:
         node = value.producer()
         if node is None or node.op_type != "Identity" or node.domain or is_stop_gradient(node):

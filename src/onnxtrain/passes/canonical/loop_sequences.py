@@ -62,7 +62,10 @@ def _is_appended_to(node: ir.Node, state: int) -> bool:
 
 
 def _is_rewritten(reader: ir.Node, element: ir.Value | None) -> bool:
-    """True if `reader` of the sequence can read a scan output of tensors like `element` instead."""
+    """True if `reader`, a node that reads the sequence, can read a scan output instead.
+
+    `element` is the tensor that each iteration appends to the sequence.
+    """
     if reader.op_type not in _READERS or reader.domain != "" or element is None or element.shape is None:
         return False
     if reader.op_type == "ConcatFromSequence" and reader.attributes.get_int("new_axis", 0) == 1:
@@ -114,7 +117,12 @@ def _rewrite(node: ir.Node, state: int) -> None:
 
 
 def _read(reader: ir.Node, scanned: ir.Value) -> ir.Value:
-    """Emits the value that `reader` reads from the scan output `[iterations, *shape of an element]`."""
+    """Emits the result of `reader`, a node that reads the sequence, from a scan output.
+
+    Args:
+        reader: a SequenceAt, SequenceLength or ConcatFromSequence.
+        scanned: the scan output that replaces the sequence, `[iterations, *shape of an element]`.
+    """
     numbers = itertools.count()
 
     def write(op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:

@@ -68,12 +68,12 @@ class BlockedLayoutPass(ir.passes.InPlacePass):
 
 
 class _Conv:
-    """A blocked convolution and its unpacked weight.
+    """A convolution in the blocked NCHWc layout, with its unpacked weight.
 
     Attributes:
         node: the node of the domain `com.microsoft.nchwc`.
         weight: float32 `[out, in / group, height, width]`, including padding.
-        bias: float32 `[out]`, including padding; None without a bias.
+        bias: float32 `[out]`, including padding, or None without a bias.
         group: number of channel groups.
         is_depthwise: True if each channel is its own group.
     """
@@ -151,7 +151,10 @@ class _Channels:
                 self._join(*inputs, node.outputs[0])
 
     def of(self, value: ir.Value | None) -> int | None:
-        """Returns the channel count of `value`; None if all stored channels are needed or `value` is not blocked."""
+        """Returns the channel count of `value`.
+
+        Returns None if `value` is not blocked, or if all its stored channels are needed.
+        """
         if value is None or value not in self._set:
             return None
         root = self._root(value)
@@ -206,7 +209,7 @@ def _used_channels(used: npt.NDArray[np.bool_]) -> int:
 
 
 def _stored(node: ir.Node, index: int) -> Array:
-    """Returns the content of an input; raises ModelError if it is not stored in the model."""
+    """Returns the content of an input. Raises ModelError if it is not stored in the model."""
     value = node.inputs[index]
     if value is None or value.const_value is None:
         raise ModelError(
@@ -237,7 +240,10 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
 
 
 def _add_unpacked(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
-    """Adds a plain weight as an initializer. Its name is new because other nodes may still read the packed weight."""
+    """Adds a plain weight as an initializer named after the packed weight and `role`.
+
+    The packed weight is kept, because other nodes may still read it.
+    """
     name = fresh_name(model, f"{packed.name}.{role}")
     value = add_initializer(model.graph, ir.Tensor(np.ascontiguousarray(array), name=name))
     value.metadata_props.update(packed.metadata_props)
@@ -283,7 +289,7 @@ def _become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **at
 
 @functools.cache
 def _block() -> int:
-    """Returns onnxruntime's block size on this machine, e.g. 16 with AVX-512; 1 if it does not block channels.
+    """Returns onnxruntime's block size on this machine, e.g. 16 with AVX-512, or 1 if it does not block channels.
 
     onnxruntime does not export the number, so this optimizes a Conv with one channel, whose weight is padded to one
     block.

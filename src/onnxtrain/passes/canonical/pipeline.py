@@ -161,7 +161,7 @@ def _checkable_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def _check(model: ir.Model, kind: type[OnnxTrainError], message: str) -> None:
-    """Raises `kind` if onnx's checker rejects a model; `message` contains {} for the checker's message."""
+    """Raises an error of class `kind` if onnx's checker rejects a model. {} in `message` is the checker's message."""
     try:
         onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:

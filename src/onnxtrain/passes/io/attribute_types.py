@@ -39,7 +39,10 @@ def mistyped_attribute(model: ir.Model) -> str | None:
 
 @functools.cache
 def _kinds(op_type: str, opset: int) -> dict[str, int]:
-    """Returns the AttributeProto.AttributeType of an op's attributes by name, e.g. {"axis": 2}; {} if nonstandard."""
+    """Maps the names of an op's attributes to their AttributeProto.AttributeType, e.g. {"axis": 2}.
+
+    The result is empty for a nonstandard op.
+    """
     kinds: dict[str, int] = {}
     # The newest opset as well: passes of onnx_ir read `value_int` of a Constant whatever opset a damaged model
     # declares.

@@ -98,12 +98,12 @@ def load_model(source: ModelSource) -> ir.Model:
 
 
 def _refusal(origin: str, problem: str) -> ModelLoadError:
-    """Returns the error for a model that cannot be loaded; `origin` describes its source, e.g. "'net.onnx'"."""
+    """Returns the error for a model that cannot be loaded. `origin` describes the model's source, e.g. "'net.onnx'"."""
     return ModelLoadError(f"Cannot load a model from {origin}: {problem}")
 
 
 def _read(path: Path) -> onnx.ModelProto:
-    """Reads a file without its external data; raises ModelLoadError if that fails."""
+    """Reads a file without its external data. Raises ModelLoadError if that fails."""
     if path.is_dir():
         raise _refusal(f"'{path}'", "it is a directory. Pass the .onnx file inside it.")
     # Reading a pipe without a writer would block forever.
@@ -124,7 +124,7 @@ def _read(path: Path) -> onnx.ModelProto:
 
 
 def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
-    """Converts a proto to an IR model; raises ModelLoadError if the proto is malformed."""
+    """Converts a proto to an IR model. Raises ModelLoadError if the proto is malformed."""
     if not proto.HasField("graph"):
         raise _refusal(origin, "it holds no graph, so it is empty or not an ONNX model.")
     if proto.graph.sparse_initializer:
@@ -146,7 +146,7 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
 
 
 def _clone(source: ir.Model, origin: str) -> ir.Model:
-    """Clones the caller's model; raises ModelLoadError if its nodes are not sorted."""
+    """Clones the caller's model. Raises ModelLoadError if its nodes are not sorted."""
     try:
         return source.clone(deep_copy=True)
     # onnx_ir (1.1) clones in order and raises RuntimeError for a value that is used before it is defined.
@@ -159,9 +159,9 @@ def _clone(source: ir.Model, origin: str) -> ir.Model:
 
 
 def _detached(model: ir.Model) -> ir.Model:
-    """Replaces the types and tensor objects of `model` with copies over the same data, in place; returns `model`.
+    """Replaces the types and tensor objects of `model` with copies that share the same data, and returns `model`.
 
-    onnx_ir shares both between clones, so renaming a value would rename the caller's tensor.
+    onnx_ir shares types and tensor objects between clones, so renaming a value would rename the caller's tensor.
     """
     for graph in model.graphs():
         for value in values_of(graph):
@@ -197,7 +197,7 @@ def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _check_versions(model: ir.Model, origin: str) -> None:
-    """Normalizes the standard domain's opset import, in place; raises an error for an unsupported opset."""
+    """Normalizes the standard domain's opset import, in place. Raises an error for an unsupported opset."""
     imports = model.graph.opset_imports
     # The standard domain has two names; onnx_ir normalizes them in nodes but not in imports.
     if "ai.onnx" in imports:
@@ -225,10 +225,10 @@ def _check_versions(model: ir.Model, origin: str) -> None:
 
 
 def _is_older(model: ir.Model, opset: int) -> bool:
-    """True if no standard op of a model has changed between `MAX_OPSET` and `opset`, the model's opset.
+    """True if no standard op of a model has changed between `MAX_OPSET` and the model's newer opset.
 
-    onnxruntime's optimizer writes the newest opset that it knows into models that import none. Such a model is loaded
-    with opset `MAX_OPSET`.
+    Such a model is loaded with opset `MAX_OPSET`. onnxruntime's optimizer, for example, writes the newest opset that it
+    knows into models that import none.
     """
     # onnx has no schemas of opsets newer than its own.
     if opset > onnx.defs.onnx_opset_version():
@@ -250,14 +250,14 @@ def _check_text(model: ir.Model, origin: str) -> None:
 
 
 def _graphs_and_functions(model: ir.Model) -> Iterator[ir.Graph]:
-    """Yields the graphs of a model and of its functions, including subgraphs."""
+    """Yields the graphs of a model and of its functions, and all their subgraphs."""
     yield from model.graphs()
     for function in model.functions.values():
         yield from (function.graph, *function.graph.subgraphs())
 
 
 def _store_texts(node: ir.Node) -> None:
-    """Converts a Constant's string attributes to a tensor, in place, because onnx_ir (1.1) decodes them as ASCII."""
+    """Converts a string attribute of a Constant to a tensor, in place, because onnx_ir (1.1) decodes it as ASCII."""
     for name in ("value_string", "value_strings") if node.op_type == "Constant" and node.domain == "" else ():
         attribute = node.attributes.get(name)
         if attribute is None or attribute.is_ref():
@@ -270,7 +270,7 @@ def _store_texts(node: ir.Node) -> None:
 
 
 def _texts(model: ir.Model) -> Iterator[object]:
-    """Yields names, doc strings and metadata of a model, its graphs, values, nodes and attributes."""
+    """Yields the names, doc strings and metadata of a model and its graphs, values, nodes and attributes."""
     yield from (model.producer_name, model.producer_version, model.domain, *_descriptions(model))
     for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
         yield from (graph.name, *_descriptions(graph), *graph.opset_imports)
@@ -340,7 +340,7 @@ def _forget_negative_sizes(model: ir.Model) -> None:
 
 
 def _check_file(path: Path, origin: str) -> None:
-    """Checks that all external data files, including those of attributes, exist in the model's folder."""
+    """Checks that the external data files of all initializers and attributes exist in the model's folder."""
     try:
         check_external_data(str(path))
     except (ValueError, OSError) as error:
@@ -348,7 +348,7 @@ def _check_file(path: Path, origin: str) -> None:
 
 
 def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Yields the external tensors of a model, including those of attributes."""
+    """Yields the external tensors among a model's initializers and attributes."""
     for graph in _graphs_and_functions(model):
         tensors = [value.const_value for value in graph.initializers.values()]
         for attribute in (a for node in graph for a in node.attributes.values()):

@@ -70,7 +70,7 @@ _P = ParamSpec("_P")
 
 
 class _SameKind(Protocol[_P]):
-    """Type of a function that returns an `ir.Model` if it gets one, and a `ModelProto` for any other source."""
+    """Type of a function that returns an `ir.Model` for an `ir.Model`, and a `ModelProto` for any other source."""
 
     @overload
     def __call__(self, model: ir.Model, *args: _P.args, **kwargs: _P.kwargs) -> ir.Model: ...
@@ -209,7 +209,14 @@ def _with_tensors_in_memory(
     limit: float = math.inf,
     placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
 ) -> ir.Model:
-    """Returns a clone with external initializers of up to `limit` bytes in memory; `placed` ones stay in their file."""
+    """Returns a clone of `model` with its small external initializers loaded into memory.
+
+    Args:
+        model: the model.
+        limit: maximum size of a loaded tensor in bytes. Larger tensors remain external.
+        placed: tensors that are already in a data file, by the `id` of the tensors that they replace. They remain
+            external.
+    """
     clone = model.clone()
     for graph in clone.graphs():
         for value in graph.initializers.values():
@@ -224,9 +231,13 @@ def _with_tensors_in_memory(
 def _with_tensors_in(
     model: ir.Model, file: BinaryIO, name: str, placed: Mapping[int, ir.ExternalTensor]
 ) -> ir.Model:
-    """Writes large initializers to `file`; returns a clone of `model` that refers to it by `name`.
+    """Writes large initializers to a data file, and returns a clone of `model` that refers to the file.
 
-    Tensors in `placed` are already in another file.
+    Args:
+        model: the model.
+        file: the open data file.
+        name: name of the data file.
+        placed: tensors that are already in a different data file, by the `id` of the tensors that they replace.
     """
     clone = _with_tensors_in_memory(model, _EXTERNAL_TENSOR_BYTES, placed)
     there = set(map(id, placed.values()))
@@ -264,7 +275,7 @@ def _with_type_of(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> ir.Ext
 
 
 def _append_to_file(tensor: ir.TensorProtocol, file: BinaryIO, name: str) -> ir.ExternalTensor:
-    """Appends the data of a tensor to the open file `name`; returns a tensor that refers to it."""
+    """Appends the data of a tensor to the open file `name`, and returns an external tensor that refers to it."""
     # Padding to the next page.
     file.write(bytes(-file.tell() % _ALIGNMENT))
     offset = file.tell()
@@ -286,7 +297,10 @@ def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
 
 
 def _map_tensors_beside(model: ir.Model, name: str) -> None:
-    """Memory-maps tensors in data files of the model file `name`, because a mapping outlives the file's removal."""
+    """Memory-maps tensors in data files called `<name>.*`, which saving the model `name` will remove.
+
+    A mapping outlives the removal of its file.
+    """
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value

@@ -64,13 +64,13 @@ def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
-    """Yields the tensors of a graph, including subgraphs."""
+    """Yields the tensors of a graph and its subgraphs."""
     yield from graph.initializer
     yield from _attribute_tensors(attribute for node in graph.node for attribute in node.attribute)
 
 
 def _attribute_tensors(attributes: Iterable[onnx.AttributeProto]) -> Iterator[TensorProto]:
-    """Yields the tensors of attributes, including those of subgraphs."""
+    """Yields the tensors of attributes and of their subgraphs."""
     for attribute in attributes:
         if attribute.type == onnx.AttributeProto.TENSOR:
             yield attribute.t

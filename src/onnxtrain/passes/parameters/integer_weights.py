@@ -205,7 +205,7 @@ def bias_codes(real: Array, scale: Array) -> Array:
 
 
 def _initializer(node: ir.Node, index: int) -> ir.Value | None:
-    """Returns input `index` of a node if it is an initializer; None for other and omitted inputs."""
+    """Returns input `index` of a node if it is an initializer, or None for other and omitted inputs."""
     value = node.inputs[index] if index < len(node.inputs) else None
     return None if value is None or value.const_value is None or not value.is_initializer() else value
 

@@ -121,7 +121,10 @@ def is_quantization_or_rotary(value: ir.Value) -> bool:
 
 
 def _is_fixed(node: ir.Node, index: int) -> bool:
-    """True if input `index` of a node is a quantization scale, zero point or rotary cache, directly or indirectly."""
+    """True if input `index` of a node is a quantization scale, a zero point or a rotary cache.
+
+    Inputs of ops that move or cast elements count if every output of the op is used only as such a value.
+    """
     op = (node.domain, node.op_type)
     if index in _QUANTIZATION.get(op, ()) or index in _ROTARY.get(op, ()):
         return True

@@ -116,7 +116,7 @@ def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.Tenso
 
 
 def _tensor_of(value: ir.Value) -> ir.TensorProtocol:
-    """Returns the content of an initializer; raises ModelError if it has none."""
+    """Returns the content of an initializer. Raises ModelError if it has none."""
     if value.const_value is None:
         raise ModelError(f"The initializer '{value.name}' has no tensor; load the model with its data.")
     return value.const_value
@@ -141,7 +141,7 @@ def _tensor_for(target: ir.Value, value: np.ndarray | ir.TensorProtocol) -> ir.T
 
 
 def _list_names(names: Iterable[str | None], limit: int = 8) -> str:
-    """Formats names for an error message, e.g. "a, b, ... (12 in all)"; lists at most `limit` of them."""
+    """Formats at most `limit` names for an error message, e.g. "a, b, ... (12 in all)"."""
     shown = [str(name) for name in names]
     if not shown:
         return "there are none"

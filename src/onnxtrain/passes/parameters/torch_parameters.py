@@ -164,7 +164,10 @@ def _restore_identities(model: ir.Model) -> None:
 
 
 def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
-    """Adds the missing parameters of PyTorch operations, with the values of the parameters read in their place."""
+    """Adds the missing parameters of PyTorch operations.
+
+    Their values are the values of the parameters that the exported nodes read instead.
+    """
     for nodes, missing in tuple(signature.merged()):
         names_read = set(signature.read(nodes[0]))
         # Inputs that are a parameter which the PyTorch operation does not use: node, index, name.
@@ -191,7 +194,9 @@ def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
 def _paired(
     foreign: Sequence[tuple[ir.Node, int, str]], missing: Sequence[str]
 ) -> Iterator[tuple[ir.Node, int, str]]:
-    """Pairs operands with missing parameters: in order if their counts match, else by the last part of the names.
+    """Yields (node, input index, name of the missing parameter) for operands paired with missing parameters.
+
+    They are paired in order if their counts match, and otherwise by the last part of their names, e.g. "weight".
 
     Args:
         foreign: operands (node, input index, name) that are parameters of a different operation.
@@ -207,7 +212,7 @@ def _paired(
 
 
 def _restore_linear_weights(model: ir.Model) -> None:
-    """Restores shape and name of weights of linear layers, which the Dynamo exporter stores transposed."""
+    """Restores the shapes and names of linear weights, which the Dynamo exporter stores transposed."""
     for node in tuple(model.graph):
         value = node.inputs[1] if node.op_type in PRODUCTS and node.domain == "" else None
         if (
@@ -278,7 +283,10 @@ def _folded_from(value: ir.Value) -> list[str]:
 def _register(
     model: ir.Model, like: ir.Value, name: str, tensor: ir.TensorProtocol | None = None
 ) -> ir.Value:
-    """Adds an initializer called `name` (or `name_2`, ... if in use) with `tensor` or the content of `like`."""
+    """Adds an initializer called `name`, or `name_2`, ... if that name is in use.
+
+    Its content is `tensor`, by default the content of `like`.
+    """
     name = fresh_name(model, name)
     if tensor is None:
         assert like.const_value is not None

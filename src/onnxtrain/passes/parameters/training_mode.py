@@ -150,7 +150,7 @@ def _dropout_to_inference(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _true(model: ir.Model) -> ir.Value:
-    """Returns the constant `true` that all Dropout nodes share; adds it to the model if necessary."""
+    """Returns the constant `true` that all Dropout nodes share, and adds it to the model if necessary."""
     name = "onnxtrain.training_mode"
     value = model.graph.initializers.get(name)
     return add_constant(model.graph, ir.tensor(np.array(True), name=name)) if value is None else value

@@ -24,5 +24,5 @@ def every_node(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def constant_input(node: ir.Node, index: int) -> npt.NDArray[np.generic] | None:
-    """Returns the value of a constant input; None if the input is absent or computed."""
+    """Returns the value of a constant input, or None if the input is absent or computed."""
     return known_array(node.inputs[index]) if index < len(node.inputs) else None

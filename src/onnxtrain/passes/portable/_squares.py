@@ -48,12 +48,18 @@ class Squares:
         return self._write("Add", self._write("Mul", mixed, 2), 1)
 
     def words(self, count: ir.Value, first: int, key: ir.Value) -> ir.Value:
-        """Emits int64 integers in [0, 2³²) for `count` (int64 [1]) counters, beginning with `first`."""
+        """Emits `count` random int64 integers in [0, 2³²).
+
+        Args:
+            count: number of integers, int64 [1].
+            first: the first counter. Each integer is computed from its own counter.
+            key: the key that :meth:`key` returns.
+        """
         mixed, _ = self._rounds(self._write.range(first, count), key)
         return self._signed(self._shifted(mixed, "RIGHT"))
 
     def _rounds(self, counters: ir.Value, key: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Emits four rounds; returns the sum of the last one, and counters * key."""
+        """Emits four rounds of squaring. Returns the sum of the last round, and counters * key."""
         y = self._write("Mul", counters, key)
         z = self._write("Add", y, key)
         x = self._square_plus(y, y)
@@ -76,7 +82,14 @@ class Squares:
         return self._write("Cast", x, to=ir.DataType.INT64)
 
     def uniform(self, count: ir.Value, first: int, key: ir.Value, *, positive: bool = False) -> ir.Value:
-        """Emits float32 numbers in [0, 1), or in (0, 1] if `positive`; see :meth:`words` for the other arguments."""
+        """Emits `count` random float32 numbers in [0, 1), or in (0, 1] if `positive`.
+
+        Args:
+            count: number of numbers, int64 [1].
+            first: the first counter. Each number is computed from its own counter.
+            key: the key that :meth:`key` returns.
+            positive: True to exclude 0 and include 1.
+        """
         # 24 bits, which float32 represents exactly.
         bits = self._write("Div", self.words(count, first, key), 1 << 8)
         if positive:

@@ -26,7 +26,7 @@ class TrainingBatchNormPass(ir.passes.InPlacePass):
 
 
 def _rewrite(node: ir.Node) -> None:
-    """Replaces a node with the formulas of BatchNormalization-15."""
+    """Replaces a BatchNormalization with elementary ops that compute the formulas of BatchNormalization-15."""
     write = WriterBefore(node)
     x, scale, bias = node.inputs[:3]
 

@@ -34,7 +34,7 @@ def _is_both(node: ir.Node) -> bool:
 
 
 def _shift(node: ir.Node, axis: int) -> None:
-    """Replaces an exclusive reversed CumSum along `axis`."""
+    """Replaces an exclusive reversed CumSum along `axis` with an inclusive one, shifted by one element."""
     write, x = WriterBefore(node), node.inputs[0]
     sums = write("CumSum", x, node.inputs[1], reverse=1)
     rest = write("Slice", sums, [1], [_END], [axis])

@@ -64,7 +64,7 @@ def write_mask(node: ir.Node, key: ir.Value, number: int) -> None:
 
 
 def _limits(node: ir.Node, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
-    """Emits the smallest random integer (int64) that keeps an element, and the factor of kept elements (`dtype`)."""
+    """Emits the smallest random integer that keeps an element, int64, and the factor that scales kept elements."""
     write = WriterBefore(node)
     absent = len(node.inputs) < 2 or node.inputs[1] is None
     ratio = np.array(0.5) if absent else constant_input(node, 1)

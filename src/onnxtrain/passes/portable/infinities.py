@@ -58,7 +58,10 @@ def _dtype(node: ir.Node) -> ir.DataType:
 
 
 def _sort_finite(node: ir.Node) -> None:
-    """Makes a TopK sort a copy of its input without infinities, and gathers its values from the input."""
+    """Makes a TopK sort a copy of its input in which large finite numbers replace infinities.
+
+    The sorted values are gathered from the original input.
+    """
     write, x, dtype = WriterBefore(node), node.inputs[0], _dtype(node)
     numpy = dtype.numpy()
     # Two finite numbers below the largest one, which is the padding; infinities get the outer one to keep their

@@ -40,7 +40,10 @@ def _fits(node: ir.Node) -> bool:
 
 
 def _after(node: ir.Node) -> ir.Node:
-    """Returns the next node, before which readers of `node` can be inserted; appends an Identity if there is none."""
+    """Returns the node after `node`, before which readers of `node` can be inserted.
+
+    If `node` is the last node, an Identity is appended and returned.
+    """
     graph = node.graph
     assert graph is not None
     nodes = list(graph)

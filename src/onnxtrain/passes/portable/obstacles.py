@@ -106,7 +106,7 @@ def find_obstacles(model: ir.Model) -> list[Obstacle]:
 
 
 def _reason(node: ir.Node) -> str | None:
-    """Returns why some stock builds cannot run a node, as text for the user; None if all can."""
+    """Returns why some stock builds cannot run a node, as text for the user, or None if all builds can."""
     if node.domain == "com.microsoft" and node.op_type not in _SHARED_CONTRIB:
         return "some ONNX Runtime builds may not have this com.microsoft op"
     if node.domain not in ("", "com.microsoft", "ai.onnx.ml"):

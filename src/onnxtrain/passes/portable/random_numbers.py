@@ -124,7 +124,13 @@ class _Numbers:
         return self._write.number(self._node.attributes.get_float(name, default), _FLOAT)
 
     def _drawn(self, shape: ir.Value, offset: int = 0, *, positive: bool = False) -> ir.Value:
-        """Emits float32 numbers of a shape, uniform in [0, 1), or in (0, 1] if `positive`."""
+        """Emits uniform random float32 numbers in [0, 1), or in (0, 1] if `positive`.
+
+        Args:
+            shape: shape of the result, int64 [rank].
+            offset: offset of the first counter in the node's range of counters.
+            positive: True to exclude 0 and include 1.
+        """
         count = self._write("Reshape", self._write("ReduceProd", shape, keepdims=0), [1])
         flat = self._squares.uniform(count, self._first + offset, self._key, positive=positive)
         return self._write("Reshape", flat, shape, allowzero=1)
@@ -135,7 +141,10 @@ class _Numbers:
         return self._write("Add", self._write("Mul", self._drawn(self._shape()), width), low)
 
     def _normal(self) -> ir.Value:
-        """Emits mean + scale · sqrt(-2 ln u) cos(2 pi v) (Box and Muller, "Random Normal Deviates", 1958)."""
+        """Emits mean + scale · sqrt(-2 ln u) cos(2 pi v) for uniform u and v.
+
+        Source: Box and Muller, "A Note on the Generation of Random Normal Deviates", 1958.
+        """
         shape = self._shape()
         logarithm = self._write("Log", self._drawn(shape, positive=True))
         radius = self._write("Sqrt", self._write("Mul", logarithm, self._write.number(-2.0, _FLOAT)))

@@ -49,7 +49,7 @@ class ReductionRankPass(ir.passes.InPlacePass):
 
 
 def _merge(node: ir.Node) -> bool:
-    """Merges the trailing reduced axes of a reduction's input; returns True if the node was rewritten."""
+    """Merges the trailing reduced axes of a reduction's input. Returns True if the node was rewritten."""
     x, constant = node.inputs[0], constant_input(node, 1)
     if x is None or x.shape is None or x.shape.rank() < 4 or constant is None or not constant.size:
         return False

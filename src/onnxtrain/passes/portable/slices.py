@@ -27,7 +27,10 @@ class NegativeStepsPass(ir.passes.InPlacePass):
 
 
 def _axes_and_steps(node: ir.Node) -> tuple[list[int], list[int]] | None:
-    """Returns axes and steps of a Slice with a negative step; None for other Slices, or if they are not constants."""
+    """Returns the axes and steps of a Slice with a negative step.
+
+    Returns None for other Slices, and if the axes or steps are not constants.
+    """
     steps = constant_input(node, 4)
     # A step of 0 is invalid; the runtime raises an error.
     if steps is None or np.min(steps, initial=1) > 0:
@@ -39,7 +42,7 @@ def _axes_and_steps(node: ir.Node) -> tuple[list[int], list[int]] | None:
 
 
 def _reverse(node: ir.Node) -> None:
-    """Replaces a Slice that has a negative step."""
+    """Replaces a Slice that has a negative step with one Gather or Slice per axis."""
     write, found = WriterBefore(node), _axes_and_steps(node)
     assert found is not None
     result, starts, ends = node.inputs[:3]
@@ -93,7 +96,7 @@ class WrappingPadPass(ir.passes.InPlacePass):
 
 
 def _pads(node: ir.Node) -> Sequence[tuple[int, int, int]] | None:
-    """Returns axis, leading and trailing pads of each padded axis; None if they are not constants."""
+    """Returns (axis, leading padding, trailing padding) for each padded axis, or None if they are not constants."""
     pads = constant_input(node, 1)
     axes = constant_input(node, 3)
     if pads is None or (axes is None and len(node.inputs) > 3 and node.inputs[3] is not None):

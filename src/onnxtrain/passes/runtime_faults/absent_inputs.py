@@ -59,7 +59,7 @@ def _needed(node: ir.Node) -> int:
 
 @functools.cache
 def _least(op_type: str, domain: str) -> int:
-    """Returns the minimum number of inputs according to the op's schema, e.g. 2 for Loop; 0 for a nonstandard op."""
+    """Returns the minimum number of inputs in the op's schema, e.g. 2 for Loop, or 0 for a nonstandard op."""
     try:
         return int(onnx.defs.get_schema(op_type, domain=domain).min_input)
     except onnx.defs.SchemaError:

@@ -39,7 +39,7 @@ def _is_transposed_by_vector(node: ir.Node) -> bool:
 
 
 def _make_column(node: ir.Node) -> None:
-    """Unsqueezes the vector that a MatMul reads, and squeezes the product."""
+    """Unsqueezes the vector that a MatMul reads to a one-column matrix, and squeezes the product."""
     vector, result = node.inputs[1], node.outputs[0]
     assert vector is not None
     assert vector.shape is not None

@@ -34,7 +34,10 @@ class EmptyExpandPass(ir.passes.InPlacePass):
 
 
 def _axes_to_cut(node: ir.Node) -> list[int]:
-    """Returns the input axes to slice: their target size is a constant 0, and their own size may be 1."""
+    """Returns the axes of an Expand's input that must be sliced to size 0.
+
+    These are the axes whose target size is a constant 0, unless the input's size is known to be 0.
+    """
     x, shape = node.inputs[0], node.inputs[1]
     target = known_array(shape)
     if target is None or x is None or x.shape is None:
@@ -52,9 +55,10 @@ def _axes_to_cut(node: ir.Node) -> list[int]:
 
 
 def _empty_axes(node: ir.Node | None) -> list[int]:
-    """Returns the axes that a Slice cuts from 0 to 0, e.g. a Slice inserted by :class:`EmptyExpandPass`.
+    """Returns the axes that a Slice reduces to size 0, e.g. a Slice inserted by :class:`EmptyExpandPass`.
 
-    Shape inference does not know that a symbolic size becomes 0, e.g. when a gradient is differentiated again.
+    Returns [] for other nodes. The Slice is inspected because shape inference does not know that a symbolic size
+    becomes 0, e.g. when a gradient is differentiated again.
     """
     if node is None or (node.domain, node.op_type) != ("", "Slice") or len(node.inputs) != 4:
         return []

@@ -1,4 +1,4 @@
-"""Computes long sums in two levels, so that rounding errors do not accumulate."""
+"""Computes long sums as sums of block sums, so that rounding errors do not accumulate."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class LongSumsPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _nodes(self, graph: ir.Graph) -> list[ir.Node]:
-        """Returns the nodes of a graph and its subgraphs, except the nodes that compute a value in `kept`."""
+        """Returns the nodes of a graph and its subgraphs, except those whose first output is named in `self._kept`."""
         # An absent output has no name.
         return [n for n in ir.traversal.RecursiveGraphIterator(graph) if n.outputs[0].name not in self._kept]
 
@@ -147,7 +147,7 @@ class _Reduction:
 
     @property
     def short(self) -> int:
-        """A reduction of at most this many elements is not rewritten."""
+        """Maximum number of elements of a reduction that is not rewritten."""
         # If all axes are reduced, ONNX Runtime adds squares in lanes as well.
         if len(self.axes) == len(self.dims):
             return _SHORT_ROW
@@ -157,7 +157,7 @@ class _Reduction:
 
     @property
     def block(self) -> int | None:
-        """Block length: 1 to compute the whole reduction in float64, or None if it is computed at run time."""
+        """Block length, or None to compute it at run time. Length 1 means that the whole reduction is in float64."""
         whole, all_reduced = _product(self.run), _product([self.dims[axis] for axis in self.axes])
         # These axes are one block if further axes remain to be reduced.
         if whole is not None and whole != all_reduced and whole <= self.most:
@@ -211,7 +211,7 @@ def _write_running(node: ir.Node) -> None:
 
 
 def _long_reduction(node: ir.Node) -> _Reduction | None:
-    """Returns a description of a node that is a long reduction; None for other nodes."""
+    """Returns a description of a node that is a long reduction, or None for other nodes."""
     if node.domain != "" or node.op_type not in _LEVELS:
         return None
     x = node.inputs[0]
@@ -258,7 +258,7 @@ def _broadcast_shape(value: ir.Value) -> ir.Shape | None:
 
 
 def _axes(node: ir.Node, rank: int) -> tuple[int, ...]:
-    """Returns the reduced axes, sorted; () if there are none or they are unknown."""
+    """Returns the reduced axes, sorted, or () if there are none or they are unknown."""
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     if axes is None:
         return () if node.attributes.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
@@ -267,11 +267,13 @@ def _axes(node: ir.Node, rank: int) -> tuple[int, ...]:
 
 
 def _write(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -> None:
-    """Emits both levels before the node, which becomes the final Cast, so that its output keeps its name.
+    """Replaces a reduction with reductions of blocks, and a float64 reduction of their results.
+
+    The node becomes the final Cast, so that its output keeps its name.
 
     Args:
         reduction: the reduction.
-        blocks: block lengths emitted so far, see `_length`.
+        blocks: block lengths emitted so far, by graph, maximum block length and sizes. Extended in place.
     """
     node, axes, x = reduction.node, reduction.axes, reduction.x
     first, second = _LEVELS[node.op_type]
@@ -305,7 +307,14 @@ def _write(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) ->
 def _in_blocks(
     reduction: _Reduction, x: ir.Value, block: int | None, blocks: dict[tuple[object, ...], ir.Value]
 ) -> ir.Value:
-    """Emits `x` reshaped so that the axes of the run become two axes: [number of blocks, block length]."""
+    """Emits `x` reshaped so that the axes of the run become two axes: [number of blocks, block length].
+
+    Args:
+        reduction: the reduction.
+        x: its input, or a Cast of the input to float32.
+        block: block length, or None to compute it at run time.
+        blocks: block lengths emitted so far, by graph, maximum block length and sizes. Extended in place.
+    """
     node, start, end = reduction.node, reduction.start, reduction.end
     lead, behind = reduction.dims[:start], reduction.dims[end:]
     whole = _product(reduction.run)
@@ -340,7 +349,7 @@ def _length(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -
 
     Args:
         reduction: the reduction. Its `run` has the sizes of the axes that are divided into blocks.
-        blocks: block lengths emitted so far, by graph, `reduction.most` and sizes; extended in place.
+        blocks: block lengths emitted so far, by graph, `reduction.most` and sizes. Extended in place.
 
     Returns:
         The block length, int64 [1]. Reductions over equal sizes in the same graph share it.
@@ -375,11 +384,11 @@ def _ints(node: ir.Node, numbers: Sequence[int]) -> ir.Value:
 
 
 def _product(dims: Sequence[Dim]) -> int | None:
-    """Returns the product of sizes; None if one is symbolic."""
+    """Returns the product of sizes, or None if one is symbolic."""
     known = [dim for dim in dims if isinstance(dim, int)]
     return math.prod(known) if len(known) == len(dims) else None
 
 
 def _divisor(number: int, most: int) -> int:
-    """Returns the largest divisor of a positive `number` that is at most `most`; at least 1."""
+    """Returns the largest divisor of a positive `number` that is at most `most`, and at least 1."""
     return next(divisor for divisor in range(min(number, max(most, 1)), 0, -1) if number % divisor == 0)

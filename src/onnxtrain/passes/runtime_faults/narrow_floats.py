@@ -68,7 +68,7 @@ def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARR
 
 
 def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
-    """Inlines functions that may take or return these dtypes; may modify `model`."""
+    """Returns the model with functions inlined that may take or return these dtypes. May modify `model`."""
     # Functions don't declare dtypes: their nodes can only be widened where the function is called with known ones.
     if not model.functions:
         return model

@@ -1,4 +1,4 @@
-"""Replaces the L2 Normalizer of ai.onnx.ml: ONNX Runtime computes it wrongly when it runs in place."""
+"""Replaces the L2 Normalizer of ai.onnx.ml, which ONNX Runtime computes wrongly when it runs in place."""
 
 from __future__ import annotations
 

@@ -67,5 +67,5 @@ def _pads_of_all_axes(node: ir.Node) -> ir.Value:
 
 
 def _constant(node: ir.Node, role: str, array: np.ndarray) -> ir.Value:
-    """Inserts an int64 Constant before `node` and returns its output."""
+    """Inserts an int64 Constant before `node` and returns its output. `role` is part of the output's name."""
     return write_before(node, role, "Constant", value=ir.tensor(array.astype(np.int64)))

@@ -96,7 +96,7 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
 
 
 def _copied(model: ir.Model, value: ir.Value | None) -> ir.Value | None:
-    """Returns a copy of an initializer; returns other values unchanged."""
+    """Returns a copy of an initializer. Other values are returned unchanged."""
     if value is None or value.const_value is None or value.is_graph_input():
         return value
     tensor = value.const_value
@@ -124,10 +124,10 @@ def _reads_weight(node: ir.Node) -> bool:
 
 
 def _write_unfused(model: ir.Model, node: ir.Node) -> None:
-    """Rewrites a MatMul or Gemm as a FusedMatMul, in place; a Gemm's bias is added by a separate Add.
+    """Rewrites a MatMul or Gemm as a FusedMatMul, in place. The bias of a Gemm is added by a separate Add.
 
-    The inputs of the Gemm must not be transposed. If `beta` is not 1, a Mul scales the bias; if it is 0, the bias is
-    dropped.
+    The inputs of the Gemm must not be transposed. If `beta` is not 1, a Mul scales the bias. If `beta` is 0, the bias
+    is dropped.
     """
     model.graph.opset_imports.setdefault("com.microsoft", 1)
     alpha, beta = (node.attributes.get_float(name, 1.0) for name in ("alpha", "beta"))

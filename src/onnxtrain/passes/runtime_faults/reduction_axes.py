@@ -81,7 +81,7 @@ class PositiveAxesPass(ir.passes.InPlacePass):
 
 
 def _negative_axes(node: ir.Node) -> list[int] | None:
-    """Returns the axes of a reduction as non-negative numbers if at least one of them is negative; None otherwise."""
+    """Returns the axes of a reduction as non-negative numbers, or None if none of them is negative."""
     if node.op_type not in REDUCTIONS or node.domain != "" or len(node.inputs) < 2:
         return None
     data, axes = node.inputs

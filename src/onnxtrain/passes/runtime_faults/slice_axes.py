@@ -28,7 +28,7 @@ class SliceAxesPass(ir.passes.InPlacePass):
 
 
 def _default_axes(node: ir.Node) -> list[int]:
-    """Returns the default axes of a Slice that needs explicit axes, e.g. [0, 1]; [] for any other Slice."""
+    """Returns the default axes of a Slice that needs explicit axes, e.g. [0, 1], or [] for any other Slice."""
     # The optimizer keeps a Slice with non-constant starts, because these may not be 0.
     if len(node.inputs) < 5:
         return []

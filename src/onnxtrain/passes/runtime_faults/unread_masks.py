@@ -38,7 +38,7 @@ def _is_removed(node: ir.Node) -> bool:
 
 
 def _read_mask(model: ir.Model, node: ir.Node) -> None:
-    """Inserts Where(mask, y, 0) after a Dropout; its result equals the Dropout's output y."""
+    """Inserts Where(mask, y, 0) after a Dropout with the output y. The result equals y."""
     node.resize_outputs(2)
     y, mask = node.outputs
     kept = successor(y)

@@ -22,7 +22,7 @@ class _Axis:
     """Windows of a pooling op with ceil_mode=1 along one spatial axis.
 
     Attributes:
-        size: input size, e.g. 7; None if symbolic.
+        size: input size, e.g. 7, or None if symbolic.
         begin: padding before the input, e.g. 1.
         end: padding after the input, e.g. 1.
         kernel: kernel size, e.g. 3.
@@ -42,13 +42,13 @@ class _Axis:
         """End padding that gives floor mode as many windows as ceil mode, for any input size.
 
         ceil(n / stride) = floor((n + stride - 1) / stride). A window that starts after the end of the input is not
-        valid; it would need a whole extent of padding.
+        valid. It would need a whole extent of padding.
         """
         return min(self.end + self.stride - 1, self.extent - 1)
 
     @property
     def needed(self) -> int:
-        """Minimum end padding that covers the last window; :attr:`longest` if the size is symbolic."""
+        """Minimum end padding that covers the last window, or :attr:`longest` if the size is symbolic."""
         if self.size is None:
             return self.longest
         last = (self.size + self.begin + self.longest - self.extent) // self.stride
@@ -100,7 +100,7 @@ def _counts_up(node: ir.Node) -> bool:
 
 
 def _rewrite(node: ir.Node) -> None:
-    """Rewrites a pooling with ceil_mode=1 in floor mode, or removes its extra windows with a Slice."""
+    """Rewrites a pooling op with ceil_mode=1 to floor mode, or removes its extra windows with a Slice."""
     # With auto_pad SAME, there are ceil(size / stride) windows in either mode.
     if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
         _set(node, ceil_mode=0)
@@ -166,9 +166,14 @@ def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
 
 
 def _cut_after(node: ir.Node, source: ir.Value | None, axes: Sequence[_Axis]) -> None:
-    """Slices each output of a pooling to the valid windows; their number is computed from the sizes of `source`.
+    """Slices each output of a pooling op to the valid windows, whose number is computed at run time.
 
     Floor mode with padding `longest` has (size + begin + longest - extent) // stride + 1 windows.
+
+    Args:
+        node: the pooling op.
+        source: the input whose sizes are used.
+        axes: the spatial axes.
     """
     node.metadata_props[_SLICED] = "cut"
 

@@ -157,7 +157,11 @@ class _Walk:
         self._replace_constant(node, 1, [-1 if i == axis else size for i, size in enumerate(result)])
 
     def _rewrite_expand(self, node: ir.Node) -> None:
-        """Replaces the batch size in a constant target shape, or equal rows in an expanded constant, with 1."""
+        """Makes an Expand follow the batch size.
+
+        Replaces the batch size in a constant target shape with 1, or the equal rows of an expanded constant with one
+        row.
+        """
         data, target = node.inputs[:2]
         before = self._dims(data)
         if data is None or target is None or before is None:
@@ -209,7 +213,15 @@ class _Walk:
                 self._repeat(node, index, value, dims, axis)
 
     def _repeat(self, node: ir.Node, index: int, value: ir.Value, dims: Dims, axis: int) -> None:
-        """Replaces input `index`, whose rows along `axis` are equal, with one row expanded to the run's batch size."""
+        """Replaces an input whose rows are all equal with one row, expanded to the batch size at run time.
+
+        Args:
+            node: the node.
+            index: index of the input.
+            value: the input, a constant.
+            dims: its dimensions.
+            axis: the axis of the rows.
+        """
         row = self._one_row(node, value, dims, axis)
         shape = self._shape(node, self._symbol, dims[axis + 1 :], dims[:axis])
         rows = write_before(node, f"row_per_sample_{index}", "Expand", row, shape)
@@ -269,7 +281,7 @@ class _Walk:
     # Queries about values.
 
     def _dims(self, value: ir.Value | None) -> Dims | None:
-        """Returns the dimensions of a value at the exported batch size; None if unknown."""
+        """Returns the dimensions of a value at the exported batch size, or None if they are unknown."""
         if value is None:
             return None
         if value.const_value is not None:
@@ -285,11 +297,11 @@ class _Walk:
         return after is None or after != self._dims(value)
 
     def _follows(self, value: ir.Value | None) -> bool:
-        """True if the shape or the content of a value depends on the batch, e.g. of a computed target shape."""
+        """True if the shape or the content of a value depends on the batch, e.g. for a computed target shape."""
         return self._carries(value) or (value is not None and str(value.name) in self._values)
 
     def _constant(self, value: ir.Value | None) -> np.ndarray | None:
-        """Returns the content of an initializer; None for other values."""
+        """Returns the content of an initializer, or None for other values."""
         tensor = value.const_value if value is not None else None
         return None if tensor is None else tensor.numpy()
 
@@ -351,7 +363,10 @@ class _Walk:
         return {name: type_.tensor_type for name, type_ in result.items()}
 
     def _value(self, value: ir.Value) -> np.ndarray | None:
-        """Returns the content of a small constant, or of a small integer tensor at the trial batch size; else None."""
+        """Returns the content of a small constant, or of a small integer tensor at the trial batch size.
+
+        Returns None for other values.
+        """
         tensor = value.const_value
         if tensor is not None:
             return tensor.numpy() if tensor.size <= _MAX_VALUES else None

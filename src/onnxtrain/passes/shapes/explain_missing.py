@@ -29,7 +29,7 @@ def why_untyped(value: ir.Value) -> str:
 
 
 def _sentence(node: ir.Node) -> str:
-    """Returns the sentence that explains a node's unknown output; starts with a space, to be appended to a message."""
+    """Returns a sentence that explains why a node's output is unknown. It starts with a space, to be appended."""
     op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     result = next((str(v.name) for v in node.outputs if v.name), "")
     known = onnx.defs.has(node.op_type, node.domain)

@@ -49,7 +49,7 @@ def _ranks(node: ir.Node) -> _Ranks:
 
 
 def _equal_ranks(*values: ir.Value | None) -> _Ranks:
-    """Returns the same rank for all values, taken from the first value that has a shape; None if there is none."""
+    """Returns the same rank for all values: the rank of the first value that has a shape, or None if none has one."""
     rank = next(
         (value.shape.rank() for value in values if value is not None and value.shape is not None), None
     )
@@ -69,7 +69,10 @@ def reduces_to_scalar(node: ir.Node) -> bool:
 
 
 def _reduction(node: ir.Node) -> _Ranks:
-    """Returns rank 0 for the output of a reduction to a scalar; with keepdims, the same rank for input and output."""
+    """Returns rank 0 for the output of a reduction to a scalar.
+
+    For other reductions with keepdims=1, returns the same rank for the input and the output.
+    """
     if reduces_to_scalar(node):
         return {node.outputs[0]: 0}
     # Without keepdims, the ranks differ by the number of axes, which may be computed.
@@ -79,7 +82,10 @@ def _reduction(node: ir.Node) -> _Ranks:
 
 
 def _image_ranks(count: int) -> Callable[[ir.Node], _Ranks]:
-    """Returns a rule for ops on images: the first `count` inputs and all outputs have the kernel's rank plus two."""
+    """Returns a function from a node to its ranks, for ops on images.
+
+    The first `count` inputs and all outputs have the kernel's rank plus two.
+    """
 
     def find(node: ir.Node) -> _Ranks:
         rank = _rank_of_kernel(node)
@@ -89,7 +95,7 @@ def _image_ranks(count: int) -> Callable[[ir.Node], _Ranks]:
 
 
 def _rank_of_kernel(node: ir.Node) -> int | None:
-    """Returns the number of kernel axes plus two, for batch and channels; None if it is unknown."""
+    """Returns the number of kernel axes plus two, for batch and channels, or None if this number is unknown."""
     kernel = node.attributes.get("kernel_shape")
     if kernel is not None:
         return 2 + len(kernel.as_ints())
@@ -98,7 +104,12 @@ def _rank_of_kernel(node: ir.Node) -> int | None:
 
 
 def _fixed(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[[ir.Node], _Ranks]:
-    """Returns a rule for ops whose first inputs and outputs have these ranks, e.g. (2, 2) and (2,) for Gemm."""
+    """Returns a function from a node to its ranks, for ops with fixed ranks.
+
+    Args:
+        inputs: ranks of the first inputs, e.g. (2, 2) for Gemm.
+        outputs: ranks of the first outputs, e.g. (2,) for Gemm.
+    """
 
     def find(node: ir.Node) -> _Ranks:
         ends = [*zip(node.inputs, inputs, strict=False), *zip(node.outputs, outputs, strict=False)]
@@ -108,7 +119,7 @@ def _fixed(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[[ir.No
 
 
 def _transpose(node: ir.Node) -> _Ranks:
-    """Returns the length of `perm` as the rank of input and output; without `perm`, the rank is unknown."""
+    """Returns the length of `perm` as the rank of the input and the output, or None without `perm`."""
     perm = node.attributes.get("perm")
     return dict.fromkeys([node.inputs[0], node.outputs[0]], None if perm is None else len(perm.as_ints()))
 
@@ -125,15 +136,15 @@ def _einsum(node: ir.Node) -> _Ranks:
 
 
 def _per_axis_input(*places: int, per_axis: int = 1, axes: int | None = None) -> Callable[[ir.Node], _Ranks]:
-    """Returns a rule that derives the rank of input 0 and output 0 from the length of another input.
+    """Returns a function from a node to the ranks of input 0 and output 0, derived from the length of another input.
 
     For example, the pads of a Pad have two elements per axis, so 8 pads imply rank 4.
 
     Args:
-        places: indices of the inputs with a fixed number of elements per axis; the first one of known length is used.
+        places: indices of the inputs with a fixed number of elements per axis. The first one of known length is used.
         per_axis: number of elements per axis, e.g. 2 for pads.
-        axes: index of an optional input that selects axes. If it, or an attribute `axes`, is present, the length says
-            nothing about the rank, which is then None.
+        axes: index of an optional input that selects axes. If it, or an attribute `axes`, is present, the length does
+            not determine the rank, which is then None.
     """
 
     def find(node: ir.Node) -> _Ranks:
@@ -150,7 +161,10 @@ def _per_axis_input(*places: int, per_axis: int = 1, axes: int | None = None) ->
 
 
 def _attention_ranks(count: int, attribute: str) -> Callable[[ir.Node], _Ranks]:
-    """Returns a rule for attention: the first `count` inputs and the output have rank 3 with `attribute`, else 4."""
+    """Returns a function from a node to its ranks, for attention ops.
+
+    The first `count` inputs and the first output have rank 3 if the node has `attribute`, and rank 4 otherwise.
+    """
 
     def find(node: ir.Node) -> _Ranks:
         return dict.fromkeys(

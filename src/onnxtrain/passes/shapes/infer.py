@@ -118,7 +118,10 @@ def _inferred(proto: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
 
 
 def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
-    """Copies small initializers to the subgraphs that read them: onnx finds constants in a node's own graph only."""
+    """Copies small initializers to the subgraphs that read them.
+
+    onnx's shape inference finds constants only in a node's own graph.
+    """
     read = {name: None for node in graph.node for name in node.input if name in outer}
     copies = {name: f"{name}{_COPIED}{graph.name}" for name in read}
     for name, copied in copies.items():
@@ -137,13 +140,13 @@ def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProt
 
 
 def _computes_with_shapes(model: ir.Model) -> bool:
-    """True if the model has a Shape or Size; otherwise data propagation finds nothing more."""
+    """True if the model has a Shape or Size node. Without one, data propagation infers nothing more."""
     nodes = (*model.graph.all_nodes(), *(node for f in model.functions.values() for node in f.all_nodes()))
     return any(node.op_type in SHAPE_READERS and node.domain == "" for node in nodes)
 
 
 def _vector_elements(graph: onnx.GraphProto) -> int:
-    """Returns the number of elements of all vectors with static size, including subgraphs."""
+    """Returns the number of elements of all vectors of static size in a graph and its subgraphs."""
     total = 0
     for info in (*graph.input, *graph.value_info, *graph.output):
         dims = info.type.tensor_type.shape.dim
@@ -163,7 +166,7 @@ def _forget_generated_names(graph: onnx.GraphProto) -> None:
 
 
 def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yields the subgraphs of a graph's nodes, without nested subgraphs."""
+    """Yields the subgraphs of a graph's nodes, but not their nested subgraphs."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
@@ -191,7 +194,7 @@ def _annotate(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
 
 
 def _describe(value: ir.Value, described: onnx.TypeProto) -> None:
-    """Copies type and shape from the proto `described` to `value`, if the proto has them."""
+    """Copies the type and the shape from the proto `described` to `value`, if the proto has them."""
     type_ = ir.serde.deserialize_type_proto_for_type(described)
     shape = ir.serde.deserialize_type_proto_for_shape(described)
     if type_ is not None:

@@ -60,7 +60,7 @@ def _states(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
 
 
 def _first_guess(node: ir.Node) -> list[_Dims | None]:
-    """Returns the dimensions of each state as the body declares them, or else the initial value's dimensions."""
+    """Returns the dimensions of each Loop state: as declared in the body, or else the initial value's dimensions."""
     declared = node.attributes["body"].as_graph().inputs[2:]
     return [_dims(state) or _dims(first) for state, first in zip(declared, node.inputs[2:], strict=True)]
 
@@ -74,7 +74,10 @@ def _adds_shapes(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _dims(value: ir.Value | None) -> _Dims | None:
-    """Returns the dimensions of a value as sizes, names and None; None if its rank is unknown."""
+    """Returns the dimensions of a value: sizes, names for symbolic dimensions, and None for unknown dimensions.
+
+    Returns None if the rank is unknown.
+    """
     if value is None or value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)

@@ -30,7 +30,7 @@ class OutputShapePass(ir.passes.InPlacePass):
 
 
 def _pads(node: ir.Node) -> list[int] | None:
-    """Returns `pads`, all beginnings and then all ends; None if the node need not or cannot be rewritten."""
+    """Returns `pads`, all beginnings and then all ends, or None if the node need not or cannot be rewritten."""
     (x, weight), attributes = node.inputs[:2], node.attributes
     if x is None or weight is None or x.shape is None or weight.shape is None:
         return None

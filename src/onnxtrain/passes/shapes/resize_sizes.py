@@ -44,7 +44,7 @@ class ResizeSizesPass(ir.passes.InPlacePass):
 
 
 def _intended_sizes(node: ir.Node) -> tuple[list[int], list[int]]:
-    """Returns the resized axes and their intended sizes; two empty lists if onnx and ONNX Runtime agree."""
+    """Returns the resized axes and their intended sizes, or two empty lists if onnx and ONNX Runtime agree."""
     source, *rest = node.inputs
     scales = rest[1].const_value if len(rest) > 1 and rest[1] is not None else None
     if (
@@ -92,7 +92,12 @@ def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
 
 
 def _all_sizes(node: ir.Node, resized: dict[int, int]) -> ir.Value:
-    """Emits the input `sizes` of a Resize, int64 [rank]: `resized` maps axes to new sizes, other axes keep theirs."""
+    """Emits the input `sizes` of a Resize, int64 [rank].
+
+    Args:
+        node: the Resize.
+        resized: maps axes to new sizes. Other axes keep their sizes.
+    """
     source = node.inputs[0]
     assert source is not None
     assert source.shape is not None

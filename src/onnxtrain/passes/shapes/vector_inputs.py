@@ -34,7 +34,7 @@ class VectorsPass(ir.passes.InPlacePass):
 
 
 def _numbers(node: ir.Node) -> int | None:
-    """Returns the number of scales or sizes of a Resize; None if it is unknown."""
+    """Returns the number of scales or sizes of a Resize, or None if this number is unknown."""
     if "axes" in node.attributes:
         return len(node.attributes["axes"].as_ints())
     image = node.inputs[0]

@@ -85,7 +85,7 @@ def _interface(model: ir.Model) -> tuple[list[str | None], list[str | None]]:
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
-    """Yields all nodes of a model, including subgraphs and functions."""
+    """Yields all nodes of a model's graph, its functions and all subgraphs."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         yield from ir.traversal.RecursiveGraphIterator(graph)
 
@@ -144,7 +144,7 @@ def _unmergeable(model: ir.Model) -> list[ir.Node]:
 
 
 def _is_random(model: ir.Model, node: ir.Node) -> bool:
-    """True if a node may draw random numbers: it is a random op, a custom op, or a call of a function with one."""
+    """True if a node may draw random numbers: a random op, a custom op, or a call of a function that contains one."""
     if node.domain == "":
         return node.op_type in RANDOM_OPS
     function = model.functions.get(node.op_identifier())

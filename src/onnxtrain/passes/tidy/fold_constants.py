@@ -68,7 +68,10 @@ class FoldConstantsPass(ir.passes.InPlacePass):
 
 
 def _resolve_cast_likes(model: ir.Model) -> bool:
-    """Turns a CastLike with a known target dtype into a Cast, which can be folded even if the second input varies."""
+    """Turns each CastLike with a known target dtype into a Cast. Returns True if there were any.
+
+    A Cast can be folded even if the second input of the CastLike varies.
+    """
     modified = False
     for node in model.graph:
         like = node.inputs[1] if node.op_type == "CastLike" and node.domain == "" else None
@@ -100,7 +103,15 @@ def _is_unknown(value: Array) -> Array:
 
 
 def _evaluate(node: ir.Node, contents: dict[ir.Value, Array], opset: int) -> Array | None:
-    """Returns the content of a node's only output, with `_UNKNOWN` for symbolic dimensions; None if unknown."""
+    """Returns the content of a node's only output, or None if it is unknown.
+
+    Symbolic dimensions in the content are `_UNKNOWN`.
+
+    Args:
+        node: the node.
+        contents: known contents of values.
+        opset: the model's opset.
+    """
     if node.domain != "" or len(node.outputs) != 1:
         return None
     if node.op_type in SHAPE_READERS:
@@ -133,7 +144,8 @@ def _evaluate(node: ir.Node, contents: dict[ir.Value, Array], opset: int) -> Arr
 def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
     """Returns an upper bound on the number of elements of a node's result.
 
-    Checked before computing the result, because a hostile file may ask for terabytes, e.g. with a ConstantOfShape.
+    The bound is checked before the result is computed, because a hostile file may ask for terabytes, e.g. with a
+    ConstantOfShape.
     """
     shapes = [array.shape for array in inputs if array is not None]
     first = inputs[0] if inputs else None
@@ -159,7 +171,7 @@ def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
 
 
 def _shape_of(node: ir.Node) -> Array | None:
-    """Returns the result of a Shape or Size; None for a Size with a symbolic dimension."""
+    """Returns the result of a Shape or Size, or None for a Size with a symbolic dimension."""
     shape = None if node.inputs[0] is None else node.inputs[0].shape
     if shape is None:
         return None
@@ -214,7 +226,7 @@ def _replace(model: ir.Model, output: ir.Value, array: Array) -> None:
 
 
 def _remove_unused(model: ir.Model, folded: list[ir.Node], contents: dict[ir.Value, Array]) -> bool:
-    """Removes folded nodes, partly known shapes and constants that are unread. Returns True if there were any."""
+    """Removes unused folded nodes, partly known shapes and constants. Returns True if nodes were removed."""
     candidates = set(folded) | {node for value in contents if (node := value.producer()) is not None}
     sources = {
         value for node in candidates for value in node.inputs if value is not None and value in contents

@@ -48,7 +48,7 @@ class FoldFrozenBatchNormPass(ir.passes.InPlacePass):
 
 
 def _convolution_before(norm: ir.Node) -> ir.Node | None:
-    """Returns the Conv into which a BatchNormalization can be folded; None if there is none."""
+    """Returns the Conv into which a BatchNormalization can be folded, or None if there is none."""
     # In training mode, the statistics are those of the batch.
     if norm.op_type != "BatchNormalization" or norm.domain != "" or is_training_batch_norm(norm):
         return None
@@ -69,7 +69,7 @@ def _convolution_before(norm: ir.Node) -> ir.Node | None:
 
 
 def _folded(conv: ir.Node, norm: ir.Node) -> tuple[Array, Array]:
-    """Returns weight and bias of the merged Conv, computed in float64 and rounded once."""
+    """Returns the weight and the bias of the merged Conv, computed in float64 and rounded once."""
     weight, *others = (_array(value) for value in conv.inputs[1:])
     scale, shift, mean, variance = (_array(value) for value in norm.inputs[1:5])
     bias = others[0] if others and others[0] is not None else np.zeros(())

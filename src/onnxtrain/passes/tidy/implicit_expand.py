@@ -26,7 +26,10 @@ class ImplicitExpandPass(ir.passes.InPlacePass):
 
 
 def _broadcast_in_readers(expand: ir.Node) -> bool:
-    """Makes readers of an Expand read its input if they broadcast it anyway. Returns True if there were any."""
+    """Makes readers of an Expand read its input if they broadcast it anyway. Returns True if there were any.
+
+    If the other operand of a reader is a scalar, the Expand is moved after the reader instead.
+    """
     small, large = expand.inputs[0], expand.outputs[0]
     if small is None or small.shape is None or large.shape is None:
         return False

@@ -32,7 +32,7 @@ class ReluAfterMaxPoolPass(ir.passes.InPlacePass):
 
 
 def _relu_before(node: ir.Node) -> ir.Node | None:
-    """Returns the Relu that a MaxPool reads if it may be moved after the MaxPool; None otherwise."""
+    """Returns the Relu that a MaxPool reads, or None if it must not be moved after the MaxPool."""
     if node.op_type != "MaxPool" or node.domain != "" or node.outputs[0].is_graph_output():
         return None
     # The indices may differ: in a window without positive elements, all outputs of the Relu are equal.

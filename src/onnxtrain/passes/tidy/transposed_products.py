@@ -87,7 +87,7 @@ def _transposed(made: dict[ir.Value, ir.Value], before: ir.Node, factor: ir.Valu
     """Returns the transpose of a factor: the input of the Transpose that computes it, or a new Transpose's output.
 
     Args:
-        made: new transposes by their input; updated in place.
+        made: maps each factor to its new transpose. Extended in place.
         before: the node before which a new Transpose is inserted.
         factor: the factor, a matrix.
     """

@@ -1,4 +1,7 @@
-"""Lowers ATen ops to ONNX ops. Importing this package fills the lowering table; one module per family of ops."""
+"""Lowers ATen ops to ONNX ops. Each module contains one family of ops.
+
+Importing this package fills the lowering table.
+"""
 
 from onnxtrain.ortmodule.lowering.aten import (  # noqa: F401
     activation,

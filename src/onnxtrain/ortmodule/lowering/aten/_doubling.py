@@ -16,7 +16,8 @@ def doubling(op: Emitter, limit: int | ir.Value, step: Step, state: Sequence[ir.
 
     Args:
         op: emitter.
-        limit: the limit. The steps are unrolled for an int, and run in a Loop for an ONNX value, int64 [].
+        limit: exclusive upper bound of the shifts. For an int, the steps are unrolled. For an ONNX value, they run in a
+            Loop.
         step: emits one step. Takes an emitter, the shift (int64 [1]) and the state, and returns the next state, with
             the same dtypes and shapes.
         state: the initial state.

@@ -20,7 +20,10 @@ def _operands(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
 
 
 def _factors(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ...]:
-    """Casts the operands of a product or quotient: to float32 for a half-precision tensor and a Python float."""
+    """Casts the operands of a product or quotient to the dtype in which it is computed.
+
+    This is float32 for a half-precision tensor and a Python float, and otherwise the dtype that `_operands` chooses.
+    """
     # PyTorch rounds only the result to the narrow dtype, not the Python number.
     has_number = any(isinstance(low.fake(index), float | torch.SymFloat) for index in range(2))
     if has_number and low.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
@@ -115,7 +118,10 @@ def floored_quotient(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def _chosen(op: Emitter, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Emits a Where on integers, in int32 for int16, because ONNX Runtime's Where has no int16 kernel."""
+    """Emits Where(condition, a, b) for integers.
+
+    Computes int16 in int32, because ONNX Runtime's Where has no int16 kernel.
+    """
     if a.dtype != ir.DataType.INT16:
         return op.Where(condition, a, b)
     wide = ir.DataType.INT32
@@ -143,7 +149,7 @@ def _floored_ratio(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def _fmod_and_correction(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Returns fmod(a, b), and a mask of the elements that need `b` added to get Python's `a % b`, with `b`'s sign."""
+    """Returns fmod(a, b), and a mask of the elements to which `b` must be added to get Python's `a % b`."""
     op = low.op
     remainder = op.Mod(a, b, fmod=1)
     signs_differ = op.Xor(op.Less(remainder, 0.0), op.Less(b, 0.0))

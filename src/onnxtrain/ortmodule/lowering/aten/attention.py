@@ -44,7 +44,7 @@ def _fake_attention(
 
 @register_flop_formula(torch.ops.onnxtrain.attention)
 def _flops(q: Sequence[int], k: Sequence[int], v: Sequence[int], *args: Any, **named: Any) -> int:
-    """Returns the number of floating-point operations of attention's two matrix products."""
+    """Returns the number of floating-point operations of attention's two matrix products, given the input shapes."""
     return 2 * prod(q[:3]) * k[2] * (q[3] + v[3])
 
 
@@ -58,7 +58,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Replaces `scaled_dot_product_attention` with `onnxtrain::attention` if that op supports the arguments."""
+    """Replaces `scaled_dot_product_attention`: calls the op `onnxtrain::attention` if it supports the arguments.
+
+    Otherwise, calls PyTorch's function.
+    """
     # The op supports a mask or causal attention, but not both, and neither dropout nor grouped-query attention.
     is_basic = not dropout_p and not enable_gqa and not (is_causal and attn_mask is not None)
     if not is_basic or not _is_supported(query, key, value, attn_mask):
@@ -175,7 +178,10 @@ def _embedding_bag(
 
 
 def _renormalize_rows(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> None:
-    """Traceable `torch.embedding_renorm_`: scales the rows at `indices` in place to norms of at most `max_norm`."""
+    """Scales the rows of `weight` at `indices`, in place, to norms of at most `max_norm`.
+
+    Does the same as `torch.embedding_renorm_`, which tracing does not support.
+    """
     norms = torch.linalg.vector_norm(weight, norm_type, dim=1, keepdim=True)
     is_read = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.reshape(-1), True)
     scale = torch.where(is_read & (norms > max_norm), max_norm / (norms + 1e-7), 1.0)

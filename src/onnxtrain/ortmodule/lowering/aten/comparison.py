@@ -115,7 +115,12 @@ def right_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
 
 
 def _shift_operands(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Returns `a` as int64, 2^b, and a mask of where 0 <= b < 64. 2^63 wraps around to the lowest integer."""
+    """Converts the operands of a bit shift of `a` by `b`.
+
+    Returns:
+        `a` as int64, the power 2^b (2^63 wraps around to the lowest integer), and a mask that is true where
+        0 <= b < 64.
+    """
     op = low.op
     if low.dtype.is_floating_point():
         raise low.unsupported("floating-point numbers")

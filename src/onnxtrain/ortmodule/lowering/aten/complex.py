@@ -57,7 +57,7 @@ _FILL_VALUES = {
     "constant_pad_nd": (2,), "fill": (1,), "full": (1,), "full_like": (1,), "masked_fill": (2,), "new_full": (2,),
     "scalar_tensor": (0,), "scatter": (3,), "where": (1, 2),
 }  # fmt: skip
-"""Per op, the positions of the arguments that are fill values. Other numbers among the arguments are sizes or axes."""
+"""Maps each op to the positions of its arguments that are fill values. Its other numbers are sizes or axes."""
 
 
 def _by_parts(function: Callable[..., Any]) -> Callable[..., Complex]:
@@ -88,7 +88,7 @@ _LINEAR = (
     "empty_strided", "new_empty_strided", "full", "fill", "full_like", "new_full", "zero", "masked_select",
     "_unsafe_index", "_unsafe_index_put", "scalar_tensor",
 )  # fmt: skip
-"""Ops that act on the real and the imaginary part separately: linear with real coefficients, or moving elements."""
+"""Ops that only move elements, or are linear with real coefficients, so they apply to each part separately."""
 
 
 def register_linear_functions() -> None:

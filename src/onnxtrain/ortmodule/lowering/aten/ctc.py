@@ -124,7 +124,7 @@ def _final_state(
 
     Args:
         low: the lowering.
-        emitted: per time step, the log-probability of each label, [batch, 2 S + 1].
+        emitted: for each time step, the log-probabilities of the labels, [batch, 2 S + 1].
         labels: the targets with blanks, [batch, 2 S + 1].
         input_lengths: number of time steps of each sample, [batch].
         target_lengths: number of labels of each target, [batch].

@@ -69,7 +69,7 @@ def _scan(
 
 
 def _size(low: Lowering, x: ir.Value, axis: int) -> int | ir.Value:
-    """Returns the size of an axis of `x`, the first argument: an int, or an int64 [] value if it is symbolic."""
+    """Returns the size of an axis of `x`, the node's first argument, as an int, or as an int64 scalar if symbolic."""
     size = low.fake(0).shape[axis]
     return size if isinstance(size, int) else low.op.Squeeze(low.op.dim(x, axis), [0])
 

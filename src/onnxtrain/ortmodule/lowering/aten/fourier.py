@@ -86,8 +86,9 @@ def _transformed(
         z: the input, of any shape.
         axes: the axes to transform.
         normalized: the axes whose sizes determine the normalization.
-        shape: sizes before the transform.
-        normalization: see `_normalized`.
+        shape: the shape of `z`, possibly symbolic.
+        normalization: PyTorch's argument: 0 for none, 1 to divide by sqrt(n), 2 to divide by n, where n is the product
+            of the sizes of the `normalized` axes.
         sign: `_FORWARD` or `_BACKWARD`.
     """
     for axis in axes:
@@ -113,7 +114,10 @@ def _normalized(
 
 
 def _size(low: Lowering, shape: Sequence[Any], axis: int, z: Complex) -> ir.Value:
-    """Returns `shape[axis]`, int64 [1]. Reads a symbolic size from the op's input if it is there, else from `z`."""
+    """Returns `shape[axis]` as an int64 [1] value.
+
+    A symbolic size is read at run time from the op's input if its axis has the same size, otherwise from `z`.
+    """
     if isinstance(shape[axis], int):
         return low.op.const([shape[axis]])
     source = low.env[low.node.args[0]]  # type: ignore[index]
@@ -134,7 +138,7 @@ def _transform_axis(
         size: size of the axis, perhaps symbolic.
         kept: number of frequencies to return, starting with frequency 0.
         sign: `_FORWARD` or `_BACKWARD`.
-        real: True if the input is real; only `z.re` is used.
+        real: True if the input is real. Then only `z.re` is used.
     """
     order = list(range(len(low.fake(0).shape)))
     order[axis], order[-1] = order[-1], order[axis]
@@ -167,7 +171,7 @@ def _multiply(low: Lowering, z: Complex, cosines: ir.Value, sines: ir.Value, rea
 
 
 def _dft_matrix(low: Lowering, size: int, kept: int, sign: int) -> tuple[ir.Value, ir.Value]:
-    """Returns real and imaginary part of exp(sign * 2 pi i j k / size) for j < size and k < kept: [size, kept]."""
+    """Returns the real and imaginary parts of exp(sign * 2 pi i j k / size) for j < size and k < kept: [size, kept]."""
     angles = _angles(np.arange(size)[:, None], np.arange(kept), size, sign)
     return low.op.const(np.cos(angles), low.dtype), low.op.const(np.sin(angles), low.dtype)
 
@@ -188,7 +192,7 @@ def _run_time_angles(low: Lowering, j: ir.Value, k: ir.Value, size: ir.Value, si
 
 
 def _factor(size: int) -> int:
-    """Returns the largest divisor of `size` that is at most its square root; 1 for a prime."""
+    """Returns the largest divisor of `size` that is at most its square root, e.g. 1 for a prime."""
     return next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
 
 
@@ -305,7 +309,7 @@ def _bluestein_at_run_time(low: Lowering, z: Complex, sign: int, real: bool) -> 
 
 
 def _power_of_two(low: Lowering, z: Complex) -> Complex:
-    """Returns ONNX's forward DFT along the last axis, whose size must be a power of two."""
+    """Returns the forward DFT of `z` along the last axis, whose size must be a power of two, computed by ONNX's DFT."""
     op = low.op
     pairs = op.Concat(op.Unsqueeze(z.re, [-1]), op.Unsqueeze(z.im, [-1]), axis=-1)
     # DFT needs an axis of batches.
@@ -345,7 +349,10 @@ def _real_inverse(low: Lowering, z: Complex, axis: int, half: Any, size: Any, ru
 
 
 def _mirrored(low: Lowering, half: ir.Value, size: int | ir.Value, odd: bool = False) -> ir.Value:
-    """Extends the last axis by symmetry, or by antisymmetry if `odd`, from size // 2 + 1 elements to `size`."""
+    """Extends the last axis of `half` from size // 2 + 1 to `size` elements, e.g. [a, b, c] to [a, b, c, b] for size 4.
+
+    The added elements are negated if `odd`.
+    """
     op = low.op
     if isinstance(size, int):
         missing: Any = [size - size // 2 - 1]

@@ -86,7 +86,16 @@ class _AdvancedIndex:
 def _without_masks(
     low: Lowering, indices: Sequence[ir.Value | None], fakes: Any
 ) -> tuple[list[ir.Value | None], list[Any]]:
-    """Replaces each mask with index tensors, one per axis of the mask. Returns all index tensors and their shapes."""
+    """Replaces each mask in a list of index tensors with one index tensor per axis of the mask.
+
+    Args:
+        low: the lowering.
+        indices: index tensors and masks, with None for axes that are not indexed.
+        fakes: the fake tensors of `indices`.
+
+    Returns:
+        The index tensors and their shapes, with None for axes that are not indexed.
+    """
     values: list[ir.Value | None] = []
     shapes: list[Any] = []
     for value, fake in zip(indices, fakes, strict=True):
@@ -247,7 +256,16 @@ def gather(low: Lowering, x: ir.Value, dim: int, index: ir.Value, *, sparse_grad
 
 
 def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any, reduction: str) -> ir.Value:
-    """Emits a ScatterElements of `source`, which is a number, or a tensor at least as large as `index` on each axis."""
+    """Emits a ScatterElements that writes `source` to the elements of `x` at `index` along an axis.
+
+    Args:
+        low: the lowering.
+        x: the tensor.
+        dim: the axis.
+        index: the indices along the axis.
+        source: a number, or a tensor at least as large as `index` on each axis.
+        reduction: ONNX's attribute, e.g. "add", or "none" to replace the elements.
+    """
     op = low.op
     if not low.fake(0).shape or not low.fake(2).shape:
         raise low.unsupported("scalars")
@@ -285,7 +303,7 @@ _NEUTRAL_ELEMENTS: dict[str, float] = {
     "amax": -math.inf,
     "amin": math.inf,
 }
-"""Per reduction of `scatter_reduce`, its neutral element."""
+"""Maps each reduction of `scatter_reduce` to its neutral element."""
 
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 

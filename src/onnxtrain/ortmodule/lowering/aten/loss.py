@@ -52,7 +52,10 @@ def nll_loss(
 
 
 def _logits(log_probs: Any) -> fx.Node | None:
-    """Returns the node of the logits if `log_probs` is their log_softmax over the class axis; None otherwise."""
+    """Returns the node of the logits whose log_softmax over the class axis is `log_probs`.
+
+    Returns None if `log_probs` is anything else.
+    """
     if not isinstance(log_probs, fx.Node) or str(log_probs.target) != "aten._log_softmax.default":
         return None
     source, dim, half_to_float = log_probs.args[:3]
@@ -203,7 +206,7 @@ def multilabel_margin_loss(
 
 
 def _positive_part(op: Emitter, x: ir.Value) -> ir.Value:
-    """Returns max(x, 0), and 0 for NaN, as PyTorch's margin losses do; Relu keeps NaN."""
+    """Returns max(x, 0), and 0 for NaN, as PyTorch's margin losses do. Relu would return NaN."""
     return op.Where(op.Greater(x, 0.0), x, 0.0)
 
 

@@ -14,7 +14,7 @@ _MAX_ROWS = 16
 """Maximum size of the matrices of slogdet."""
 
 _EXPONENTS = (0, 6, 12, 18, 24)
-"""Exponents of the powers of two with which rows are scaled; see `_scale`."""
+"""Exponents of the powers of two by which `_scale` may multiply a matrix."""
 
 _SQUARINGS = 20
 """Maximum number of squarings. For norms above 2^20, exp(A) overflows, except for e.g. nilpotent or skew matrices."""
@@ -49,7 +49,11 @@ def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
 
 
 def _scale(low: Lowering, rows: ir.Value) -> ir.Value:
-    """Returns the scale of each matrix, [*, 1, 1]: the smallest power of two that prevents underflow, or else 1."""
+    """Returns the factor, [*, 1, 1], by which to multiply each matrix so that its determinant does not underflow.
+
+    It is the first power of two in `_EXPONENTS` that keeps the determinant between 2^-100 and infinity, or 1 if none
+    does.
+    """
     op = low.op
     scale = op.const(1.0, low.dtype)
     for exponent in reversed(_EXPONENTS):

@@ -56,7 +56,10 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
-    """Returns y and the updated running mean and variance. These are None if the op does not update them."""
+    """Returns y and the updated running mean and variance.
+
+    The mean and the variance are None if the op does not update them.
+    """
     op = low.op
     if low.uses_result(1) or low.uses_result(2):
         raise low.unsupported("uses of the saved statistics")
@@ -128,7 +131,7 @@ def _decomposed_batch_norm(
 def _standardized(
     low: Lowering, x: ir.Value, axes: list[int], eps: float
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Returns (x - mean) / sqrt(var + eps), mean, and var, the biased variance. Statistics keep the reduced axes."""
+    """Returns (x - mean) / sqrt(var + eps), the mean, and the biased variance. The latter two keep the reduced axes."""
     op = low.op
     mean = op.ReduceMean(x, axes, keepdims=1)
     deviation = op.Sub(x, mean)

@@ -163,7 +163,10 @@ def nanmedian_over_axis(low: Lowering, x: ir.Value, dim: int, keepdim: bool = Fa
 
 
 def _middle_number(low: Lowering, x: ir.Value, axis: int, keepdim: bool) -> tuple[ir.Value, ir.Value]:
-    """Returns the lower median of the elements that are not NaN, and its index; NaN if all elements are NaN."""
+    """Returns the lower median of the elements that are not NaN, along an axis, and its index.
+
+    The median is NaN if all elements are NaN.
+    """
     op = low.op
     _, order = ordered_topk(low, x, op.dim(x, axis), axis, False)
     # `order` has NaN among the infinities. TopK is stable: a second one moves NaN to the end.

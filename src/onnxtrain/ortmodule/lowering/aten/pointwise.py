@@ -264,7 +264,7 @@ def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: 
 
 
 def _clamped(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
-    """Returns `x` limited to the range between the bounds; NaN where a bound is NaN."""
+    """Returns `x` limited to the range between the bounds. The result is NaN where a bound is NaN."""
     op = low.op
 
     def replaced(outside: ir.Value, bound: ir.Value) -> ir.Value:

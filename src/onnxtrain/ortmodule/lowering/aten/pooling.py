@@ -147,7 +147,10 @@ def _window_bounds(size_in: int, size_out: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def _equal_windows(size_in: int, size_out: int) -> np.ndarray:
-    """Returns the positions in adaptive pooling's windows, [size_out, length]; short windows repeat their last one."""
+    """Returns the input positions in each window of adaptive pooling, [size_out, length of the longest window].
+
+    Shorter windows repeat their last position.
+    """
     starts, ends = _window_bounds(size_in, size_out)
     steps = np.arange((ends - starts).max())
     places: np.ndarray = np.minimum(starts[:, None] + steps, ends[:, None] - 1)
@@ -193,7 +196,7 @@ _MAX_UNLIMITED_KERNEL = 32
 def _limited_windows(
     low: Lowering, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool
 ) -> tuple[list[int], list[int]]:
-    """Returns the kernel and the strides of a pooling, in ceil mode limited to the padded input's size along each axis.
+    """Returns the kernel size and the strides of a pooling op, at most the size of the padded input in ceil mode.
 
     In ceil mode, PyTorch accepts kernels larger than the padded input, e.g. `hidden_dim` over a short sequence. A
     gradient with a kernel of that size could take gigabytes. The sizes of the input are specialized, unless the kernel
@@ -210,7 +213,11 @@ def _limited_windows(
 
 
 def _pad_to_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
-    """Replaces ceil mode with end padding, in place, so that AveragePool counts the padding. Specializes the sizes."""
+    """Replaces ceil mode in a pooling op's attributes, in place, with padding up to the end of the last window.
+
+    AveragePool can count this padding, and then divides each sum by the kernel's number of elements. The sizes of the
+    input are specialized.
+    """
     rank = len(attributes["kernel_shape"])
     sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)
     for axis, (size_in, size_out) in enumerate(sizes):
@@ -242,9 +249,17 @@ def _averaging_matrix(size_in: int, size_out: int) -> np.ndarray:
 
 
 def _averaged_windows(low: Lowering, x: ir.Value, axis: int, size_in: Any, size_out: Any) -> ir.Value:
-    """Pools one axis adaptively: gathers the elements of all windows, and averages each window.
+    """Applies adaptive average pooling along one axis: gathers the elements of all windows, and averages each window.
 
-    The lengths of windows differ by at most one, so the gather copies few elements more than the windows contain.
+    The lengths of the windows differ by at most one, so gathering windows of equal length copies few additional
+    elements.
+
+    Args:
+        low: the lowering.
+        x: the input.
+        axis: the axis to pool, counted from the end, e.g. -2.
+        size_in: size of the axis, e.g. 7.
+        size_out: its size after pooling, e.g. 3.
     """
     op, before = low.op, list(x.shape or ())
     rank = len(before)

@@ -34,10 +34,10 @@ def _random_input(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any 
 
 
 def _draw_function(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
-    """Returns a function `shape -> tensor` that draws random numbers with `fill`.
+    """Returns a function that takes a shape and draws a tensor of random numbers with `fill`.
 
     Args:
-        fake: determines dtype, device and order of the axes in memory.
+        fake: fake tensor with the dtype, the device and the memory layout of the drawn tensors.
         fill: fills a tensor with random numbers, in place.
     """
     dtype, device = fake.dtype, fake.device
@@ -99,14 +99,14 @@ def fill_with_bernoulli(x: torch.Tensor, p: float = 0.5) -> torch.Tensor:
 
 
 def _probability(p: float) -> float:
-    """Returns the value of a probability; a symbol is returned unchanged if its value depends on data."""
+    """Returns a probability as a float. A symbol whose value depends on the data is returned unchanged."""
     # Dynamo makes the attribute `p` a symbol if two modules of a class differ in it. Dropout takes no symbols: PyTorch
     # has guarded the graph by the value.
     return float(p) if isinstance(p, torch.SymFloat) and p.node.has_hint() else p
 
 
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Replaces `dropout` with the ops that eager PyTorch runs on the CPU; also supports symbolic sizes."""
+    """Replaces `dropout` with the ops that eager PyTorch runs on the CPU, and supports symbolic sizes."""
     p = _probability(p)
     # Only PyTorch's own operators know how vmap draws, e.g. one mask for all examples with `randomness="same"`.
     if not training or p == 0 or isinstance(p, torch.SymFloat) or get_dynamic_layer_stack_depth():

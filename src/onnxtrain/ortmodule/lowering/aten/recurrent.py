@@ -24,7 +24,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn_tanh": (0,), "rnn_relu": (0,)}
-"""Per mode, the index of each of ONNX's gates in PyTorch's order.
+"""Maps each mode to the indices of ONNX's gates in PyTorch's order.
 
 LSTM: ONNX has i o f c, PyTorch i f g o. GRU: ONNX has z r h, PyTorch r z n.
 """
@@ -39,19 +39,35 @@ def _fake_layer(
     bias: bool,
     bidirectional: bool,
 ) -> list[torch.Tensor]:
-    """Returns fake tensors for the outputs: hidden states, [time, batch, directions * hidden], and final states."""
+    """Returns fake tensors for the outputs of a recurrent layer.
+
+    These are the hidden states, [time, batch, directions * hidden], and the final states.
+    """
     hidden = states[0].shape[-1] * (2 if bidirectional else 1)
     return [x.new_empty((x.shape[0], x.shape[1], hidden)), *(torch.empty_like(state) for state in states)]
 
 
 @register_flop_formula(torch.ops.onnxtrain.recurrent_layer)
 def _flops(x: Sequence[int], states: Any, weights: Sequence[Sequence[int]], *args: Any, **named: Any) -> int:
-    """Returns the number of floating-point operations: each weight is multiplied once per row and time step."""
+    """Returns the number of floating-point operations of a recurrent layer, given the shapes of its arguments.
+
+    Each weight is multiplied once per row and time step.
+    """
     return 2 * x[0] * x[1] * sum(prod(weight) for weight in weights if len(weight) == 2)
 
 
 def _by_layers(function: Callable[..., Any], *args: Any) -> Any:
-    """Replaces `torch.lstm` etc. with `recurrent_layer`; calls `function` itself for packed inputs or projections."""
+    """Replaces a function such as `torch.lstm` with one call of the op `recurrent_layer` per layer.
+
+    Packed inputs and projections, which the op does not support, are passed to the function itself.
+
+    Args:
+        function: `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`.
+        args: the arguments of the function.
+
+    Returns:
+        The output and the final states, as the function returns them.
+    """
     mode = function.__name__
     if len(args) != 9 or not isinstance(args[2], list | tuple):
         # A packed sequence.
@@ -92,7 +108,7 @@ def _result_dtypes(
     weights: Sequence[torch.Tensor],
     bias: bool,
 ) -> list[torch.dtype]:
-    """Returns the dtypes of the output and of the final states in eager PyTorch."""
+    """Returns the dtypes of the output and of the final states that `function`, e.g. `torch.lstm`, returns eagerly."""
     # Under autocast, some results are bfloat16 and others float32. Fake tensors (PyTorch 2.13) have the wrong dtype,
     # float32, for an LSTM whose input requires a gradient. So eager PyTorch runs a layer with sizes of 1 to find out.
     if not torch.is_autocast_enabled(x.device.type):
@@ -193,7 +209,7 @@ def _reorder_gates(low: Lowering, weight: ir.Value, mode: str, hidden: int) -> i
 
 
 def _stack(low: Lowering, parts: list[ir.Value]) -> ir.Value:
-    """Stacks the values of the directions along a new first axis."""
+    """Stacks the values of the forward and the backward direction along a new first axis."""
     rows = [low.op.Unsqueeze(part, [0]) for part in parts]
     result: ir.Value = rows[0] if len(rows) == 1 else low.op.Concat(*rows, axis=0)
     shape = parts[0].shape

@@ -117,7 +117,7 @@ def grid_sampler(
 
 
 def _coordinate_mode(align_corners: bool) -> str:
-    """Returns ONNX's `coordinate_transformation_mode`."""
+    """Returns the value of Resize's attribute `coordinate_transformation_mode`."""
     return "align_corners" if align_corners else "half_pixel"
 
 
@@ -135,7 +135,7 @@ def _resize(
         low: the lowering.
         x: the input.
         size: output sizes of the spatial axes.
-        scales: one scale per spatial axis; empty if the user passed sizes.
+        scales: one scale per spatial axis. Empty if the user passed sizes.
         exact_ratios: ratios of output size to input size for which eager PyTorch (2.13) ignores the scale of an axis,
             and uses the ratio. E.g. with (1,), a scale of 1.3 copies an axis of 3 elements, because the output size is
             3, too.
@@ -158,7 +158,18 @@ def _scales(
     sizes_out: Sequence[Any],
     exact_ratios: tuple[int, ...],
 ) -> np.ndarray | None:
-    """Returns the scales from which PyTorch computes coordinates, float32 [spatial rank]; None to use sizes instead."""
+    """Returns the scales from which PyTorch computes coordinates, for the input `scales` of Resize.
+
+    Args:
+        low: the lowering.
+        scales: the user's scales, one per spatial axis. Empty if the user passed sizes.
+        sizes_in: input sizes of the spatial axes, possibly symbolic.
+        sizes_out: output sizes of the spatial axes.
+        exact_ratios: ratios of output size to input size for which eager PyTorch uses the ratio instead of the scale.
+
+    Returns:
+        The scales, float32 [spatial rank], or None if Resize should use sizes instead.
+    """
     if not scales or None in scales:
         return None
     factors = [float(scale or 0) for scale in scales]

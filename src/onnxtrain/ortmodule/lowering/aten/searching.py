@@ -32,7 +32,11 @@ def unique(
 
 
 def _unique_floats(low: Lowering, x: ir.Value) -> tuple[ir.Value, ...]:
-    """Returns the same results as `unique`. ONNX Runtime's Unique (1.32) loses numbers if there are NaNs."""
+    """Lowers `unique` for a floating-point tensor. ONNX Runtime's Unique (1.32) loses numbers if there are NaNs.
+
+    Returns:
+        The sorted distinct numbers, the index of each element of `x` among them, and the number of occurrences.
+    """
     op = low.op
     flat = op.Reshape(x, [-1])
     size = op.Shape(flat)
@@ -87,11 +91,13 @@ def _first_place(
     shape: ir.Value,
     is_beyond: Callable[[Emitter, ir.Value], ir.Value],
 ) -> ir.Value:
-    """Finds, by bisection, the first of `size` positions at which a condition is true; `size` if there is none.
+    """Returns the first of `size` positions at which a condition is true, found by bisection.
+
+    The result is `size` where the condition is true at no position.
 
     Args:
         low: the lowering.
-        size: number of positions: an int, or a symbol.
+        size: number of positions, an int or a symbol.
         length: the same number as an ONNX value, int64 [].
         shape: shape of the result, int64 vector.
         is_beyond: emits the condition for positions of the result's shape. If it is true at a position, it must be true

@@ -317,7 +317,10 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
 
 
 def _is_view_of_input(node: Any) -> bool:
-    """True if a node is a graph input or a view of one. Its storage may be larger, and differ between calls."""
+    """True if a node is a graph input or a view of one.
+
+    The storage of such a tensor may be larger than the tensor, and may differ between calls.
+    """
     while node.op == "call_function" and getattr(node.target, "is_view", False):
         node = node.args[0]
     return bool(node.op == "placeholder")
@@ -326,7 +329,15 @@ def _is_view_of_input(node: Any) -> bool:
 def _is_in_bounds(
     source: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any, of_input: bool
 ) -> bool:
-    """True if `as_strided` provably reads no elements of the storage outside of `source`."""
+    """True if `as_strided` provably reads no elements of the storage outside of `source`.
+
+    Args:
+        source: the fake tensor that is viewed.
+        size: sizes of the view, possibly symbolic.
+        stride: strides of the view.
+        offset: storage offset of the view.
+        of_input: True if `source` is a graph input or a view of one, whose storage may be larger than `source`.
+    """
     storage = source.untyped_storage().nbytes()
     # If `source` fills its storage, PyTorch has already checked the bounds. With symbolic sizes, `nbytes` is an
     # expression such as 4*b*(a - 1) + 4*b, which is not equal to 4*a*b by `==`.

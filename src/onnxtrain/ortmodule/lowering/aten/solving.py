@@ -19,7 +19,7 @@ _LIBRARY.define("check_errors(Tensor info, str name, *, bool is_matrix) -> Tenso
 CHECKS: dict[Any, Any] = {
     torch.ops.aten._linalg_check_errors.default: torch.ops.onnxtrain.check_errors.default
 }
-"""Custom ops that replace ops that only raise errors. They have a result, because tracing drops ops without one."""
+"""Maps ops that only raise errors to custom ops with a result, because tracing drops ops without a result."""
 
 
 @torch.library.register_fake("onnxtrain::check_errors")  # type: ignore[untyped-decorator]
@@ -105,7 +105,7 @@ def cholesky_inverse(low: Lowering, factor: ir.Value, upper: bool = False) -> ir
 
 
 def _inverse(low: Lowering, a: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Returns the inverse, and `info`: 0, or the 1-based index of the first pivot that is zero."""
+    """Returns the inverse of each matrix, and `info`: 0, or the 1-based index of the first pivot that is zero."""
     y, pivots = low.op.call(inverse, a, _outputs=2)
     y.shape = a.shape
     is_nonzero = low.op.Not(low.op.Equal(low.op.stop_gradient(pivots), 0.0))
@@ -114,7 +114,7 @@ def _inverse(low: Lowering, a: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _first_false(low: Lowering, condition: ir.Value, axis: int) -> ir.Value:
-    """Returns the 1-based index of the first false element along an axis, int32; 0 if all elements are true."""
+    """Returns the 1-based index of the first false element along an axis, int32, or 0 if all elements are true."""
     op = low.op
     is_false = op.Cast(op.Not(condition), to=INT32)
     # ONNX Runtime's ArgMax fails along an axis of size 0.
@@ -184,7 +184,7 @@ def _diagonal_part(low: Lowering, a: ir.Value) -> ir.Value:
 
 
 def _transpose(low: Lowering, a: ir.Value, argument: int = 0) -> ir.Value:
-    """Transposes the square matrices `a`, whose rank is the rank of argument `argument` of the node."""
+    """Transposes the square matrices `a`, which have the same rank as the node's argument number `argument`."""
     axes = list(range(low.fake(argument).dim()))
     result: ir.Value = low.op.Transpose(a, perm=[*axes[:-2], axes[-1], axes[-2]])
     result.shape = a.shape

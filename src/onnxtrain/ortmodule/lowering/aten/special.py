@@ -18,11 +18,14 @@ Formula = Callable[[Emitter, ir.Value], ir.Value]
 def _in_float64(
     *names: str, slope: Callable[[Emitter, ir.Value, ir.Value], ir.Value] | None = None
 ) -> Callable[[Formula], Formula]:
-    """Registers a float64 formula as the lowering of ATen ops for all dtypes. Only the result is rounded.
+    """Returns a decorator that registers a float64 formula as the lowering of ATen ops for all dtypes.
+
+    Only the result is rounded to the dtype of the op's result.
 
     Args:
         names: overloads of the ops, e.g. "aten.erfc.default".
-        slope: emits the derivative from x and y. Default: the derivative of the formula.
+        slope: emits the derivative, given the emitter, the argument x and the result y. Default: the derivative of the
+            formula.
     """
 
     def register(formula: Formula) -> Formula:
@@ -146,7 +149,7 @@ _TRIGAMMA = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
 def _polynomial(op: Emitter, square: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
-    """Evaluates a polynomial in `square` with Horner's rule; `coefficients` start with the constant term."""
+    """Evaluates a polynomial in `square` with Horner's rule. The first of the `coefficients` is the constant term."""
     total = op.const(coefficients[-1], like=square)
     for coefficient in reversed(coefficients[:-1]):
         total = op.Add(op.Mul(total, square), coefficient)
@@ -295,7 +298,14 @@ def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
 
 
 def _log_or_zero(low: Lowering, zero: ir.Value, argument: ir.Value, log: ir.Value) -> ir.Value:
-    """Returns `log`, with 0 where both `zero` is true and the logarithm of `argument` is infinite or NaN."""
+    """Returns `log`, with 0 where `zero` is true and the logarithm is infinite or undefined.
+
+    Args:
+        low: the lowering.
+        zero: true where the factor of the logarithm is 0.
+        argument: the argument of the logarithm. The logarithm of NaN remains NaN.
+        log: the logarithm of `argument`.
+    """
     op = low.op
     undefined = op.Or(op.LessOrEqual(argument, 0.0), op.IsInf(argument))
     return op.Where(op.And(zero, undefined), 0.0, log)

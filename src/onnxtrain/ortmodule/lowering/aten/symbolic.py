@@ -189,7 +189,7 @@ def _log2(low: Lowering, a: ir.Value) -> ir.Value:
 
 
 def _logic(op_type: str) -> Callable[..., Any]:
-    """Returns the lowering of `&`, `|` or `not`: logical for bools, bitwise for ints."""
+    """Returns the lowering of `&`, `|` or `not`, which emits a logical op for bools and a bitwise op for ints."""
 
     def logic(low: Lowering, *values: Any) -> Any:
         if all(v.dtype == BOOL if isinstance(v, ir.Value) else isinstance(v, bool) for v in values):
@@ -200,7 +200,7 @@ def _logic(op_type: str) -> Callable[..., Any]:
 
 
 def _shift(by_power: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the lowering of `<<` or `>>`; `by_power` multiplies or divides by a power of two."""
+    """Returns the lowering of `<<` or `>>`, given a function that multiplies or divides by a power of two."""
 
     def shift(low: Lowering, a: Any, count: Any) -> Any:
         if not isinstance(count, int):

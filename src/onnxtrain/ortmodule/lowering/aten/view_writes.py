@@ -44,7 +44,10 @@ def slice_scatter(
 
 
 def _check_size(low: Lowering, x: ir.Value, written: ir.Value, axis: int) -> None:
-    """Adds a check that a write has not changed the size of an axis. It would if the slice had another size."""
+    """Adds a run-time check that a write to a slice has not changed the size of an axis.
+
+    The size changes if the written values differ in size from the slice.
+    """
     size, after = (low.op.Shape(value, start=axis, end=axis + 1) for value in (x, written))
     low.check(low.op.Equal(size, after), "the written values differ in size from the slice")
 
@@ -92,7 +95,10 @@ def _non_negative_start(low: Lowering, x: ir.Value, axis: int, start: Any) -> An
 def _write_strided(
     low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, step: int
 ) -> ir.Value:
-    """Returns `x` with the source written to `x[start::step]` along an axis, as far as the source extends."""
+    """Returns a copy of `x` in which elements of `x[start::step]` along an axis are replaced with `source`.
+
+    If `source` is shorter than the slice, the remaining elements are not replaced.
+    """
     op = low.op
     start = _non_negative_start(low, x, axis, start)
     count = op.Squeeze(op.dim(source, axis), [0])

@@ -67,7 +67,11 @@ def _join(op: Emitter, parts: Sequence[_Part]) -> tuple[ir.Value, list[ir.Value]
 
 
 def _as_part(value: ir.Value) -> _Part | None:
-    """Splits the output of a Pad with zeros along one axis into content and padding; None for any other value."""
+    """Splits the output of a Pad with zeros along one axis into its content and its padding.
+
+    Returns:
+        The parts, or None if `value` is not the output of such a Pad.
+    """
     node = value.producer()
     if node is None or node.op_type != "Pad" or node.domain != "" or "mode" in node.attributes:
         return None

@@ -217,7 +217,7 @@ def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
 
 
 def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
-    """Returns the rule of a node's op, or its `nondifferentiable` declaration, or None."""
+    """Returns the rule of a node's op or its `nondifferentiable` declaration; None if it has neither."""
     key = _key(node)
     if _is_step_of_gradient(node):
         return NonDifferentiable(
@@ -234,7 +234,7 @@ def reason_not_yet(node: ir.Node) -> str | None:
 
 
 def is_straight_through(output: ir.Value) -> bool:
-    """True if a straight-through rule receives the cotangent of `output`, which may then be an integer tensor."""
+    """True if a straight-through rule receives the cotangent of `output`, which may be an integer tensor."""
     node = output.producer()
     rule = rule_for(node) if node is not None else None
     if node is None or not isinstance(rule, Rule):

@@ -59,7 +59,7 @@ class SpecializedOp(CompositeOp):
         return _numbered(name, self._key, functions)
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns the op's function, without the number in its name, which the caller adds."""
+        """Returns the op's function. Its name has no number yet; the caller adds it."""
         function = super().function_for(dtype, opset)
         function.metadata_props[_KEY] = self._key
         return function
@@ -138,9 +138,9 @@ def of_rounded(
 def _numbered(
     name: str, key: str, functions: Mapping[ir.OperatorIdentifier, ir.Function]
 ) -> ir.OperatorIdentifier:
-    """Returns the identifier that adds a number to `name`.
+    """Returns the identifier for `name` with a number before the dtype, e.g. "ConvolutionGradient0_float".
 
-    Reuses the number of a function in `functions` with an equal key; otherwise, takes the first unused number.
+    If a function in `functions` has an equal key, its number is reused; otherwise, the number is the first unused one.
     """
     stem, _, suffix = name.rpartition("_")
     for number in itertools.count():

@@ -24,7 +24,7 @@ _ATTRIBUTES = _EPSILON | {"momentum": ir.AttributeType.FLOAT}
 def batch_normalization_training(op: Emitter, *inputs: ir.Value, **attributes: Any) -> tuple[ir.Value, ...]:
     """Computes BatchNormalization with batch statistics; returns the output and the updated running statistics.
 
-    x: `[batch, channels, *spatial]`; the others: `[channels]`.
+    The inputs are x, `[batch, channels, *spatial]`, and scale, bias, running mean and running variance, `[channels]`.
     """
     return op.BatchNormalization(*inputs, training_mode=1, **attributes, _outputs=3)
 
@@ -115,5 +115,5 @@ def max_pool(op: Emitter, x: ir.Value, **windows: AttributeRef) -> tuple[ir.Valu
 
 
 def _relu_cotangent(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of Relu's input (see `ReluGradientOfFinite`)."""
+    """Returns the cotangent of Relu's input, given the output y and a finite ct: 0 where y <= 0, else ct."""
     return op.Mul(ct, op.Cast(op.Not(op.LessOrEqual(y, 0.0)), to=ct.dtype))

@@ -33,7 +33,7 @@ def reversible_instance_normalization(
 ) -> tuple[ir.Value, ...]:
     """Computes y = (x - mean) * (weight / stdev) + bias, mean, stdev, and x - mean for the backward pass.
 
-    weight and bias: `[n]`; for the other arguments, see InstanceStandardization.
+    x: `[batch, ..., n]`; weight and bias: `[n]`; epsilon: scalar; mean and stdev have size 1 along `axes`.
     """
     centered, mean, stdev = _center(op, x, epsilon, axes)
     return op.Add(op.Mul(centered, op.Div(weight, stdev)), bias), mean, stdev, centered

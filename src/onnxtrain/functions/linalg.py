@@ -55,7 +55,7 @@ def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
 def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
     """Computes the lower triangular L with L Lᵀ = A.
 
-    If A is not positive definite, the diagonal of L is 0 or NaN in all rows after some row.
+    If A is not positive definite, the diagonal of L is 0 or NaN from some row on.
 
     a: `[..., n, n]`; only the lower triangle is read.
     """

@@ -62,7 +62,7 @@ def _product_of_float_zeros(
 
 
 def _scales_after(op: Emitter, scales: ir.Value, x: ir.Value) -> ir.Value:
-    """Returns the scales as [N, blocks], but delays the Reshape until `x` is computed."""
+    """Reshapes the scales to [N, blocks], for x `[..., N]`, with a Reshape that cannot run before x is computed."""
     # Without this dependency on the cotangent, the weights of all layers could be dequantized long before they are
     # needed, and ONNX Runtime would constant-fold them to float weights when the session is created. N is taken from
     # `x`, because ONNX Runtime (1.32) has no Shape kernel for 4-bit integers.

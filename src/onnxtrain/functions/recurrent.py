@@ -149,7 +149,8 @@ def _gru_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Val
 def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
     """Returns the cotangents of W, R and B.
 
-    The first two inputs are the cotangents of the pre-activations' input and recurrent parts, `[time, batch, gates]`.
+    The inputs are the cotangents of the pre-activations' input and recurrent parts, `[time, batch, gates]`, then x, y
+    and the initial hidden state.
     """
     ct_input, ct_hidden, x, y, initial_h = inputs
     before = _previous_states(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
@@ -193,7 +194,7 @@ def _scan(
 
 
 def _previous_states(op: Emitter, first: ir.Value, states: ir.Value, reverse: bool) -> ir.Value:
-    """Returns the state before each step: `first`, then the states after each step but the last."""
+    """Returns the state before each step, in time order, from the initial state `first` and the states after steps."""
     # In a reversed layer, the previous step is the next one in time.
     first = op.Unsqueeze(first, [0])
     if reverse:

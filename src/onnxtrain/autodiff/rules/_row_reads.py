@@ -111,7 +111,10 @@ class RowRead:
         return _rows(op, ct, self.count, op.shape_of(self.source), kept, dims)
 
     def _stack_of_slice(self, op: Emitter, ct: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Does the work of :meth:`stack` for a Slice. Rows past the end get the size of the axis as their index."""
+        """Returns the scan outputs of one iteration of a Slice: row indices and cotangents.
+
+        Rows past the end of the tensor get the size of the axis as their index.
+        """
         start, end = op.Reshape(self.node.inputs[1], [1]), op.dim(self.source, self.axis)
         start = op.Cast(start, to=ir.DataType.INT64)
         start = op.Where(op.Less(start, 0), op.Add(start, end), start)
@@ -172,7 +175,7 @@ def _read(op: Emitter, node: ir.Node) -> RowRead | None:
 def _is_small(read: RowRead) -> bool:
     """True if a node reads only a small part of the source.
 
-    This is a single row, at most a quarter of the rows, or a few rows if their number in the source is unknown.
+    A small part is a single row, at most a quarter of all rows, or a few rows if the number of rows is unknown.
     """
     sizes = (static_dims(read.source) or ())[read.axis : read.axis + read.depth]
     if read.count == 1:
@@ -205,7 +208,7 @@ def _slice(node: ir.Node, source: ir.Value) -> RowRead | None:
 
 
 def _offset(value: ir.Value) -> tuple[ir.Value, int]:
-    """Splits a value into `base + constant`; `base` is a scalar, possibly with a different rank or dtype."""
+    """Splits a value with one element into `base + constant`, where `base` may have a different rank or dtype."""
     total = 0
     while True:
         producer = value.producer()
@@ -230,7 +233,16 @@ def _offset(value: ir.Value) -> tuple[ir.Value, int]:
 def _rows(
     op: Emitter, ct: ir.Value, count: int, sizes: ir.Value, axes: Iterable[int], dims: Sequence[object]
 ) -> ir.Value:
-    """Reshapes a cotangent to `[count, *sizes of these axes]`, where `sizes` is the shape of the source."""
+    """Reshapes a cotangent to `[count, *sizes of some axes of the source]`.
+
+    Args:
+        op: emitter.
+        ct: the cotangent.
+        count: number of rows.
+        sizes: shape of the source, int64 [rank].
+        axes: the axes of the source to keep.
+        dims: static or symbolic sizes of these axes, for shape inference.
+    """
     behind = [op.Gather(sizes, list(axes))] if dims else []
     return _shaped(op.Reshape(ct, op.Concat([count], *behind, axis=0), allowzero=1), [count, *dims])
 

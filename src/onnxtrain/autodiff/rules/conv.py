@@ -34,7 +34,7 @@ _LARGE_PLANE = 64 * 64
 """Above this many windows, cuDNN's Conv with the windows as kernel is slower than the matrix products."""
 
 _FEW_COLUMNS = 32
-"""Up to this many windows in a row, depthwise convolution is faster by rows of taps than by single taps (measured)."""
+"""Up to this many windows in a row, a depthwise weight gradient is faster with a product per row of taps (measured)."""
 
 
 @vjp("Conv", wrt=("X", "W", "B"))
@@ -73,8 +73,7 @@ def _cotangents(
 
 
 def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
-    """True if native kernels support this gradient."""
-    # Half precision is included, because a later pass can compute these products in float32.
+    """True if native kernels support this gradient. Half precision counts: a later pass can compute it in float32."""
     return (
         op.can_call
         and 0 not in spatial_sizes(ct)

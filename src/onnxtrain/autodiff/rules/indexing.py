@@ -125,7 +125,7 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterElements", wrt=("data", "updates"))
 def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of ScatterElements with respect to data and updates; see :func:`_scatter_cotangents`."""
+    """VJP of ScatterElements with respect to data and updates, for every reduction."""
     axis = n.attr("axis")
     return _scatter_cotangents(
         op,
@@ -140,7 +140,7 @@ def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterND", wrt=("data", "updates"))
 def scatter_nd_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of ScatterND with respect to data and updates; see :func:`_scatter_cotangents`."""
+    """VJP of ScatterND with respect to data and updates, for every reduction."""
     return _scatter_cotangents(
         op,
         n,

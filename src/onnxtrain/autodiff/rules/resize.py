@@ -94,7 +94,7 @@ _NEIGHBORS = {"nearest": 1, "linear": 2, "cubic": 4}
 
 
 def _is_long(n: NodeView, axis: int) -> bool:
-    """True if the matrix of an axis would be too large, and :func:`_scatter_along` supports the node.
+    """True if the matrix that resizes an axis would be too large, and scattering can replace the product with it.
 
     An axis of unknown size counts as long only if X has rank 3, i.e. consists of sequences.
     """

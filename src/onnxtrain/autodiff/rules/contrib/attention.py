@@ -246,7 +246,7 @@ _GROUP_QUERY_INPUTS = (
     "attention_bias head_sink k_scale v_scale q_norm_weight k_norm_weight query_seqlens"
 )
 _UNSUPPORTED_INPUTS = _GROUP_QUERY_INPUTS.split()[10:]
-"""Inputs that the body does not support."""
+"""Inputs of GroupQueryAttention that its body does not support."""
 
 
 def _query_positions(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
@@ -264,10 +264,15 @@ def _query_positions(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
 
 
 def _cache_order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
-    """Returns which key goes to each position of the new cache: [batch, keys].
+    """Returns, for each position of the new cache, the index of the key to store there, [batch, keys].
 
-    Keys are indices into the concatenation of the old cache and the new keys. The old cache may have free space after
-    its valid keys. The new keys fill that space, so the order differs between sequences.
+    Indices refer to the concatenation of the old cache and the new keys. The old cache may have free space after its
+    valid keys. The new keys fill that space, so the order differs between sequences.
+
+    Args:
+        op: emitter.
+        n: a GroupQueryAttention node.
+        before: number of valid keys in the old cache, [batch, 1].
     """
     past, new = op.Shape(n.past_key, start=2, end=3), op.Shape(n.query, start=1, end=2)
     total = op.Max(past, op.Reshape(op.Cast(n.total_sequence_length, to=ir.DataType.INT64), [-1]))
@@ -279,7 +284,15 @@ def _cache_order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
 
 
 def _gather_in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir.Value:
-    """Gathers the new cache of keys or values, `[batch, heads, keys, size]`; `order` is from :func:`_cache_order`."""
+    """Returns the new cache of keys or values, `[batch, heads, keys, size]`.
+
+    Args:
+        op: emitter.
+        past: the old cache.
+        new: the new keys or values.
+        order: for each position, the index of the key or value to store there, [batch, keys]. Indices refer to the
+            concatenation of `past` and `new`.
+    """
     joined = op.Concat(past, new, axis=2)
     ends = op.Shape(joined, start=0, end=2), op.Shape(order, start=1, end=2), op.Shape(joined, start=3)
     places = op.Expand(op.Unsqueeze(order, [1, 3]), op.Concat(*ends, axis=0))
@@ -354,7 +367,7 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _is_plain(op: Emitter, n: NodeView) -> bool:
-    """True if a GroupQueryAttention is causal float32 attention without cache, window and softcap."""
+    """True if a GroupQueryAttention is causal float32 attention without a cache, a window or a softcap."""
     has_cache, is_float32 = n.past_key is not None, n.query.dtype == ir.DataType.FLOAT
     has_window = n.attr("local_window_size") > 0
     return bool(

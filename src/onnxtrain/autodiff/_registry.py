@@ -52,8 +52,8 @@ class Rule:
         broadcasts: True if the rule's cotangents have the output's shape, and the driver must sum them to the inputs'
             shapes.
         signature: names of the op's inputs and outputs.
-        straight_through: True if integer inputs and outputs have (floating-point) cotangents; or a function that
-            decides this per node.
+        straight_through: True if integer inputs and outputs have (floating-point) cotangents; or a function
+            `(node) -> bool` that decides this for each node.
     """
 
     op_type: str

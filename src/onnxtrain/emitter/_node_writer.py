@@ -57,7 +57,14 @@ class Write(Protocol):
 
 
 class NodeWriter:
-    """Appends nodes, function calls and constants to a graph; :class:`Emitter` documents the arguments."""
+    """Appends nodes, calls of composite ops and constants to a graph.
+
+    Args:
+        graph: the graph to append to, or the graph of a function body.
+        opset: version of the standard domain. Default: the version that the graph imports.
+        functions: the model's function table, needed to call composite ops.
+        in_function: True writes constants as Constant nodes, because function bodies have no initializers.
+    """
 
     def __init__(
         self,

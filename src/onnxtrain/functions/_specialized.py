@@ -28,10 +28,12 @@ class SpecializedOp(CompositeOp):
     Args:
         name: op type, e.g. `ConvolutionGradient`, without the number and dtype at the end of function names.
         inputs: names of the inputs and their shapes. The body may rely on static sizes.
-        attributes: as for :class:`CompositeOp`. Native kernels read them; the body has their values hard-coded.
+        attributes: types of the attributes, by name. Native kernels read the attributes; the body has their values
+            hard-coded.
         outputs: number of outputs.
         key: describes the case for which the body was built. Ops with equal keys have equal bodies.
-        body: as for :class:`CompositeOp`. It may ignore its attributes.
+        body: emits the nodes: `(op, *inputs, **attributes)` -> one output, or a tuple of outputs. It may ignore the
+            attributes.
     """
 
     def __init__(

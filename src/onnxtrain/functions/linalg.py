@@ -1,6 +1,7 @@
-"""Defines matrix inversion and Cholesky factorization, which ONNX lacks, as a Loop with one step per row.
+"""Defines matrix inversion and Cholesky factorization, which ONNX lacks, and the product of two matrices.
 
-The last two axes, of size 1 or more, are the matrices. The axes before them are batch axes.
+Inversion and factorization are Loops with one step per row. In their inputs, the last two axes, of size 1 or more, are
+the matrices. The axes before them are batch axes.
 """
 
 from __future__ import annotations

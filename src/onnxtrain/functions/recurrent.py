@@ -258,4 +258,4 @@ LAYERS: dict[tuple[str, bool], tuple[CompositeOp, CompositeOp, CompositeOp]] = {
     ("GRU", False): (gru, gru_gradient, recurrent_weight_gradient),
     ("GRU", True): (gru_reverse, gru_reverse_gradient, recurrent_weight_reverse_gradient),
 }
-"""The layer, its gradient, and the gradient of its weights, by ONNX op and whether it runs in reverse."""
+"""A layer's forward op, gradient and weight gradient, by ONNX op and whether it is reversed, e.g. ("GRU", True)."""

@@ -210,7 +210,7 @@ def _kernel_cotangent(
 
 
 def _is_many_strided_taps(counts: Sequence[int | None], w: Windows) -> bool:
-    """True if one Conv is faster than a strided slice per tap."""
+    """True if one Conv can replace the strided slices, one per tap, and is faster."""
     if not counts or None in counts or math.prod(count or 0 for count in counts) > _LARGE_PLANE:
         return False
     # Slices support negative padding, which crops the value; a Conv doesn't.
@@ -221,7 +221,7 @@ def _is_many_strided_taps(counts: Sequence[int | None], w: Windows) -> bool:
 def _dense_by_convolution(
     op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int]
 ) -> ir.Value:
-    """Computes `_kernel_cotangent` for one group with a Conv in which batch and channels are swapped.
+    """Returns the weight's cotangent for one group, computed with a Conv in which batch and channels are swapped.
 
     The Conv's kernel consists of the windows, dilated by `stride`, and it slides over the taps with stride `dilation`.
     """
@@ -251,7 +251,7 @@ def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
 def _dense_of_whole_batch(
     op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int]
 ) -> ir.Value:
-    """Computes `_kernel_cotangent` for one group with a single matrix product over all samples and taps."""
+    """Returns the weight's cotangent for one group, computed with a single matrix product over all samples and taps."""
     rank = len(shape)
     swap = [1, 0, *range(2, rank)]
     left = op.Reshape(op.Transpose(windowed, perm=swap), [shape[0], -1])

@@ -260,7 +260,7 @@ def _minors(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
 
 
 def _minors_by_row(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
-    """Like :func:`_minors`, but computes one row per Loop iteration: size³ elements in memory instead of size⁴."""
+    """Returns the cofactors of `x`, one row per Loop iteration: this takes memory for size³ elements, not size⁴."""
     others = op.const(_all_but_one(size))
     batch = n.rank(n.X) - 2
     inner = op.subgraph({"row": ir.DataType.INT64, "going": ir.DataType.BOOL})

@@ -65,7 +65,7 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     The matrix of an axis is computed by resizing an identity matrix with the node's attributes, so it is correct for
     every mode and for symbolic sizes. It is dense: an axis of length n costs n², and up to n³ with
     keep_aspect_ratio_policy. Without antialiasing, each position reads 1 (nearest), 2 (linear) or 4 (cubic) neighbors,
-    so for a long axis, ct is scattered to these neighbors instead; see :func:`_scatter_along`.
+    so for a long axis, ct is scattered to these neighbors instead.
     """
     if n.scales is None and n.sizes is None:
         raise unsupported(n, "inputs without scales or sizes")
@@ -87,7 +87,7 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 _LARGEST_MATRIX = 1 << 18
-"""Matrices of up to this many elements are multiplied: a product is faster than scattering, and takes 1 MB."""
+"""Up to this many elements of the matrix, a product with it is faster than scattering; the matrix takes up to 1 MB."""
 
 _NEIGHBORS = {"nearest": 1, "linear": 2, "cubic": 4}
 """Number of positions that one position of the result reads along an axis, without antialiasing."""

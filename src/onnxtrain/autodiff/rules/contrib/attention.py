@@ -121,7 +121,7 @@ def _unpacked(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _split_heads(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    """Reshapes `[batch, sequence, hidden]` to `[batch, heads, sequence, size]`."""
+    """Splits a value `[batch, sequence, hidden]` into heads: `[batch, heads, sequence, size]`."""
     result: ir.Value = op.Transpose(op.Reshape(x, [0, 0, n.attr("num_heads"), -1]), perm=[0, 2, 1, 3])
     return result
 
@@ -129,7 +129,12 @@ def _split_heads(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
 def _additive_mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Value) -> ir.Value:
     """Returns a term to add to the scores `[batch, heads, queries, keys]`: 0 for valid keys, else mask_filter_value.
 
-    A mask of rank 2 or 3 is 1 for valid keys. A mask of rank 1 holds the number of valid keys of each sequence.
+    Args:
+        op: emitter.
+        n: the node.
+        mask: of rank 1, the number of valid keys of each sequence; of rank 2 or 3, a mask that is 1 for valid keys.
+        keys: number of keys, int64 [1].
+        like: value whose dtype the term gets.
 
     Raises:
         NoGradientRule: the mask is not of rank 1, 2 or 3.
@@ -367,7 +372,7 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _is_plain(op: Emitter, n: NodeView) -> bool:
-    """True if a GroupQueryAttention is causal float32 attention without a cache, a window or a softcap."""
+    """True if `op` can call composite ops, and n is causal float32 attention without a cache, a window or a softcap."""
     has_cache, is_float32 = n.past_key is not None, n.query.dtype == ir.DataType.FLOAT
     has_window = n.attr("local_window_size") > 0
     return bool(

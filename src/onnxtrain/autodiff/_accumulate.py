@@ -49,11 +49,11 @@ def add_up(op: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
 
 
 def _join(op: Emitter, parts: Sequence[_Part]) -> tuple[ir.Value, list[ir.Value]] | None:
-    """Concatenates the slices if they tile the whole value.
+    """Concatenates the contents of padded contributions if they tile the whole value.
 
     Returns:
-        The concatenation and the padded contributions that it replaces, or None if the slices leave a gap, overlap, or
-        lie along different axes.
+        The concatenation and the padded contributions that it replaces, or None if the contents leave a gap, overlap,
+        or lie along different axes.
     """
     ordered = sorted(parts, key=lambda part: part.before)
     if len(ordered) < 2 or len({part.axis for part in ordered}) != 1:

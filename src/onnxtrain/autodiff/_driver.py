@@ -225,7 +225,7 @@ class _ReverseWalk:
                 raise self._no_rule(node, f" with respect to its input {name!r}", value)
 
     def _no_rule(self, node: ir.Node, detail: str, value: ir.Value | None = None) -> NoGradientRule:
-        """Returns the error for a node without a rule: names the op, its path, the reason and a remedy."""
+        """Returns the error for a missing rule. The message names the op, `detail`, path, reason and a remedy."""
         domain = f"{node.domain}::" if node.domain else ""
         source = value.producer() if value is not None else None
         # If the node has no reason of its own, it may read integers from a `not_yet` op.

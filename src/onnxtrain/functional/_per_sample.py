@@ -282,7 +282,10 @@ def _check_number(op: Emitter, first: ir.Value, other: ir.Value, sample: ir.Valu
 
 
 def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.Value]) -> list[ir.Node]:
-    """Returns the nodes that must run once per sample: those that depend on the sample, or draw random numbers."""
+    """Returns the nodes needed for `results` that depend on the sample or draw random numbers.
+
+    These nodes run once per sample, in the Loop.
+    """
     dependent, needed = set(samples), set(results)
     for node in graph:
         # Outside of the Loop, all samples would share one Dropout mask.

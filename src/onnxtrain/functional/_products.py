@@ -241,7 +241,7 @@ def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
 
 
 def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]:
-    """Appends one graph input per named value, with the same shape and dtype; returns the inputs' names."""
+    """Appends an input `<name><suffix>` for each named value, with its shape and dtype; returns the inputs' names."""
     values, op = values_by_name(model.graph), Emitter(model.graph)
     added = []
     for name in names:

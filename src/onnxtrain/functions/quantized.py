@@ -50,7 +50,7 @@ def _product_of_float_zeros(
     *,
     block_size: AttributeRef,
 ) -> ir.Value:
-    """Like `Uint4Product` or `Uint8Product`, but with N·blocks floating-point zero points, in any shape."""
+    """Computes X·W with W = scales·(codes - zero_points), where the N·blocks zero points are floats, in any shape."""
     blocks = _scales_after(op, scales, x)
     # DequantizeLinear requires zero points of the codes' dtype, so here, with scales of 1, it only casts the codes to
     # float.

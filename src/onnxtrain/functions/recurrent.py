@@ -35,6 +35,9 @@ _HIDDEN = {"hidden_size": ir.AttributeType.INT}
 def _lstm(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
     """Computes ONNX's LSTM with its default activations, with gates and cells as additional outputs.
 
+    The inputs are x, w, r, b, initial_h and initial_c. The LSTM reads its sequences from the last time step to the
+    first if `reverse`.
+
     gates: i, o, f and c after their activations, `[time, batch, 4 * hidden]`; cells: cell state after each time step,
     `[time, batch, hidden]`.
     """
@@ -96,6 +99,9 @@ def _lstm_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Va
 
 def _gru(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
     """Computes ONNX's GRU with linear_before_reset=1, with gates and inner as additional outputs.
+
+    The inputs are x, w, r, b and initial_h. The GRU reads its sequences from the last time step to the first if
+    `reverse`.
 
     gates: z, r and h after their activations, `[time, batch, 3 * hidden]`; inner: the factor that r multiplies, `[time,
     batch, hidden]`.
@@ -169,7 +175,15 @@ def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.
 def _scan(
     op: Emitter, states: Values, values: Values, step: Step, reverse: bool
 ) -> tuple[tuple[ir.Value, ...], ir.Value]:
-    """Runs `step` over time, or backwards in time if `reverse`; returns the final states and the stacked outputs."""
+    """Runs `step` over time, or backwards in time if `reverse`; returns the final states and the stacked outputs.
+
+    Args:
+        op: emitter of the function body.
+        states: initial states, `[batch, hidden]`.
+        values: values that `step` reads, stacked along time.
+        step: emits one step, given the states before the step and the values of that step.
+        reverse: True to start at the last time step.
+    """
     names = [*(f"state{k}" for k in range(len(states))), *(f"value{k}" for k in range(len(values)))]
     body = op.subgraph(dict.fromkeys(names, states[0].dtype))
     inputs = list(body.graph.inputs)

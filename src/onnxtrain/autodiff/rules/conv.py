@@ -86,7 +86,16 @@ def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
 def _function_cotangents(
     op: Emitter, n: NodeView, ct: ir.Value, w: Windows, name: str, bodies: dict[str, _Body]
 ) -> dict[str, ir.Value | None]:
-    """Returns the cotangents as outputs of one function, which a native kernel can replace."""
+    """Returns the cotangents of X, W and B, computed with one function, which a native kernel can replace.
+
+    Args:
+        op: emitter.
+        n: a Conv or ConvTranspose node.
+        ct: cotangent of the output.
+        w: the windows.
+        name: prefix of the function's name, e.g. "Convolution" for "ConvolutionWeightGradient".
+        bodies: functions that emit the cotangents of X and W, by input name.
+    """
     shape, group = n.static(n.W), n.attr("group")
     wanted = [name for name in ("X", "W", "B") if n.needs(name)]
     grads: dict[str, ir.Value | None] = {}
@@ -223,7 +232,7 @@ def _dense_by_convolution(
 ) -> ir.Value:
     """Returns the weight's cotangent for one group, computed with a Conv in which batch and channels are swapped.
 
-    The Conv's kernel consists of the windows, dilated by `stride`, and it slides over the taps with stride `dilation`.
+    The Conv's kernel is `windowed`, dilated by `stride`; it slides over `value` with stride `dilation`.
     """
     rank = len(shape)
     swap = [1, 0, *range(2, rank)]
@@ -240,7 +249,12 @@ def _dense_by_convolution(
 
 
 def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """True if samples have so few windows that one product over the batch is faster than one per sample."""
+    """True if samples have so few windows that one product over the batch is faster than one per sample.
+
+    Args:
+        counts: number of windows along each axis; None for symbolic ones.
+        shape: shape of the weight.
+    """
     # The summed products [M, C * taps] would be more than twice as large as their operands.
     if not counts or None in counts:
         return False

@@ -91,7 +91,15 @@ def _compute_samples(
     grid: _Sizes,
     channels: int,
 ) -> _Samples:
-    """Computes the positions of the samples, i.e. of the taps shifted by `offset`, and the pixels around them."""
+    """Computes the positions of the samples, i.e. of the taps shifted by `offset`, and the pixels around them.
+
+    Args:
+        op: emitter.
+        n: the node.
+        kernel: sizes of the kernel, e.g. (3, 3).
+        grid: sizes of the result's axes, [batch, offset groups, taps, *counts].
+        channels: number of channels of an offset group.
+    """
     spatial = len(kernel)
     strides, dilations, pads = (
         n.attr(name) or [default] * spatial

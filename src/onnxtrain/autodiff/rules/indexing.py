@@ -187,7 +187,8 @@ def _multiplied_updates_cotangent(
     """Returns the cotangent of updates that were multiplied into the data: ct times the product of all other factors.
 
     That product is output / update. For an update that is the only zero at its position, the product is recomputed with
-    1 instead. If several updates at a position are zero, their cotangents are zero.
+    1 instead. If several updates at a position are zero, their cotangents are zero. `read` gathers the elements at the
+    node's indices; `write` scatters updates there.
     """
     zero = op.Equal(n.updates, 0.0)
     none = op.Expand(op.const(0.0), op.shape_of(n.out.output))
@@ -199,7 +200,10 @@ def _multiplied_updates_cotangent(
 
 
 def _extremum_cotangents(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
-    """VJP of a scatter with max or min: splits ct evenly among the elements that attain the extremum, as torch does."""
+    """VJP of a scatter with max or min: splits ct evenly among the elements that attain the extremum, as torch does.
+
+    `read` gathers the elements at the node's indices; `write` scatters updates there.
+    """
     kept, written = op.Equal(n.data, n.out.output), op.Equal(n.updates, read(n.out.output))
     # Counted in float32, because ONNX Runtime's CPU provider has no float16 scatter with reduction="add".
     counts = [op.Cast(mask, to=ir.DataType.FLOAT) for mask in (kept, written)]

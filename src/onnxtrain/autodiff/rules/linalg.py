@@ -83,7 +83,7 @@ def _transposed(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 
 def _sum_batch(op: Emitter, n: NodeView, product: ir.Value, matrix: ir.Value, primal: ir.Value) -> ir.Value:
-    """Sums a batch of cotangents to the shape of `matrix`, then reshapes the sum to the shape of `primal`."""
+    """Sums `product`, a batch of cotangents, to the shape of `matrix`, then reshapes it to the shape of `primal`."""
     assert matrix.shape is not None
     output = n.out.Y
     if output.shape is not None:

@@ -95,7 +95,10 @@ def _as_int64(op: Emitter, labels: ir.Value) -> ir.Value:
 def _inverse_total_weight(
     op: Emitter, ct: ir.Value, labels: ir.Value, valid: ir.Value | None, weight: ir.Value | None
 ) -> ir.Value | float:
-    """Returns 1 / (sum of the weights of all labels), in the dtype of `ct`."""
+    """Returns 1 / (sum of `weight` over all `valid` labels), in the dtype of `ct`.
+
+    If `weight` is None, all weights are 1. If `valid` is None, all labels are valid.
+    """
     # float16 represents integers only up to 2048.
     wide = counting_dtype(ct)
     if valid is None and weight is None:

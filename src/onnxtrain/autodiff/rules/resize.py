@@ -107,7 +107,7 @@ def _is_long(n: NodeView, axis: int) -> bool:
 
 
 def _scatter_along(op: Emitter, n: NodeView, axes: Sequence[int], position: int, ct: ir.Value) -> ir.Value:
-    """Multiplies `ct` by the transposed matrix of one axis without computing the matrix.
+    """Multiplies `ct` by the transposed matrix of the axis `axes[position]`, without computing the matrix.
 
     The approximate position that each result reads is computed by resizing the positions themselves. The weights are
     computed by resizing m masks, each of which marks every m-th position. m is twice the number of neighbors, so each
@@ -147,7 +147,7 @@ def _scatter_along(op: Emitter, n: NodeView, axes: Sequence[int], position: int,
 
 
 def _repetitions(n: NodeView, axes: Sequence[int]) -> list[int] | None:
-    """Returns how often each spatial position is repeated, e.g. [2, 2]; None if the Resize does anything else.
+    """Returns how often each spatial position is repeated, e.g. [2, 2], or None if the Resize does anything else.
 
     The VJP of such a Resize is a sum over blocks, which is far cheaper than matrix products.
     """
@@ -186,7 +186,7 @@ def _repetitions(n: NodeView, axes: Sequence[int]) -> list[int] | None:
 
 
 def _is_unchanged(n: NodeView, axes: Sequence[int], position: int) -> bool:
-    """True if an axis is known not to be resized."""
+    """True if the axis `axes[position]` is known not to be resized."""
     # A crop moves positions even at scale 1.
     if n.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
         return False
@@ -227,7 +227,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
 
 
 def _resized_rows(op: Emitter, n: NodeView, axes: Sequence[int], position: int, rows: ir.Value) -> ir.Value:
-    """Resizes rows `[count, size of X]` to `[count, size of Y]`, in the way that the node resizes one axis."""
+    """Resizes rows `[count, size of X]` to `[count, size of Y]`, as the node resizes the axis `axes[position]`."""
     size = op.dim(n.X, axes[position])
     unit = op.const(np.ones(3, np.float32))
     here = op.const([position])
@@ -285,7 +285,7 @@ def _common_scale(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Val
 
 
 def _multiply_along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:
-    """Multiplies `ct` by a matrix along one axis."""
+    """Multiplies `ct`, of rank `rank`, by a matrix along one axis."""
     # MatMul contracts the last two axes; for an earlier axis, all axes after it are flattened.
     if axis == rank - 1:
         return op.MatMul(ct, op.Transpose(matrix, perm=[1, 0]))

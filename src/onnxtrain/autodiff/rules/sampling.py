@@ -64,7 +64,7 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _samples_on_axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Value]:
-    """Computes the positions of the samples along spatial axis `axis`, `[batch, 1, samples]`.
+    """Computes the positions of the samples along spatial axis `axis`, 0 to `rank` - 1: `[batch, 1, samples]`.
 
     Returns:
         The places of the samples, and the derivatives of their positions with respect to the grid.
@@ -102,6 +102,13 @@ def _reflected(
     op: Emitter, where: ir.Value, size: ir.Value, last: ir.Value, align: bool
 ) -> tuple[ir.Value, ir.Value]:
     """Reflects positions at the borders until they lie within the image.
+
+    Args:
+        op: emitter.
+        where: positions along an axis.
+        size: number of pixels, floating point.
+        last: index of the last pixel, floating point.
+        align: True reflects at the centers of the border pixels, False at their outer edges.
 
     Returns:
         The reflected positions, and their derivatives with respect to `where`: 1 or -1.

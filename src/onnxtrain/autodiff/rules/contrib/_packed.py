@@ -114,6 +114,6 @@ def _zero_points(
 
 
 def _constant(op: Emitter, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    """Adds an initializer that is not a trainable parameter."""
+    """Adds a tensor as an initializer that is not a trainable parameter."""
     tensor.name = op.unique_name(name)
     return add_constant(op.graph, tensor)

@@ -226,8 +226,9 @@ def _rotate(
 ) -> ir.Value:
     """Rotates features of `[batch, sequence, heads, size]` by the angles in the node's cos_cache and sin_cache.
 
-    The caches have one column per rotated pair of features. If `whole` is False, they may cover only the leading
-    features, as in Phi; the remaining features are not rotated.
+    The caches have one row per position and one column per rotated pair of features. If `interleaved`, neighboring
+    features form pairs; otherwise, the first half of the features is paired with the second half. If `whole` is False,
+    the caches may cover only the leading features, as in Phi; the remaining features are not rotated.
     """
     half = op.Shape(n.cos_cache, start=1)
     if not whole:

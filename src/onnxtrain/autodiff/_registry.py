@@ -294,7 +294,11 @@ def _schema_signature(op_type: str, domain: str) -> Signature:
 
 
 def _check_declarable(op_type: str, domain: str) -> None:
-    """Raises RuleDefinitionError if an op is already declared, or is not an op of the standard domain."""
+    """Raises RuleDefinitionError if an op cannot be declared `nondifferentiable` or `not_yet`.
+
+    An op cannot be declared if it has a rule or is `nondifferentiable` already, or if no supported opset has it. Only
+    the opsets of the standard domain are checked.
+    """
     _check_not_declared(op_type, domain)
     # Other domains have no schemas to check the name against.
     if not domain:
@@ -313,7 +317,12 @@ def _check_not_declared(op_type: str, domain: str) -> None:
 
 
 def _add(rule: Rule, override: bool) -> None:
-    """Adds a rule to the innermost `local_rules` block, or to the global table outside any block."""
+    """Adds a rule to the innermost `local_rules` block, or to the global table outside any block.
+
+    Raises:
+        RuleDefinitionError: `override` is False, and the op has a rule there or, outside any block, is declared
+            `nondifferentiable`.
+    """
     key = (rule.domain, rule.op_type)
     # Inside `with local_rules():`, the global tables don't change.
     layers = _LOCAL.get()

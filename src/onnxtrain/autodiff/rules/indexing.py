@@ -99,7 +99,7 @@ def one_hot(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("TensorScatter", wrt=("past_cache", "update"))
 def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of TensorScatter: the update gets ct at the entries that were written, the past cache at all others."""
+    """VJP of TensorScatter: the update gets ct at the entries that were written, and the past cache gets the rest."""
     axis, mode = n.axis(n.past_cache, n.attr("axis")), n.attr("mode")
     attributes = {"axis": axis, "mode": mode}
     past = update = None

@@ -89,7 +89,7 @@ def _dequantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _matmul_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """VJP of Y = (A - a_zero_point) · (B - b_zero_point) with respect to A."""
+    """VJP of MatMulInteger, Y = (A - a_zero_point) · (B - b_zero_point), with respect to A."""
     b = _shifted(op, n.B, n.b_zero_point, ct)
     # If B is a vector, ct_A is the outer product of ct and B.
     if n.rank(n.B) == 1:

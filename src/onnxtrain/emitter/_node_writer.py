@@ -186,8 +186,8 @@ class NodeWriter:
 
         Args:
             value: number, list or array.
-            dtype: element type. Default: the dtype of `like`. Without `like`: the array's own dtype, or int64, bool or
-                float32 for Python numbers. float64 becomes float32.
+            dtype: element type. Default: the dtype of `like`. Without `like`: an array's own dtype, but float32 for
+                float64 arrays; int64, bool or float32 for Python numbers.
             like: a value whose dtype the constant gets.
         """
         if dtype is None:

@@ -356,5 +356,5 @@ def _concat(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
 
 
 def _sum_over_positions(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Sums over every axis except the channel axis."""
+    """Sums `ct` over every axis except the channel axis."""
     return op.ReduceSum(ct, [0, *range(2, n.rank(n.X))], keepdims=0)

@@ -77,7 +77,7 @@ def _rows(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def _transposed(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Transposes the last two axes."""
+    """Transposes the last two axes of `value`."""
     axes = list(range(n.rank(value)))
     return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])
 

@@ -49,11 +49,11 @@ def add_up(op: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
 
 
 def _join(op: Emitter, parts: Sequence[_Part]) -> tuple[ir.Value, list[ir.Value]] | None:
-    """Concatenates the slices if they tile the whole value.
+    """Concatenates the contents of padded contributions if they tile the whole value.
 
     Returns:
-        The concatenation and the padded contributions that it replaces, or None if the slices leave a gap, overlap, or
-        lie along different axes.
+        The concatenation and the padded contributions that it replaces, or None if the contents leave a gap, overlap,
+        or lie along different axes.
     """
     ordered = sorted(parts, key=lambda part: part.before)
     if len(ordered) < 2 or len({part.axis for part in ordered}) != 1:
@@ -67,7 +67,11 @@ def _join(op: Emitter, parts: Sequence[_Part]) -> tuple[ir.Value, list[ir.Value]
 
 
 def _as_part(value: ir.Value) -> _Part | None:
-    """Splits the output of a Pad with zeros along one axis into content and padding; None for any other value."""
+    """Splits the output of a Pad with zeros along one axis into its content and its padding.
+
+    Returns:
+        The parts, or None if `value` is not the output of such a Pad.
+    """
     node = value.producer()
     if node is None or node.op_type != "Pad" or node.domain != "" or "mode" in node.attributes:
         return None

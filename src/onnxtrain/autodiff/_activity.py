@@ -96,7 +96,7 @@ def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], activ
         start: the node. The message names the nearest leaf that it depends on.
         of: the differentiated value.
         leaves: values that get gradients.
-        active: result of :func:`active_values`.
+        active: values through which gradients flow.
     """
     # Breadth-first search, so that the message names the nearest parameter.
     goal = set(leaves)

@@ -161,7 +161,7 @@ def append_outputs(
 
     Args:
         model: the model.
-        wrt: names of the differentiated values.
+        wrt: names of the values that the gradients belong to.
         gradients: one gradient per name, as returned by :func:`add_gradients`.
         suffix: suffix of the output names.
     """

@@ -130,7 +130,12 @@ class _ReverseWalk:
             raise
 
     def _output_cotangents(self, node: ir.Node, rule: Rule) -> ir.Value | tuple[ir.Value | None, ...] | None:
-        """Returns the cotangents in the form that the rule expects (see `Rule.outputs`); None if no output has one."""
+        """Returns the cotangents of a node's outputs in the form that the rule expects.
+
+        Returns:
+            A value if the rule receives one cotangent, otherwise a tuple, with None for outputs without a cotangent.
+            None if none of the outputs has one.
+        """
         names = [_parameter_name(rule.signature.outputs, i) for i in range(len(node.outputs))]
         for value, name in zip(node.outputs, names, strict=True):
             if value in self._contributions and value in self.active and name not in rule.outputs:
@@ -159,7 +164,7 @@ class _ReverseWalk:
                 output.type = self._type_of_output(node, index)
 
     def _type_of_output(self, node: ir.Node, index: int) -> ir.TensorType | None:
-        """Returns the type of an output according to the schema; None if the schema leaves it open."""
+        """Returns the type of an output according to the op's schema; None if the schema does not determine it."""
         schema = schema_of(node.op_type, self.op.opset)
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         dtype = output_dtype(schema.outputs[index], schema, node.inputs, attributes)
@@ -220,7 +225,7 @@ class _ReverseWalk:
                 raise self._no_rule(node, f" with respect to its input {name!r}", value)
 
     def _no_rule(self, node: ir.Node, detail: str, value: ir.Value | None = None) -> NoGradientRule:
-        """Returns the error for a node without a rule: names the op, its path, the reason and a remedy."""
+        """Returns the error for a missing rule. The message names the op, `detail`, path, reason and a remedy."""
         domain = f"{node.domain}::" if node.domain else ""
         source = value.producer() if value is not None else None
         # If the node has no reason of its own, it may read integers from a `not_yet` op.

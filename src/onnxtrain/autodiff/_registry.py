@@ -52,8 +52,8 @@ class Rule:
         broadcasts: True if the rule's cotangents have the output's shape, and the driver must sum them to the inputs'
             shapes.
         signature: names of the op's inputs and outputs.
-        straight_through: True if integer inputs and outputs have (floating-point) cotangents; or a function that
-            decides this per node.
+        straight_through: True if integer inputs and outputs have (floating-point) cotangents; or a function
+            `(node) -> bool` that decides this for each node.
     """
 
     op_type: str
@@ -217,7 +217,7 @@ def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
 
 
 def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
-    """Returns the rule of a node's op, or its `nondifferentiable` declaration, or None."""
+    """Returns the rule of a node's op or its `nondifferentiable` declaration; None if it has neither."""
     key = _key(node)
     if _is_step_of_gradient(node):
         return NonDifferentiable(
@@ -234,7 +234,7 @@ def reason_not_yet(node: ir.Node) -> str | None:
 
 
 def is_straight_through(output: ir.Value) -> bool:
-    """True if a straight-through rule receives the cotangent of `output`, which may then be an integer tensor."""
+    """True if a straight-through rule receives the cotangent of `output`, which may be an integer tensor."""
     node = output.producer()
     rule = rule_for(node) if node is not None else None
     if node is None or not isinstance(rule, Rule):
@@ -294,7 +294,11 @@ def _schema_signature(op_type: str, domain: str) -> Signature:
 
 
 def _check_declarable(op_type: str, domain: str) -> None:
-    """Raises RuleDefinitionError if an op is already declared, or is not an op of the standard domain."""
+    """Raises RuleDefinitionError if an op cannot be declared `nondifferentiable` or `not_yet`.
+
+    An op cannot be declared if it has a rule or is `nondifferentiable` already, or if no supported opset has it. Only
+    the opsets of the standard domain are checked.
+    """
     _check_not_declared(op_type, domain)
     # Other domains have no schemas to check the name against.
     if not domain:
@@ -313,7 +317,12 @@ def _check_not_declared(op_type: str, domain: str) -> None:
 
 
 def _add(rule: Rule, override: bool) -> None:
-    """Adds a rule to the innermost `local_rules` block, or to the global table outside any block."""
+    """Adds a rule to the innermost `local_rules` block, or to the global table outside any block.
+
+    Raises:
+        RuleDefinitionError: `override` is False, and the op has a rule there or, outside any block, is declared
+            `nondifferentiable`.
+    """
     key = (rule.domain, rule.op_type)
     # Inside `with local_rules():`, the global tables don't change.
     layers = _LOCAL.get()

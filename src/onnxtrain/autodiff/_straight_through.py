@@ -1,4 +1,4 @@
-"""Straight-through gradients: treats rounding as the identity in the backward pass (Bengio et al., 2013)."""
+"""Defines straight-through gradients: the backward pass treats rounding as the identity (Bengio et al., 2013)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _register() -> None:
 
 
 def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of QuantizeLinear: of y = x / y_scale + y_zero_point inside the range of y's dtype, zero for x outside it."""
+    """VJP of QuantizeLinear without rounding, y = x / y_scale + y_zero_point: 0 where y exceeds its dtype's range."""
     # Only integers: the range check below needs evenly spaced values, unlike those of float8 types.
     dtype = n.out.y.dtype
     if dtype is None or not dtype.is_integer():
@@ -83,13 +83,13 @@ def _quantize_dynamically(
 
 
 def _dequantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of (x - x_zero_point) * x_scale; the cotangent of an integer x is floating point."""
+    """VJP of DequantizeLinear, y = (x - x_zero_point) * x_scale; the cotangent of an integer x is floating point."""
     ct_x = op.Mul(ct, _spread(op, n, n.x_scale)) if n.needs("x") else None
     return {"x": ct_x, "x_scale": scale_cotangent(op, n, ct) if n.needs("x_scale") else None}
 
 
 def _matmul_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """VJP of Y = (A - a_zero_point) · (B - b_zero_point) with respect to A."""
+    """VJP of MatMulInteger, Y = (A - a_zero_point) · (B - b_zero_point), with respect to A."""
     b = _shifted(op, n.B, n.b_zero_point, ct)
     # If B is a vector, ct_A is the outer product of ct and B.
     if n.rank(n.B) == 1:

@@ -1,4 +1,4 @@
-"""Defines `Emitter`: appends nodes of the standard domain, and provides computations that rules and losses share."""
+"""Defines `Emitter`, which appends standard nodes and provides computations that gradient rules and losses share."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 class Names:
     """A pool of names in use.
 
-    The pool remembers the last suffix tried for each name: otherwise the n-th `Mul` would try n suffixes.
+    The pool remembers the last suffix of each name. Otherwise, naming the n-th `Mul` would take n attempts.
 
     Args:
         names: the names in use; read lazily, at the first request.
@@ -51,7 +51,7 @@ def all_names(graph: ir.Graph) -> Iterator[str]:
 
 
 def inputs_of_subgraph(attribute: ir.Attr) -> Iterator[ir.Value]:
-    """Yields the inputs and initializers of the subgraph in `attribute`; nothing if the attribute holds no subgraph."""
+    """Yields the inputs and initializers of the subgraph in `attribute`; yields nothing for other attributes."""
     if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
         subgraph = attribute.as_graph()
         yield from subgraph.inputs

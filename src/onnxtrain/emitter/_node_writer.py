@@ -40,14 +40,14 @@ class Composite(Protocol):
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the key of this op's function for `dtype` in `functions`, even if it is not in there yet."""
+        """Returns the key of this op's function for `dtype` in `functions`, which need not contain it yet."""
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
         """Returns a function that computes this op in `dtype`, using the standard ops of version `opset`."""
 
 
 class Write(Protocol):
-    """The type of `op.Name`: appends a node and returns its output, or with `_outputs=k` a tuple of k outputs."""
+    """The type of `op.Name`, which appends a node and returns its output, or k outputs if called with `_outputs=k`."""
 
     @overload
     def __call__(self, *inputs: Operand, _outputs: int, **attributes: Any) -> tuple[ir.Value, ...]: ...
@@ -57,7 +57,14 @@ class Write(Protocol):
 
 
 class NodeWriter:
-    """Appends nodes, function calls and constants to a graph; :class:`Emitter` documents the arguments."""
+    """Appends nodes, calls of composite ops and constants to a graph.
+
+    Args:
+        graph: the graph to append to, or the graph of a function body.
+        opset: version of the standard domain. Default: the version that the graph imports.
+        functions: the model's function table, needed to call composite ops.
+        in_function: True writes constants as Constant nodes, because function bodies have no initializers.
+    """
 
     def __init__(
         self,
@@ -179,8 +186,8 @@ class NodeWriter:
 
         Args:
             value: number, list or array.
-            dtype: element type. Default: the dtype of `like`. Without `like`: the array's own dtype, or int64, bool or
-                float32 for Python numbers. float64 becomes float32.
+            dtype: element type. Default: the dtype of `like`. Without `like`: an array's own dtype, but float32 for
+                float64 arrays; int64, bool or float32 for Python numbers.
             like: a value whose dtype the constant gets.
         """
         if dtype is None:
@@ -204,7 +211,7 @@ class NodeWriter:
         return self._constants[key]
 
     def ints(self, ref: AttributeRef) -> ir.Value:
-        """Returns an attribute of the enclosing function, an integer or a list of integers, as an int64 tensor."""
+        """Returns an integer or integer-list attribute of the enclosing function as an int64 tensor."""
         # A function attribute can only be referenced by a node's attribute; a Constant node turns it into a tensor.
         field = "value_int" if ref.type == ir.AttributeType.INT else "value_ints"
         output = self._append("", "Constant", [], 1, {field: ref})[0]
@@ -278,14 +285,14 @@ class NodeWriter:
 
     @contextlib.contextmanager
     def placing(self, *, before: ir.Node | None = None, after: ir.Node | None = None) -> Iterator[None]:
-        """Inserts the nodes emitted in a `with` block before or after an existing node, not at the end of the graph.
+        """Context manager that inserts the nodes emitted in its block before or after an existing node of the graph.
 
         ONNX requires nodes in topological order, but cached values, such as the results of :meth:`shape_of`, remain at
         the position where they were first emitted. To emit at several positions, start with the earliest one.
 
         Args:
             before: node before which to insert the new nodes.
-            after: node after which to insert them. If both are None, e.g. for an empty graph, they remain at the end.
+            after: node after which to insert them. If `before` and `after` are None, they are appended to the graph.
         """
         last = self.graph[-1] if len(self.graph) else None
         yield

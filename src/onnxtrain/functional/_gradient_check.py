@@ -232,11 +232,11 @@ def _sizes(model: ir.Model, given: Mapping[str, Array]) -> dict[str, int]:
 def _gradients(
     forward: ir.Model, output: str, names: Sequence[str], feeds: Mapping[str, Array], rng: np.random.Generator
 ) -> tuple[Array, Array, GradientOf]:
-    """Runs the model with ONNX Runtime and builds its gradient model.
+    """Runs the model once with ONNX Runtime, and builds the model that computes its gradients.
 
     Returns:
-        The output `output`, a random cotangent of it, and a function that computes the gradients from inputs and a
-        cotangent.
+        The value of `output`, a random cotangent of the same shape, and a function that computes the gradients of the
+        parameters `names` from inputs and a cotangent.
     """
     # The model runs once before it is differentiated, because the cotangent needs the output's shape, which may be
     # symbolic.
@@ -277,7 +277,7 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -> onnx.ModelProto:
-    """Returns a copy of the model whose outputs are `outputs`; the values named in `given` become inputs."""
+    """Returns a copy of the model with the outputs `outputs`, in which the values named in `given` are inputs."""
     cut = model.clone()
     cut.graph.outputs.clear()
     values = {str(v.name): v for node in cut.graph for v in node.outputs}
@@ -376,8 +376,18 @@ def _compare(
 ) -> GradientCheck:
     """Compares the gradient of one parameter with finite differences along random directions.
 
-    `rounding` estimates the norm of a gradient's rounding error, for which the tolerance must allow: the terms of a
-    gradient may cancel except for rounding errors, e.g. for the bias of attention keys, to which softmax is invariant.
+    The tolerance allows for the gradient's own rounding error: the terms of a gradient may cancel except for rounding
+    errors, e.g. for the bias of attention keys, to which softmax is invariant.
+
+    Args:
+        name: name of the parameter.
+        parameters: values of all parameters, by name.
+        gradient: gradient of the parameter, computed by ONNX Runtime.
+        cotangent: cotangent of the output.
+        evaluate: computes the output from the values of all parameters.
+        precision: precision of `evaluate`, "float64" or "float32".
+        rng: draws the directions.
+        rounding: estimates the norm of the rounding error in the gradient of a parameter, given the parameter's name.
     """
     value, exact = widen(parameters[name]), widen(gradient)
     norm = float(np.linalg.norm(exact))

@@ -133,7 +133,13 @@ def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
 
 
 def _with_batch(model: ir.Model, name: str, samples: Collection[str]) -> ir.Shape:
-    """Returns the shape of a batched input with a symbolic batch size, e.g. [batch, 784]."""
+    """Returns the shape of a batched input with a symbolic batch size, e.g. [batch, 784].
+
+    Args:
+        model: the model.
+        name: name of the input.
+        samples: names of all batched inputs, which share one batch symbol.
+    """
     # All batched inputs share one symbol: the first that the model uses, or "batch" if its batch size is 1.
     sizes = {value.name: _sizes(value) for value in model.graph.inputs if value.name in samples}
     symbols = [symbol for dims in sizes.values() if (symbol := _symbol(dims[0]))]
@@ -179,11 +185,16 @@ def _symbol(dim: int | ir.SymbolicDim) -> str | None:
 def _for_one(
     dim: int | ir.SymbolicDim, of_batch: Collection[str | None], other: Collection[str | None]
 ) -> int | str | None:
-    """Returns `dim` for a batch of one sample.
+    """Returns the size of a dimension for a batch of one sample.
+
+    Args:
+        dim: the dimension.
+        of_batch: symbols that stand for the batch size.
+        other: all other symbols in the shapes of inputs.
 
     Returns:
-        1 for the batch symbol; integers and the symbols in `other` unchanged; None for other symbols, which may derive
-        from the batch size.
+        1 if the dimension is in `of_batch`, and the dimension itself if it is an integer or in `other`. None for any
+        other symbol, because it may derive from the batch size.
     """
     symbol = _symbol(dim)
     if isinstance(dim, int):
@@ -253,7 +264,14 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
 
 
 def _check_number(op: Emitter, first: ir.Value, other: ir.Value, sample: ir.Value) -> None:
-    """Adds a Reshape that fails at run time unless `other` has as many samples as `first`."""
+    """Adds a Reshape that fails at run time unless the inputs `first` and `other` have equally many samples.
+
+    Args:
+        op: emitter of the graph that contains the Loop.
+        first: a batched input.
+        other: another batched input.
+        sample: the current sample of `other`, gathered in the Loop. The Gather then reads the Reshape's output.
+    """
     # Without it, surplus samples of an input would be silently ignored.
     shape = op.Concat(op.Shape(first, start=0, end=1), op.Shape(other, start=1), axis=0)
     checked = op.Reshape(other, shape, allowzero=1)
@@ -264,7 +282,10 @@ def _check_number(op: Emitter, first: ir.Value, other: ir.Value, sample: ir.Valu
 
 
 def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.Value]) -> list[ir.Node]:
-    """Returns the nodes that must run once per sample: those that depend on the sample, or draw random numbers."""
+    """Returns the nodes needed for `results` that depend on the sample or draw random numbers.
+
+    These nodes run once per sample, in the Loop.
+    """
     dependent, needed = set(samples), set(results)
     for node in graph:
         # Outside of the Loop, all samples would share one Dropout mask.

@@ -221,10 +221,14 @@ def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
 
 
 def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Rewrites a model with derivatives for stock runtimes.
+    """Rewrites a model with derivatives so that stock runtimes can run it.
+
+    Args:
+        graph: the model with derivatives.
+        given: the model that the user passed.
 
     Returns:
-        A proto or an IR model, whichever kind `given` is.
+        An `onnx_ir.Model` if `given` is one, else a `ModelProto`.
     """
     # The mark keeps parameters unmerged when this model is loaded again: its gradients belong to the parameters as they
     # are.
@@ -237,7 +241,7 @@ def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
 
 
 def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]:
-    """Appends one graph input per named value, with the same shape and dtype; returns the inputs' names."""
+    """Appends an input `<name><suffix>` for each named value, with its shape and dtype; returns the inputs' names."""
     values, op = values_by_name(model.graph), Emitter(model.graph)
     added = []
     for name in names:
@@ -263,7 +267,7 @@ def _append_products(
         wrt: names of the values to differentiate with respect to.
 
     Returns:
-        The copy, and one product per name in `wrt`: zeros if it does not influence the differentiated values.
+        The copy, and one product per name in `wrt`: zeros if the value does not influence the values in `seeds`.
     """
     model = expand_path(model, list(seeds), wrt)
     values, op = values_by_name(model.graph), Emitter(model.graph, functions=model.functions)
@@ -308,7 +312,15 @@ def _differentiable_again(model: ir.Model, values: Sequence[ir.Value]) -> tuple[
 
 
 def _drop_cotangents(model: ir.Model, of: Sequence[str], cotangents: Sequence[str]) -> None:
-    """Removes the cotangent inputs u: J·t, the derivative of uᵀJ·t with respect to u, does not depend on u."""
+    """Removes the cotangent inputs u from a model that computes J·t as the derivative of uᵀJ·t with respect to u.
+
+    J·t does not depend on u.
+
+    Args:
+        model: the model.
+        of: names of the differentiated values.
+        cotangents: names of their cotangents u, in the same order.
+    """
     values, op = values_by_name(model.graph), Emitter(model.graph)
     for name, cotangent in zip(of, cotangents, strict=True):
         model.graph.inputs.remove(values[cotangent])

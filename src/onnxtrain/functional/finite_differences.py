@@ -72,7 +72,17 @@ def _converged(differences: Sequence[float], margin: float) -> list[float]:
 def _kink(
     function: Callable[[float], float], derivative: float, step: float, margin: float
 ) -> tuple[float, float] | None:
-    """Returns the slopes left and right of 0 if 0 is a kink and the derivative lies between them; None otherwise."""
+    """Checks whether a function has a kink at 0.
+
+    Args:
+        function: computes the value after a step along the direction.
+        derivative: the derivative to check.
+        step: step of the one-sided differences, e.g. 1e-5.
+        margin: largest difference of the slopes that does not count as a kink.
+
+    Returns:
+        The slopes left and right of 0 if 0 is a kink and the derivative lies between the slopes; otherwise None.
+    """
     # A derivative outside of the two slopes is wrong under any convention for kinks.
     middle = function(0.0)
 

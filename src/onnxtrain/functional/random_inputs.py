@@ -57,7 +57,7 @@ def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, 
 
 
 def index_bound(value: ir.Value) -> int | None:
-    """Returns the size of the smallest axis that an integer input indexes; None if it is not known to be an index."""
+    """Returns the size of the smallest axis that an integer input indexes; None if no known op uses it as an index."""
     bounds = []
     for node, index in value.uses():
         other = _INDEXES.get((node.op_type, index))

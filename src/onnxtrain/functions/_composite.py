@@ -23,7 +23,7 @@ Body = Callable[..., "ir.Value | tuple[ir.Value, ...]"]
 
 
 class CompositeOp:
-    """A composite op.
+    """A composite op: builds one model-local function per dtype, all from the same Python function.
 
     Attributes:
         name: op type without the dtype, e.g. `SoftmaxGradient`.
@@ -66,7 +66,7 @@ class CompositeOp:
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the key of this op's function for `dtype` in `functions`, even if it is not in there yet."""
+        """Returns the key of this op's function for `dtype` in `functions`, which need not contain it yet."""
         return (DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", "")
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
@@ -97,7 +97,7 @@ class CompositeOp:
         return ir.Function(DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", graph=graph, attributes=declared)
 
     def _input(self, name: str, dtype: ir.DataType) -> ir.Value:
-        """Returns the value for input `name` in the body of the function for `dtype`."""
+        """Creates the value of input `name` for the body of the function for `dtype`."""
         return ir.Value(name=name, type=ir.TensorType(self.dtypes.get(name, dtype)))
 
 

@@ -28,10 +28,12 @@ class SpecializedOp(CompositeOp):
     Args:
         name: op type, e.g. `ConvolutionGradient`, without the number and dtype at the end of function names.
         inputs: names of the inputs and their shapes. The body may rely on static sizes.
-        attributes: as for :class:`CompositeOp`. Native kernels read them; the body has their values hard-coded.
+        attributes: types of the attributes, by name. Native kernels read the attributes; the body has their values
+            hard-coded.
         outputs: number of outputs.
         key: describes the case for which the body was built. Ops with equal keys have equal bodies.
-        body: as for :class:`CompositeOp`. It may ignore its attributes.
+        body: emits the nodes: `(op, *inputs, **attributes)` -> one output, or a tuple of outputs. It may ignore the
+            attributes.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class SpecializedOp(CompositeOp):
         return _numbered(name, self._key, functions)
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns the op's function, without the number in its name, which the caller adds."""
+        """Returns the op's function. Its name has no number yet; the caller adds it."""
         function = super().function_for(dtype, opset)
         function.metadata_props[_KEY] = self._key
         return function
@@ -138,9 +140,9 @@ def of_rounded(
 def _numbered(
     name: str, key: str, functions: Mapping[ir.OperatorIdentifier, ir.Function]
 ) -> ir.OperatorIdentifier:
-    """Returns the identifier that adds a number to `name`.
+    """Returns the identifier for `name` with a number before the dtype, e.g. "ConvolutionGradient0_float".
 
-    Reuses the number of a function in `functions` with an equal key; otherwise, takes the first unused number.
+    If a function in `functions` has an equal key, its number is reused; otherwise, the number is the first unused one.
     """
     stem, _, suffix = name.rpartition("_")
     for number in itertools.count():

@@ -102,7 +102,7 @@ def clip_gradient(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, ct: i
 def clip_gradient_of_finite(
     op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value
 ) -> ir.Value:
-    """VJP of Clip for finite cotangents; see ClipGradient and ReluGradientOfFinite."""
+    """VJP of Clip for finite cotangents: multiplies ct by a mask, which is faster than ClipGradient's Where."""
     return op.Mul(ct, op.Cast(_within(op, x, low, high), to=ct.dtype))
 
 
@@ -128,7 +128,7 @@ def hardtanh_gradient(op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value, c
 def hardtanh_gradient_of_finite(
     op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value
 ) -> ir.Value:
-    """VJP of Hardtanh for finite cotangents; see HardtanhGradient and ReluGradientOfFinite."""
+    """VJP of Hardtanh for finite cotangents: multiplies ct by a mask, which is faster than HardtanhGradient's Where."""
     return op.Mul(ct, op.Cast(op.Not(_beyond(op, y, low, high)), to=ct.dtype))
 
 

@@ -106,7 +106,14 @@ def _row_max(op: Emitter, x: ir.Value) -> ir.Value:
 def _input_cotangents(
     op: Emitter, inputs: Sequence[ir.Value], scale: AttributeRef, masked: Callable[[ir.Value], ir.Value]
 ) -> _Gradients:
-    """Returns the cotangents of q, k and v, using the VJPs of softmax and of two matrix products."""
+    """Returns the cotangents of q, k and v, using the VJPs of softmax and of two matrix products.
+
+    Args:
+        op: emitter of the function body.
+        inputs: ct, q, k, v and the log-sum-exp of each query's scores.
+        scale: factor of the scores.
+        masked: applies the mask to the scores.
+    """
     ct, q, k, v, log_sum = inputs
     scores = masked(_scores(op, q, k, scale))
     probabilities = op.Exp(op.Sub(scores, op.Unsqueeze(log_sum, [-1])))

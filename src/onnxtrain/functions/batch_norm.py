@@ -24,14 +24,14 @@ _ATTRIBUTES = _EPSILON | {"momentum": ir.AttributeType.FLOAT}
 def batch_normalization_training(op: Emitter, *inputs: ir.Value, **attributes: Any) -> tuple[ir.Value, ...]:
     """Computes BatchNormalization with batch statistics; returns the output and the updated running statistics.
 
-    x: `[batch, channels, *spatial]`; the others: `[channels]`.
+    The inputs are x, `[batch, channels, *spatial]`, and scale, bias, running mean and running variance, `[channels]`.
     """
     return op.BatchNormalization(*inputs, training_mode=1, **attributes, _outputs=3)
 
 
 @composite("BatchNormalizationRelu", _INPUTS, _ATTRIBUTES, outputs=3)
 def batch_normalization_relu(op: Emitter, *inputs: ir.Value, **attributes: Any) -> tuple[ir.Value, ...]:
-    """Computes Relu of BatchNormalizationTraining's output."""
+    """Computes BatchNormalizationTraining, with Relu applied to the output."""
     # Kernels compute both in one pass, while a channel of all samples is in the cache.
     y, mean, var = op.BatchNormalization(*inputs, training_mode=1, **attributes, _outputs=3)
     return op.Relu(y), mean, var
@@ -41,7 +41,7 @@ def batch_normalization_relu(op: Emitter, *inputs: ir.Value, **attributes: Any) 
 def batch_normalization_relu_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """VJP of BatchNormalizationRelu: cotangents of x, scale and bias. y is its output; ct is finite."""
+    """VJP of BatchNormalizationRelu: cotangents of x, scale and bias. y is the forward output; ct must be finite."""
     return batch_normalization_cotangents(op, _relu_cotangent(op, y, ct), x, scale, epsilon)
 
 
@@ -56,7 +56,7 @@ def batch_normalization_relu6(op: Emitter, *inputs: ir.Value, **attributes: Any)
 def batch_normalization_relu6_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """VJP of BatchNormalizationRelu6: cotangents of x, scale and bias. y is its output; ct is finite."""
+    """VJP of BatchNormalizationRelu6: cotangents of x, scale and bias. y is the forward output; ct must be finite."""
     # As in PyTorch, ReLU6's gradient on its bounds is 0.
     within = op.Mul(_relu_cotangent(op, y, ct), op.Cast(op.Less(y, 6.0), to=ct.dtype))
     return batch_normalization_cotangents(op, within, x, scale, epsilon)
@@ -71,7 +71,7 @@ def batch_normalization_max_pool_relu(
     pads: AttributeRef,
     **attributes: Any,
 ) -> tuple[ir.Value, ...]:
-    """Computes Relu(MaxPool(BatchNormalizationTraining)); the last output is MaxPool's indices, int64."""
+    """Computes Relu(MaxPool(BatchNormalizationTraining)); the last output contains MaxPool's indices, int64."""
     y, mean, var = op.BatchNormalization(*inputs, training_mode=1, **attributes, _outputs=3)
     windows = {"kernel_shape": kernel_shape, "strides": strides, "pads": pads}
     pooled, indices = op.MaxPool(y, **windows, _outputs=2)
@@ -97,8 +97,8 @@ def batch_normalization_max_pool_relu_gradient(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """VJP of BatchNormalizationMaxPoolRelu: cotangents of x, scale and bias.
 
-    x: `[batch, channels, *spatial]`; y: the output; indices: flat positions of the maxima in x, all distinct; ct is
-    finite.
+    x: `[batch, channels, *spatial]`; y: the forward output; indices: flat positions of the maxima in x, all distinct;
+    ct must be finite.
     """
     # MaxUnpool with windows of size 1 writes each cotangent to its index, and zeros elsewhere. Reshaped to a single
     # row, so that the body works for any number of spatial axes.
@@ -115,5 +115,5 @@ def max_pool(op: Emitter, x: ir.Value, **windows: AttributeRef) -> tuple[ir.Valu
 
 
 def _relu_cotangent(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of Relu's input (see `ReluGradientOfFinite`)."""
+    """Returns the cotangent of Relu's input, given the output y and a finite ct: 0 where y <= 0, else ct."""
     return op.Mul(ct, op.Cast(op.Not(op.LessOrEqual(y, 0.0)), to=ct.dtype))

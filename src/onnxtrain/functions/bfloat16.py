@@ -14,7 +14,7 @@ from ._composite import CompositeOp, composite
 
 
 def _matmul(left: bool, right: bool) -> CompositeOp:
-    """Defines MatMul with transposed operands: permutes the axes of a if `left`, and the axes of b if `right`."""
+    """Defines a bfloat16 MatMul that first permutes the axes of a if `left`, and the axes of b if `right`."""
     kind = ("", "PermutedLeft", "PermutedRight", "PermutedBoth")[left + 2 * right]
     attributes = {
         name: ir.AttributeType.INTS for name, wanted in (("perm_a", left), ("perm_b", right)) if wanted
@@ -32,7 +32,7 @@ def _matmul(left: bool, right: bool) -> CompositeOp:
 
 # Separate ops, because on stock runtimes an identity Transpose would be a copy.
 matmul_bfloat16 = {(left, right): _matmul(left, right) for left in (False, True) for right in (False, True)}
-"""MatMul, by whether it permutes the axes of a and of b, e.g. matmul_bfloat16[True, False]."""
+"""The bfloat16 MatMul ops, by whether they permute the axes of a and of b, e.g. matmul_bfloat16[True, False]."""
 
 
 @composite(
@@ -56,7 +56,7 @@ def gemm_bfloat16(
     transA: AttributeRef,
     transB: AttributeRef,
 ) -> ir.Value:
-    """Computes Gemm, with all attributes given. c is not rounded, and is optional."""
+    """Computes Gemm with a and b rounded to bfloat16. c is optional and not rounded. Calls must set all attributes."""
     return op.Gemm(rounded(op, a), rounded(op, b), c, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 

@@ -23,7 +23,7 @@ _GEOMETRY = {
 
 @composite("Convolution", ["x", "w", "b"], _GEOMETRY)
 def convolution(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: AttributeRef) -> ir.Value:
-    """Computes Conv, with all attributes given. b is optional."""
+    """Computes Conv. b is optional. Calls must set all attributes."""
     # auto_pad is not an attribute: kernels get explicit pads.
     return op.Conv(x, w, b, **geometry)
 
@@ -32,7 +32,7 @@ def convolution(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: 
 def convolution_transpose(
     op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: AttributeRef
 ) -> ir.Value:
-    """Computes ConvTranspose, with all attributes given. b is optional."""
+    """Computes ConvTranspose. b is optional. Calls must set all attributes."""
     return op.ConvTranspose(x, w, b, **geometry)
 
 

@@ -33,7 +33,7 @@ def reversible_instance_normalization(
 ) -> tuple[ir.Value, ...]:
     """Computes y = (x - mean) * (weight / stdev) + bias, mean, stdev, and x - mean for the backward pass.
 
-    weight and bias: `[n]`; for the other arguments, see InstanceStandardization.
+    x: `[batch, ..., n]`; weight and bias: `[n]`; epsilon: scalar; mean and stdev have size 1 along `axes`.
     """
     centered, mean, stdev = _center(op, x, epsilon, axes)
     return op.Add(op.Mul(centered, op.Div(weight, stdev)), bias), mean, stdev, centered
@@ -80,7 +80,10 @@ def _center(
 def _parameter_cotangents(
     op: Emitter, ct: ir.Value, centered: ir.Value, stdev: ir.Value, axes: AttributeRef, rows: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the cotangents of weight and bias: the sums of ct * centered / stdev and of ct."""
+    """Returns the cotangents of weight and bias: the sums of ct * centered / stdev and of ct over `rows`.
+
+    `rows` lists all axes except the last one; `axes` lists those of them along which stdev has size 1.
+    """
     over = op.ints(rows)
     # Summed over each series first: stdev has one entry per series, so the division is cheap.
     series = op.ReduceSum(op.Mul(ct, centered), op.ints(axes), keepdims=1)

@@ -1,6 +1,7 @@
-"""Defines matrix inversion and Cholesky factorization, which ONNX lacks, as a Loop with one step per row.
+"""Defines matrix inversion and Cholesky factorization, which ONNX lacks, and the product of two matrices.
 
-The last two axes, of size 1 or more, are the matrices. The axes before them are batch axes.
+Inversion and factorization are Loops with one step per row. In their inputs, the last two axes, of size 1 or more, are
+the matrices. The axes before them are batch axes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
 def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
     """Computes the lower triangular L with L Lᵀ = A.
 
-    If A is not positive definite, the diagonal of L is 0 or NaN in all rows after some row.
+    If A is not positive definite, the diagonal of L is 0 or NaN from some row on.
 
     a: `[..., n, n]`; only the lower triangle is read.
     """

@@ -23,7 +23,7 @@ _EPSILON = {"epsilon": ir.AttributeType.FLOAT}
 def _standardize(
     op: Emitter, x: ir.Value, axes: Sequence[int], epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:
-    """Emits x̂ and r, as defined in the docstring of this module."""
+    """Emits x̂ = (x - mean(x)) * r and r = 1 / sqrt(var(x) + epsilon), with mean and variance over `axes`."""
     centered, inverse = _center(op, x, axes, epsilon)
     return op.Mul(centered, inverse), inverse
 

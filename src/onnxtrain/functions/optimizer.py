@@ -27,7 +27,7 @@ _ADAM_INPUTS = (
 def adam_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes Adam's step, with bias correction folded into the scalars.
+    """Computes Adam's step. The scalars `step_size` and `eps` include the bias correction.
 
     m' = beta1·m + (1 - beta1)·g;  v' = beta2·v + (1 - beta2)·g²;  w' = w - step_size·m'/(sqrt(v') + eps).
     """
@@ -39,7 +39,7 @@ def adam_step(
 def adamw_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes AdamStep with w' = decay·w - step_size·m'/(sqrt(v') + eps)."""
+    """Computes AdamW's step: AdamStep with weight decay, w' = decay·w - step_size·m'/(sqrt(v') + eps)."""
     *others, decay = scalars
     m_new, v_new, change = _adam_change(op, g, m, v, *others)
     # decay is 1 - learning_rate * weight_decay, decoupled from the gradient (Loshchilov and Hutter, 2019).
@@ -50,7 +50,7 @@ def adamw_step(
 def clipped_adam_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes AdamStep with factor·g as the gradient."""
+    """Computes Adam's step for a gradient that is scaled to clip its norm: AdamStep with factor·g as the gradient."""
     m_new, v_new, change = _clipped_adam_change(op, g, m, v, *scalars)
     return op.Sub(w, change), m_new, v_new
 
@@ -59,7 +59,7 @@ def clipped_adam_step(
 def clipped_adamw_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes AdamWStep with factor·g as the gradient."""
+    """Computes AdamW's step for a gradient that is scaled to clip its norm: AdamWStep with factor·g as the gradient."""
     *others, decay, factor = scalars
     m_new, v_new, change = _clipped_adam_change(op, g, m, v, *others, factor)
     return op.Sub(op.Mul(w, decay), change), m_new, v_new
@@ -217,7 +217,7 @@ def adafactor_matrix_step(
     add: ir.Value,
     *scalars: ir.Value,
 ) -> tuple[ir.Value, ...]:
-    """Computes rows' = keep·rows + add·mean(g²) over each row, columns' likewise, and the new parameter w'.
+    """Computes the new moments of rows and columns, e.g. rows' = keep·rows + add·mean(g²), and the new parameter w'.
 
     The estimate of g² is rows'·columns'/max(mean(rows'), eps1). With u = g/sqrt(max(estimate, eps1²)), and rms the root
     mean square over `count` elements: w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.

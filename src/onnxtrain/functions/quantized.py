@@ -50,7 +50,7 @@ def _product_of_float_zeros(
     *,
     block_size: AttributeRef,
 ) -> ir.Value:
-    """Like `Uint4Product` or `Uint8Product`, but with N·blocks floating-point zero points, in any shape."""
+    """Computes X·W with W = scales·(codes - zero_points), where the N·blocks zero points are floats, in any shape."""
     blocks = _scales_after(op, scales, x)
     # DequantizeLinear requires zero points of the codes' dtype, so here, with scales of 1, it only casts the codes to
     # float.
@@ -62,7 +62,7 @@ def _product_of_float_zeros(
 
 
 def _scales_after(op: Emitter, scales: ir.Value, x: ir.Value) -> ir.Value:
-    """Returns the scales as [N, blocks], but delays the Reshape until `x` is computed."""
+    """Reshapes the scales to [N, blocks], for x `[..., N]`, with a Reshape that cannot run before x is computed."""
     # Without this dependency on the cotangent, the weights of all layers could be dequantized long before they are
     # needed, and ONNX Runtime would constant-fold them to float weights when the session is created. N is taken from
     # `x`, because ONNX Runtime (1.32) has no Shape kernel for 4-bit integers.

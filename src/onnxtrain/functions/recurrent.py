@@ -35,6 +35,9 @@ _HIDDEN = {"hidden_size": ir.AttributeType.INT}
 def _lstm(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
     """Computes ONNX's LSTM with its default activations, with gates and cells as additional outputs.
 
+    The inputs are x, w, r, b, initial_h and initial_c. The LSTM reads its sequences from the last time step to the
+    first if `reverse`.
+
     gates: i, o, f and c after their activations, `[time, batch, 4 * hidden]`; cells: cell state after each time step,
     `[time, batch, hidden]`.
     """
@@ -97,6 +100,9 @@ def _lstm_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Va
 def _gru(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
     """Computes ONNX's GRU with linear_before_reset=1, with gates and inner as additional outputs.
 
+    The inputs are x, w, r, b and initial_h. The GRU reads its sequences from the last time step to the first if
+    `reverse`.
+
     gates: z, r and h after their activations, `[time, batch, 3 * hidden]`; inner: the factor that r multiplies, `[time,
     batch, hidden]`.
     """
@@ -149,7 +155,8 @@ def _gru_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Val
 def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
     """Returns the cotangents of W, R and B.
 
-    The first two inputs are the cotangents of the pre-activations' input and recurrent parts, `[time, batch, gates]`.
+    The inputs are the cotangents of the pre-activations' input and recurrent parts, `[time, batch, gates]`, then x, y
+    and the initial hidden state.
     """
     ct_input, ct_hidden, x, y, initial_h = inputs
     before = _previous_states(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
@@ -168,7 +175,15 @@ def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.
 def _scan(
     op: Emitter, states: Values, values: Values, step: Step, reverse: bool
 ) -> tuple[tuple[ir.Value, ...], ir.Value]:
-    """Runs `step` over time, or backwards in time if `reverse`; returns the final states and the stacked outputs."""
+    """Runs `step` over time, or backwards in time if `reverse`; returns the final states and the stacked outputs.
+
+    Args:
+        op: emitter of the function body.
+        states: initial states, `[batch, hidden]`.
+        values: values that `step` reads, stacked along time.
+        step: emits one step, given the states before the step and the values of that step.
+        reverse: True to start at the last time step.
+    """
     names = [*(f"state{k}" for k in range(len(states))), *(f"value{k}" for k in range(len(values)))]
     body = op.subgraph(dict.fromkeys(names, states[0].dtype))
     inputs = list(body.graph.inputs)
@@ -193,7 +208,7 @@ def _scan(
 
 
 def _previous_states(op: Emitter, first: ir.Value, states: ir.Value, reverse: bool) -> ir.Value:
-    """Returns the state before each step: `first`, then the states after each step but the last."""
+    """Returns the state before each step, in time order, from the initial state `first` and the states after steps."""
     # In a reversed layer, the previous step is the next one in time.
     first = op.Unsqueeze(first, [0])
     if reverse:
@@ -257,4 +272,4 @@ LAYERS: dict[tuple[str, bool], tuple[CompositeOp, CompositeOp, CompositeOp]] = {
     ("GRU", False): (gru, gru_gradient, recurrent_weight_gradient),
     ("GRU", True): (gru_reverse, gru_reverse_gradient, recurrent_weight_reverse_gradient),
 }
-"""The layer, its gradient, and the gradient of its weights, by ONNX op and whether it runs in reverse."""
+"""A layer's forward op, gradient and weight gradient, by ONNX op and whether it is reversed, e.g. ("GRU", True)."""

@@ -75,7 +75,7 @@ def inverse_rms_normalization_gradient(
 def _gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, inverse: ir.Value, share: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the cotangents of x and scale for both variants; the module docstring has the formulas.
+    """Returns the cotangents of x and scale for y = x * r * scale, where each row of x has its own factor r.
 
     Args:
         op: emits the nodes.
@@ -98,7 +98,7 @@ def _gradient(
 
 
 def _last_axis(op: Emitter, x: ir.Value) -> ir.Value:
-    """Returns [rank - 1]."""
+    """Returns the index of the last axis of x, rank - 1, as int64 [1]."""
     # Not -1: ONNX Runtime (1.31) fails to reduce an empty tensor over a negative axis.
     return op.Sub(op.Shape(op.Shape(x)), [1])
 

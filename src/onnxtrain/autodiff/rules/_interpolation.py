@@ -47,7 +47,7 @@ class Tap:
 
 @dataclass(frozen=True)
 class Place:
-    """Positions of samples along one axis of an image; floating-point values of the same dtype.
+    """Positions of samples along one axis of an image. All values but `size` have the same floating-point dtype.
 
     Attributes:
         low: index of the pixel at or before each sample.

@@ -213,7 +213,7 @@ def _slice(node: ir.Node, source: ir.Value) -> RowRead | None:
 
 
 def _offset(value: ir.Value) -> tuple[ir.Value, int]:
-    """Splits a value into `base + constant`; `base` is a scalar, possibly with a different rank or dtype."""
+    """Splits a value with one element into `base + constant`, where `base` may have a different rank or dtype."""
     total = 0
     while True:
         producer = value.producer()
@@ -238,7 +238,16 @@ def _offset(value: ir.Value) -> tuple[ir.Value, int]:
 def _rows(
     op: Emitter, ct: ir.Value, count: int, sizes: ir.Value, axes: Iterable[int], dims: Sequence[object]
 ) -> ir.Value:
-    """Reshapes a cotangent to `[count, *sizes of these axes]`, where `sizes` is the shape of the source."""
+    """Reshapes a cotangent to `[count, *sizes of some axes of the source]`.
+
+    Args:
+        op: emitter.
+        ct: the cotangent.
+        count: number of rows.
+        sizes: shape of the source, int64 [rank].
+        axes: the axes of the source to keep.
+        dims: static or symbolic sizes of these axes, for shape inference.
+    """
     behind = [op.Gather(sizes, list(axes))] if dims else []
     return _shaped(op.Reshape(ct, op.Concat([count], *behind, axis=0), allowzero=1), [count, *dims])
 

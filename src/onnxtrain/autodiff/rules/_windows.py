@@ -94,9 +94,9 @@ def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], 
 
 
 def _same_pads(op: Emitter, w: Windows, over: ir.Value, result: ir.Value) -> tuple[Sizes, Sizes]:
-    """Returns the padding for auto_pad SAME, split into its smaller and its larger half along each axis.
+    """Returns the padding for auto_pad SAME, for windows over `over`: the smaller and the larger half along each axis.
 
-    With the total padding, ceil(size / stride) windows fit along an axis.
+    With both halves together, ceil(size / stride) windows fit along an axis.
     """
     # With stride 1, the padding does not depend on the sizes, which may be symbolic.
     if all(s == 1 for s in w.strides):
@@ -219,6 +219,12 @@ def _uncovered(
     w: Windows, pads: Sequence[int], sizes: Sequence[int | None], counts: Sequence[int | None]
 ) -> list[int] | None:
     """Counts the positions at the end of each axis that no window covers.
+
+    Args:
+        w: the windows.
+        pads: padding at the beginnings of all axes, then at the ends.
+        sizes: sizes of the spatial axes, without padding; None for symbolic ones.
+        counts: number of windows along each axis; None for symbolic ones.
 
     Returns:
         The counts, or None if they are unknown or windows extend beyond the end.

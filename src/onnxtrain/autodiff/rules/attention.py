@@ -28,7 +28,7 @@ from onnxtrain.functions import (
 
 
 def _attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of composite attention: one composite op for q, k and v, and standard ops for a learned mask."""
+    """VJP of composite attention: calls `gradient` for q, k and v, and emits standard ops for a learned mask."""
     # The mask's cotangent is as large as the scores, which the composite op never materializes.
     result: dict[str, ir.Value] = {}
     if any(map(n.needs, "qkv")):

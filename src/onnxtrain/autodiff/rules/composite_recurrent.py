@@ -19,7 +19,15 @@ from onnxtrain.functions import LAYERS, CompositeOp
 def _lstm_layer(
     gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
 ) -> Cotangents:
-    """VJP of an LSTM in one direction."""
+    """VJP of an LSTM in one direction.
+
+    Args:
+        gradient: composite op that computes the cotangents of the gates and of the initial states.
+        weights: composite op that computes the cotangents of w, r and b.
+        op: emitter.
+        n: the forward node.
+        cts: cotangents of the outputs.
+    """
     # Composite ops have no optional inputs: an output without a cotangent gets zeros.
     output_cts = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:3], strict=True)]
     gates, *states = op.call(gradient, *output_cts, n.out.gates, n.out.cells, n.initial_c, n.r, _outputs=3)
@@ -32,7 +40,15 @@ def _lstm_layer(
 def _gru_layer(
     gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
 ) -> Cotangents:
-    """VJP of a GRU in one direction."""
+    """VJP of a GRU in one direction.
+
+    Args:
+        gradient: composite op that computes the cotangents of the gates and of the initial states.
+        weights: composite op that computes the cotangents of w, r and b.
+        op: emitter.
+        n: the forward node.
+        cts: cotangents of the outputs.
+    """
     output_cts = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:2], strict=True)]
     saved = (n.out.gates, n.out.inner, n.out.y, n.initial_h)
     *gates, state = op.call(gradient, *output_cts, *saved, n.r, _outputs=3)

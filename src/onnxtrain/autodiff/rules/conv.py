@@ -34,7 +34,7 @@ _LARGE_PLANE = 64 * 64
 """Above this many windows, cuDNN's Conv with the windows as kernel is slower than the matrix products."""
 
 _FEW_COLUMNS = 32
-"""Up to this many windows in a row, depthwise convolution is faster by rows of taps than by single taps (measured)."""
+"""Up to this many windows in a row, a depthwise weight gradient is faster with a product per row of taps (measured)."""
 
 
 @vjp("Conv", wrt=("X", "W", "B"))
@@ -73,8 +73,7 @@ def _cotangents(
 
 
 def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
-    """True if native kernels support this gradient."""
-    # Half precision is included, because a later pass can compute these products in float32.
+    """True if native kernels support this gradient. Half precision counts: a later pass can compute it in float32."""
     return (
         op.can_call
         and 0 not in spatial_sizes(ct)
@@ -87,7 +86,16 @@ def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
 def _function_cotangents(
     op: Emitter, n: NodeView, ct: ir.Value, w: Windows, name: str, bodies: dict[str, _Body]
 ) -> dict[str, ir.Value | None]:
-    """Returns the cotangents as outputs of one function, which a native kernel can replace."""
+    """Returns the cotangents of X, W and B, computed with one function, which a native kernel can replace.
+
+    Args:
+        op: emitter.
+        n: a Conv or ConvTranspose node.
+        ct: cotangent of the output.
+        w: the windows.
+        name: prefix of the function's name, e.g. "Convolution" for "ConvolutionWeightGradient".
+        bodies: functions that emit the cotangents of X and W, by input name.
+    """
     shape, group = n.static(n.W), n.attr("group")
     wanted = [name for name in ("X", "W", "B") if n.needs(name)]
     grads: dict[str, ir.Value | None] = {}
@@ -211,7 +219,7 @@ def _kernel_cotangent(
 
 
 def _is_many_strided_taps(counts: Sequence[int | None], w: Windows) -> bool:
-    """True if one Conv is faster than a strided slice per tap."""
+    """True if one Conv can replace the strided slices, one per tap, and is faster."""
     if not counts or None in counts or math.prod(count or 0 for count in counts) > _LARGE_PLANE:
         return False
     # Slices support negative padding, which crops the value; a Conv doesn't.
@@ -222,9 +230,9 @@ def _is_many_strided_taps(counts: Sequence[int | None], w: Windows) -> bool:
 def _dense_by_convolution(
     op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int]
 ) -> ir.Value:
-    """Computes `_kernel_cotangent` for one group with a Conv in which batch and channels are swapped.
+    """Returns the weight's cotangent for one group, computed with a Conv in which batch and channels are swapped.
 
-    The Conv's kernel consists of the windows, dilated by `stride`, and it slides over the taps with stride `dilation`.
+    The Conv's kernel is `windowed`, dilated by `stride`; it slides over `value` with stride `dilation`.
     """
     rank = len(shape)
     swap = [1, 0, *range(2, rank)]
@@ -241,7 +249,12 @@ def _dense_by_convolution(
 
 
 def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """True if samples have so few windows that one product over the batch is faster than one per sample."""
+    """True if samples have so few windows that one product over the batch is faster than one per sample.
+
+    Args:
+        counts: number of windows along each axis; None for symbolic ones.
+        shape: shape of the weight.
+    """
     # The summed products [M, C * taps] would be more than twice as large as their operands.
     if not counts or None in counts:
         return False
@@ -252,7 +265,7 @@ def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
 def _dense_of_whole_batch(
     op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int]
 ) -> ir.Value:
-    """Computes `_kernel_cotangent` for one group with a single matrix product over all samples and taps."""
+    """Returns the weight's cotangent for one group, computed with a single matrix product over all samples and taps."""
     rank = len(shape)
     swap = [1, 0, *range(2, rank)]
     left = op.Reshape(op.Transpose(windowed, perm=swap), [shape[0], -1])
@@ -343,5 +356,5 @@ def _concat(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
 
 
 def _sum_over_positions(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Sums over every axis except the channel axis."""
+    """Sums `ct` over every axis except the channel axis."""
     return op.ReduceSum(ct, [0, *range(2, n.rank(n.X))], keepdims=0)

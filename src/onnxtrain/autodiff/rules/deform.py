@@ -16,7 +16,7 @@ from onnxtrain.autodiff.rules._scatter import scatter_nd
 from onnxtrain.emitter import Emitter
 
 _Sizes = Sequence[ir.Value | list[int] | None]
-"""Sizes of axes, each an int64 [1]."""
+"""Sizes of axes, each a list with one integer, or an int64 [1] value if known only at run time."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,15 @@ def _compute_samples(
     grid: _Sizes,
     channels: int,
 ) -> _Samples:
-    """Computes the positions of the samples, i.e. of the taps shifted by `offset`, and the pixels around them."""
+    """Computes the positions of the samples, i.e. of the taps shifted by `offset`, and the pixels around them.
+
+    Args:
+        op: emitter.
+        n: the node.
+        kernel: sizes of the kernel, e.g. (3, 3).
+        grid: sizes of the result's axes, [batch, offset groups, taps, *counts].
+        channels: number of channels of an offset group.
+    """
     spatial = len(kernel)
     strides, dilations, pads = (
         n.attr(name) or [default] * spatial
@@ -144,7 +152,15 @@ def _image_cotangent(op: Emitter, n: NodeView, s: _Samples, ct: ir.Value, channe
 def _offset_cotangent(
     op: Emitter, n: NodeView, s: _Samples, ct: ir.Value, reads: Sequence[ir.Value]
 ) -> ir.Value:
-    """Returns the cotangent of `offset`: the corner weights' cotangents times the weights' slopes along each axis."""
+    """Returns the cotangent of `offset`: the corner weights' cotangents times the weights' slopes along each axis.
+
+    Args:
+        op: emitter.
+        n: the node.
+        s: the samples.
+        ct: cotangents of the samples, channels last.
+        reads: for each corner, the pixels that the samples read, channels last.
+    """
     values = [
         op.Mul(op.ReduceSum(op.Mul(ct, read), [-1], keepdims=0), inside)
         for read, inside in zip(reads, s.inside, strict=True)

@@ -58,11 +58,10 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
 def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
     """Checks the ranks of the operands, and that no label has size one in its first operand and a different size later.
 
-    For such a label, onnx would infer size one.
+    For such a label, onnx would infer size one, and other rules would rely on the wrong shape of the output.
 
     Raises:
-        DifferentiationError: the inferred shape of the output is wrong, and other rules would rely on it; or the rank
-            of an operand differs from its number of labels.
+        DifferentiationError: a label has such sizes, or the rank of an operand differs from its number of labels.
     """
     first: dict[str, Dim] = {}
     for term, value in zip(terms, n.inputs, strict=True):

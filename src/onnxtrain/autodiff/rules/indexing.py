@@ -99,7 +99,7 @@ def one_hot(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("TensorScatter", wrt=("past_cache", "update"))
 def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of TensorScatter: the update gets ct at the entries that were written, the past cache at all others."""
+    """VJP of TensorScatter: the update gets ct at the entries that were written, and the past cache gets the rest."""
     axis, mode = n.axis(n.past_cache, n.attr("axis")), n.attr("mode")
     attributes = {"axis": axis, "mode": mode}
     past = update = None
@@ -125,7 +125,7 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterElements", wrt=("data", "updates"))
 def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of ScatterElements with respect to data and updates; see :func:`_scatter_cotangents`."""
+    """VJP of ScatterElements with respect to data and updates, for every reduction."""
     axis = n.attr("axis")
     return _scatter_cotangents(
         op,
@@ -140,7 +140,7 @@ def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterND", wrt=("data", "updates"))
 def scatter_nd_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of ScatterND with respect to data and updates; see :func:`_scatter_cotangents`."""
+    """VJP of ScatterND with respect to data and updates, for every reduction."""
     return _scatter_cotangents(
         op,
         n,
@@ -187,7 +187,8 @@ def _multiplied_updates_cotangent(
     """Returns the cotangent of updates that were multiplied into the data: ct times the product of all other factors.
 
     That product is output / update. For an update that is the only zero at its position, the product is recomputed with
-    1 instead. If several updates at a position are zero, their cotangents are zero.
+    1 instead. If several updates at a position are zero, their cotangents are zero. `read` gathers the elements at the
+    node's indices; `write` scatters updates there.
     """
     zero = op.Equal(n.updates, 0.0)
     none = op.Expand(op.const(0.0), op.shape_of(n.out.output))
@@ -199,7 +200,10 @@ def _multiplied_updates_cotangent(
 
 
 def _extremum_cotangents(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
-    """VJP of a scatter with max or min: splits ct evenly among the elements that attain the extremum, as torch does."""
+    """VJP of a scatter with max or min: splits ct evenly among the elements that attain the extremum, as torch does.
+
+    `read` gathers the elements at the node's indices; `write` scatters updates there.
+    """
     kept, written = op.Equal(n.data, n.out.output), op.Equal(n.updates, read(n.out.output))
     # Counted in float32, because ONNX Runtime's CPU provider has no float16 scatter with reduction="add".
     counts = [op.Cast(mask, to=ir.DataType.FLOAT) for mask in (kept, written)]

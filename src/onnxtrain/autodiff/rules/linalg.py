@@ -77,13 +77,13 @@ def _rows(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def _transposed(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Transposes the last two axes."""
+    """Transposes the last two axes of `value`."""
     axes = list(range(n.rank(value)))
     return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
 def _sum_batch(op: Emitter, n: NodeView, product: ir.Value, matrix: ir.Value, primal: ir.Value) -> ir.Value:
-    """Sums a batch of cotangents to the shape of `matrix`, then reshapes the sum to the shape of `primal`."""
+    """Sums `product`, a batch of cotangents, to the shape of `matrix`, then reshapes it to the shape of `primal`."""
     assert matrix.shape is not None
     output = n.out.Y
     if output.shape is not None:
@@ -179,11 +179,18 @@ def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 _LARGEST_WITH_BOTH = 8
-"""Up to this size, cofactors are computed by both methods. Minors take size^5 operations, an inverse size^3."""
+"""Largest n for which cofactors of n x n matrices are computed both from inverses (n³ operations) and minors (n⁵)."""
 
 
 def _cofactors_of_large(op: Emitter, n: NodeView, regular: ir.Value, size: int) -> ir.Value:
-    """Returns the cofactors of X; computes minors only if a matrix is not regular, and then row by row."""
+    """Returns the cofactors of X; computes minors, row by row, only if a matrix of the batch is not regular.
+
+    Args:
+        op: emitter.
+        n: the Det node.
+        regular: mask, bool [..., 1, 1]: True for matrices whose cofactors can be computed from the inverse.
+        size: number of rows of a matrix.
+    """
     branches = {}
     for name in ("then_branch", "else_branch"):
         inner = op.subgraph({})
@@ -205,16 +212,19 @@ def _cofactors_of_large(op: Emitter, n: NodeView, regular: ir.Value, size: int) 
 
 
 def _by_inverse(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    """Returns det(X) x^-T: the cofactors of those matrices for which `x` equals X."""
+    """Returns det(X) x^-T, the cofactors of X where `x` equals X.
+
+    In `x`, the matrices of X whose cofactors are computed as minors are replaced with the identity.
+    """
     y, _ = op.call(inverse, x, _outputs=2)
     y.shape = n.X.shape
     return op.Mul(op.Unsqueeze(n.outputs[0], [-2, -1]), _transposed(op, n, y))
 
 
 def _is_regular(op: Emitter, n: NodeView, size: int) -> ir.Value:
-    """Returns a mask, bool [..., 1, 1]: True for matrices X for which det(X) X^-T has some correct digits.
+    """Returns a mask, bool [..., 1, 1]: True for each matrix X for which det(X) X^-T has some correct digits.
 
-    For large matrices, overflow and underflow of the determinant is accepted: it is common, and nearly all cofactors
+    For large matrices, an overflow or underflow of the determinant is accepted: it is common, and nearly all cofactors
     overflow or underflow as well, as in eager PyTorch.
     """
     least_pivot, least_determinant = (
@@ -250,7 +260,7 @@ def _minors(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
 
 
 def _minors_by_row(op: Emitter, n: NodeView, x: ir.Value, size: int) -> ir.Value:
-    """Like :func:`_minors`, but computes one row per Loop iteration: size³ elements in memory instead of size⁴."""
+    """Returns the cofactors of `x`, one row per Loop iteration: this takes memory for size³ elements, not size⁴."""
     others = op.const(_all_but_one(size))
     batch = n.rank(n.X) - 2
     inner = op.subgraph({"row": ir.DataType.INT64, "going": ir.DataType.BOOL})

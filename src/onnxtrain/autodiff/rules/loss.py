@@ -26,7 +26,8 @@ def softmax_cross_entropy_loss(
 ) -> Cotangents:
     """VJP of SoftmaxCrossEntropyLoss: scale * (softmax - onehot(label)), plus LogSoftmax's VJP for log_prob.
 
-    `scale` is defined in :func:`_labels_and_scale`.
+    `scale` is the cotangent of each label's loss, -log p: weight[label] * ct, divided by the sum of the weights of all
+    labels if reduction="mean". It is 0 for ignored labels.
     """
     ct, ct_log_prob = cts
     log_prob = n.out.log_prob
@@ -50,7 +51,8 @@ def softmax_cross_entropy_loss(
 def negative_log_likelihood_loss(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of NegativeLogLikelihoodLoss: -scale * onehot(label).
 
-    `scale` is defined in :func:`_labels_and_scale`.
+    `scale` is the cotangent of each label's loss, -log p: weight[label] * ct, divided by the sum of the weights of all
+    labels if reduction="mean". It is 0 for ignored labels.
     """
     labels, scale = _labels_and_scale(op, n, ct, n.target, n.weight)
     places, updates = op.Unsqueeze(labels, [1]), op.Unsqueeze(op.Neg(scale), [1])
@@ -93,7 +95,10 @@ def _as_int64(op: Emitter, labels: ir.Value) -> ir.Value:
 def _inverse_total_weight(
     op: Emitter, ct: ir.Value, labels: ir.Value, valid: ir.Value | None, weight: ir.Value | None
 ) -> ir.Value | float:
-    """Returns 1 / (sum of the weights of all labels), in the dtype of `ct`."""
+    """Returns 1 / (sum of `weight` over all `valid` labels), in the dtype of `ct`.
+
+    If `weight` is None, all weights are 1. If `valid` is None, all labels are valid.
+    """
     # float16 represents integers only up to 2048.
     wide = counting_dtype(ct)
     if valid is None and weight is None:

@@ -227,7 +227,7 @@ def _extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _extremum_of_two(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Like `_extremum`, but both arguments get the cotangent where one of them is NaN, as in torch.maximum."""
+    """VJP of Max and Min of two arguments: where one of them is NaN, both get the whole ct, as in torch.maximum."""
     a, b = n.inputs
     share = op.Where(op.Equal(a, b), op.Mul(ct, 0.5), ct)
     beyond = op.Less if n.node.op_type == "Max" else op.Greater

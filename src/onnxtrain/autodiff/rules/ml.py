@@ -36,7 +36,7 @@ nondifferentiable(
 
 @defbody("Scaler", _ML, "X", "Y", offset=None, scale=None)
 def scaler(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes Scaler: Y = (X - offset) · scale, with one offset and scale per feature or a single one."""
+    """Decomposes Scaler: Y = (X - offset) · scale, with one offset and scale per feature, or one pair for all."""
     x = _to_float32(op, n.X)
     offset, scale = (
         np.asarray(n.attr(name) or [default]) for name, default in (("offset", 0.0), ("scale", 1.0))

@@ -201,7 +201,7 @@ def inverse_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     saves=("stdev", "centered"),
 )
 def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of y = (x - mean) * (weight / stdev) + bias, with constant mean and stdev (darts detaches them)."""
+    """VJP of y = (x - mean) * (weight / stdev) + bias, treating mean and stdev as constants, as darts does."""
     ct, weight, stdev, centered = _to_float32(op, ct, n.weight, n.out.stdev, n.out.centered)
     rows = list(range(n.rank(n.x) - 1))
     # A frozen weight needs neither the sum over positions nor the standardized x.
@@ -221,7 +221,7 @@ def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangen
 
 @composite_vjp(instance_standardization, ("y", "mean", "stdev"), wrt=("x",), saves=("stdev",))
 def instance_standard(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of y = (x - mean) / stdev, with constant mean and stdev (darts detaches them)."""
+    """VJP of y = (x - mean) / stdev, treating mean and stdev as constants, as darts does."""
     ct, stdev = _to_float32(op, ct, n.out.stdev)
     return _needed_cotangents(op, n, {"x": op.Div(ct, stdev)})
 
@@ -347,14 +347,14 @@ def _expanded_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.
 
 
 def _sum_expanded(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int) -> ir.Value:
-    """Sums the cotangent of an expanded scale or bias to the shape of `primal`."""
+    """Sums the cotangent of a scale or bias, expanded to all axes from `axis` on, to the shape of `primal`."""
     # The composite's output has no shape yet; the shape decides whether the axes are known now or at run time.
     ct.shape = None if n.X.shape is None else ir.Shape(list(n.X.shape)[axis:])
     return sum_to_shape_of(op, ct, ct, primal)
 
 
 def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value]:
-    """Returns mean and 1 / sqrt(variance + epsilon) over `axis` and all later axes."""
+    """Returns the mean and 1 / sqrt(variance + epsilon) of X over `axis` and all later axes."""
     axes: Any = list(range(axis, 0 if n.X.shape is None else n.rank(n.X)))
     # A non-negative axis and an unknown rank: the axes are computed from the shape at run time.
     if n.X.shape is None and axis >= 0:

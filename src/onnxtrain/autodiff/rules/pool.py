@@ -131,7 +131,7 @@ def _unpooled(op: Emitter, n: NodeView, numbers: ir.Value) -> ir.Value:
 
 
 def _indexes_result(n: NodeView) -> bool:
-    """True if the indices are positions in the output: they come from a MaxPool, and all sizes and strides are 1."""
+    """True if I is known to hold positions in Y: a MaxPool computed it, and all kernel sizes and strides are 1."""
     source, strides = n.I.producer(), n.attr("strides") or [1]
     return source is not None and source.op_type == "MaxPool" and {*n.attr("kernel_shape"), *strides} == {1}
 

@@ -252,7 +252,15 @@ def _layer(
 def _direction(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...], index: int, reverse: bool
 ) -> tuple[_Direction, ir.Value]:
-    """Returns one direction of the node, and its hidden states [time, batch, hidden]."""
+    """Returns one direction of the node, and its hidden states [time, batch, hidden].
+
+    Args:
+        op: emitter.
+        n: the node.
+        cts: cotangents of the outputs.
+        index: index of the direction along the direction axis of weights and states.
+        reverse: True if the direction reads its sequences from the last time step to the first.
+    """
     zeros = op.Expand(op.const(0, like=n.X), op.Concat(op.dim(n.X, 1), op.dim(n.R, 2), axis=0))
 
     def of_direction(value: ir.Value, axis: int = 0) -> ir.Value:

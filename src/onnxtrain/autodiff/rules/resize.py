@@ -65,7 +65,7 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     The matrix of an axis is computed by resizing an identity matrix with the node's attributes, so it is correct for
     every mode and for symbolic sizes. It is dense: an axis of length n costs n², and up to n³ with
     keep_aspect_ratio_policy. Without antialiasing, each position reads 1 (nearest), 2 (linear) or 4 (cubic) neighbors,
-    so for a long axis, ct is scattered to these neighbors instead; see :func:`_scatter_along`.
+    so for a long axis, ct is scattered to these neighbors instead.
     """
     if n.scales is None and n.sizes is None:
         raise unsupported(n, "inputs without scales or sizes")
@@ -87,14 +87,14 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 _LARGEST_MATRIX = 1 << 18
-"""Matrices of up to this many elements are multiplied: a product is faster than scattering, and takes 1 MB."""
+"""Up to this many elements of the matrix, a product with it is faster than scattering; the matrix takes up to 1 MB."""
 
 _NEIGHBORS = {"nearest": 1, "linear": 2, "cubic": 4}
 """Number of positions that one position of the result reads along an axis, without antialiasing."""
 
 
 def _is_long(n: NodeView, axis: int) -> bool:
-    """True if the matrix of an axis would be too large, and :func:`_scatter_along` supports the node.
+    """True if the matrix that resizes an axis would be too large, and scattering can replace the product with it.
 
     An axis of unknown size counts as long only if X has rank 3, i.e. consists of sequences.
     """
@@ -107,7 +107,7 @@ def _is_long(n: NodeView, axis: int) -> bool:
 
 
 def _scatter_along(op: Emitter, n: NodeView, axes: Sequence[int], position: int, ct: ir.Value) -> ir.Value:
-    """Multiplies `ct` by the transposed matrix of one axis without computing the matrix.
+    """Multiplies `ct` by the transposed matrix of the axis `axes[position]`, without computing the matrix.
 
     The approximate position that each result reads is computed by resizing the positions themselves. The weights are
     computed by resizing m masks, each of which marks every m-th position. m is twice the number of neighbors, so each
@@ -147,7 +147,7 @@ def _scatter_along(op: Emitter, n: NodeView, axes: Sequence[int], position: int,
 
 
 def _repetitions(n: NodeView, axes: Sequence[int]) -> list[int] | None:
-    """Returns how often each spatial position is repeated, e.g. [2, 2]; None if the Resize does anything else.
+    """Returns how often each spatial position is repeated, e.g. [2, 2], or None if the Resize does anything else.
 
     The VJP of such a Resize is a sum over blocks, which is far cheaper than matrix products.
     """
@@ -186,7 +186,7 @@ def _repetitions(n: NodeView, axes: Sequence[int]) -> list[int] | None:
 
 
 def _is_unchanged(n: NodeView, axes: Sequence[int], position: int) -> bool:
-    """True if an axis is known not to be resized."""
+    """True if the axis `axes[position]` is known not to be resized."""
     # A crop moves positions even at scale 1.
     if n.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
         return False
@@ -227,7 +227,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
 
 
 def _resized_rows(op: Emitter, n: NodeView, axes: Sequence[int], position: int, rows: ir.Value) -> ir.Value:
-    """Resizes rows `[count, size of X]` to `[count, size of Y]`, in the way that the node resizes one axis."""
+    """Resizes rows `[count, size of X]` to `[count, size of Y]`, as the node resizes the axis `axes[position]`."""
     size = op.dim(n.X, axes[position])
     unit = op.const(np.ones(3, np.float32))
     here = op.const([position])
@@ -285,7 +285,7 @@ def _common_scale(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Val
 
 
 def _multiply_along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:
-    """Multiplies `ct` by a matrix along one axis."""
+    """Multiplies `ct`, of rank `rank`, by a matrix along one axis."""
     # MatMul contracts the last two axes; for an earlier axis, all axes after it are flattened.
     if axis == rank - 1:
         return op.MatMul(ct, op.Transpose(matrix, perm=[1, 0]))

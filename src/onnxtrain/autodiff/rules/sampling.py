@@ -64,7 +64,7 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _samples_on_axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Value]:
-    """Computes the positions of the samples along spatial axis `axis`, `[batch, 1, samples]`.
+    """Computes the positions of the samples along spatial axis `axis`, 0 to `rank` - 1: `[batch, 1, samples]`.
 
     Returns:
         The places of the samples, and the derivatives of their positions with respect to the grid.
@@ -103,6 +103,13 @@ def _reflected(
 ) -> tuple[ir.Value, ir.Value]:
     """Reflects positions at the borders until they lie within the image.
 
+    Args:
+        op: emitter.
+        where: positions along an axis.
+        size: number of pixels, floating point.
+        last: index of the last pixel, floating point.
+        align: True reflects at the centers of the border pixels, False at their outer edges.
+
     Returns:
         The reflected positions, and their derivatives with respect to `where`: 1 or -1.
     """
@@ -124,7 +131,7 @@ def _as(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
 
 @vjp("AffineGrid", wrt=("theta",))
 def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """VJP of grid[p] = theta · (base[p], 1), with the identity's grid as base: ct_theta = sum_p ct[p] (base[p], 1)ᵀ."""
+    """VJP of grid[p] = theta · (base[p], 1): ct_theta = sum_p ct[p] (base[p], 1)ᵀ; `base` is the identity's grid."""
     (rank,) = n.static(n.theta, [1])
     # The op itself computes the base grid, so that align_corners and the order of axes are handled.
     identity = op.const(np.eye(rank, rank + 1)[None], like=ct)

@@ -49,7 +49,7 @@ def _transform_adjoint(
         ct: cotangent of the spectrum.
         length: length of the transform, int64 [1].
         axis: axis of the transform, int64.
-        along: for a one-sided spectrum, 1 for the axis of the transform and 0 for others, int64 [rank]; otherwise None.
+        along: for a one-sided spectrum, a mask, int64 [rank], that is 1 for the axis of the transform; otherwise None.
     """
     if along is not None:
         # The other half of the spectrum is padded with zeros by Pad instead of `dft_length`: with the latter, ONNX
@@ -115,7 +115,7 @@ def _with_input_shape(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 @vjp("STFT", wrt=("signal", "window"))
 def stft(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of STFT: accumulates the cotangents of the frames, times the window, where frames overlap."""
+    """VJP of STFT: multiplies the frames' cotangents by the window, and adds them up where frames overlap."""
     # PyTorch's TorchScript exporter emits a real signal as [batch, length], without the last axis, and ONNX Runtime
     # accepts it.
     flat = n.rank(n.signal) == 2

@@ -66,7 +66,7 @@ def product_with_weight(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | No
 
 
 def viewed(tensor: ir.TensorProtocol, dtype: ir.DataType, shape: Sequence[int]) -> ir.TensorProtocol:
-    """Reinterprets the bytes of a tensor with another dtype and shape; both tensors share the file or memory."""
+    """Reinterprets the bytes of a tensor as a different dtype and shape; both tensors share the file or memory."""
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(
             tensor.location,
@@ -92,7 +92,16 @@ def _tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 def _zero_points(
     tensor: ir.TensorProtocol | None, bits: int, rows: int, blocks: int, name: str
 ) -> ir.TensorProtocol:
-    """Returns the zero points in the layout of DequantizeLinear: [N, blocks], packed without gaps."""
+    """Returns zero points in the layout of DequantizeLinear: [rows, blocks], packed without gaps.
+
+    Args:
+        tensor: zero points in the kernel's layout, in which each row begins at a new byte. None for the kernel's
+            default, the middle of the range.
+        bits: bits per zero point, 4 or 8.
+        rows: number of rows of the weight.
+        blocks: number of blocks per row.
+        name: name for the tensor.
+    """
     if tensor is None:
         # Without zero points, the codes are centered at the middle of their range.
         values = np.full((rows, blocks), 2 ** (bits - 1), np.uint8)
@@ -105,6 +114,6 @@ def _zero_points(
 
 
 def _constant(op: Emitter, name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    """Adds an initializer that is not a trainable parameter."""
+    """Adds a tensor as an initializer that is not a trainable parameter."""
     tensor.name = op.unique_name(name)
     return add_constant(op.graph, tensor)

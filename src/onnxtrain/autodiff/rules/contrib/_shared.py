@@ -1,4 +1,4 @@
-"""Helpers shared by the files of this folder: the domain, convolution attributes, an error, channel orders."""
+"""Helpers for the other files of this folder: the domain, convolution attributes, an error, channel transposes."""
 
 from __future__ import annotations
 

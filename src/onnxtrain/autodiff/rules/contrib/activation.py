@@ -69,7 +69,7 @@ def quick_gelu(op: Emitter, n: NodeView) -> ir.Value:
 
 @defbody("BiasSplitGelu", MS, "X bias", "Y")
 def bias_split_gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes BiasSplitGelu: Y = left·gelu(right), with the halves of X + bias along the last axis."""
+    """Decomposes BiasSplitGelu: Y = left·gelu(right), where left and right are the halves of X + bias."""
     left, right = op.Split(op.Add(n.X, n.bias), axis=-1, num_outputs=2, _outputs=2)
     return op.Mul(left, op.Gelu(right))
 

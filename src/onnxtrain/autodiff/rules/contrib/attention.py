@@ -121,7 +121,7 @@ def _unpacked(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _split_heads(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    """Reshapes `[batch, sequence, hidden]` to `[batch, heads, sequence, size]`."""
+    """Splits a value `[batch, sequence, hidden]` into heads: `[batch, heads, sequence, size]`."""
     result: ir.Value = op.Transpose(op.Reshape(x, [0, 0, n.attr("num_heads"), -1]), perm=[0, 2, 1, 3])
     return result
 
@@ -129,7 +129,12 @@ def _split_heads(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
 def _additive_mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Value) -> ir.Value:
     """Returns a term to add to the scores `[batch, heads, queries, keys]`: 0 for valid keys, else mask_filter_value.
 
-    A mask of rank 2 or 3 is 1 for valid keys. A mask of rank 1 holds the number of valid keys of each sequence.
+    Args:
+        op: emitter.
+        n: the node.
+        mask: of rank 1, the number of valid keys of each sequence; of rank 2 or 3, a mask that is 1 for valid keys.
+        keys: number of keys, int64 [1].
+        like: value whose dtype the term gets.
 
     Raises:
         NoGradientRule: the mask is not of rank 1, 2 or 3.
@@ -221,8 +226,9 @@ def _rotate(
 ) -> ir.Value:
     """Rotates features of `[batch, sequence, heads, size]` by the angles in the node's cos_cache and sin_cache.
 
-    The caches have one column per rotated pair of features. If `whole` is False, they may cover only the leading
-    features, as in Phi; the remaining features are not rotated.
+    The caches have one row per position and one column per rotated pair of features. If `interleaved`, neighboring
+    features form pairs; otherwise, the first half of the features is paired with the second half. If `whole` is False,
+    the caches may cover only the leading features, as in Phi; the remaining features are not rotated.
     """
     half = op.Shape(n.cos_cache, start=1)
     if not whole:
@@ -246,7 +252,7 @@ _GROUP_QUERY_INPUTS = (
     "attention_bias head_sink k_scale v_scale q_norm_weight k_norm_weight query_seqlens"
 )
 _UNSUPPORTED_INPUTS = _GROUP_QUERY_INPUTS.split()[10:]
-"""Inputs that the body does not support."""
+"""Inputs of GroupQueryAttention that its body does not support."""
 
 
 def _query_positions(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
@@ -264,10 +270,15 @@ def _query_positions(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
 
 
 def _cache_order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
-    """Returns which key goes to each position of the new cache: [batch, keys].
+    """Returns, for each position of the new cache, the index of the key to store there, [batch, keys].
 
-    Keys are indices into the concatenation of the old cache and the new keys. The old cache may have free space after
-    its valid keys. The new keys fill that space, so the order differs between sequences.
+    Indices refer to the concatenation of the old cache and the new keys. The old cache may have free space after its
+    valid keys. The new keys fill that space, so the order differs between sequences.
+
+    Args:
+        op: emitter.
+        n: a GroupQueryAttention node.
+        before: number of valid keys in the old cache, [batch, 1].
     """
     past, new = op.Shape(n.past_key, start=2, end=3), op.Shape(n.query, start=1, end=2)
     total = op.Max(past, op.Reshape(op.Cast(n.total_sequence_length, to=ir.DataType.INT64), [-1]))
@@ -279,7 +290,15 @@ def _cache_order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
 
 
 def _gather_in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir.Value:
-    """Gathers the new cache of keys or values, `[batch, heads, keys, size]`; `order` is from :func:`_cache_order`."""
+    """Returns the new cache of keys or values, `[batch, heads, keys, size]`.
+
+    Args:
+        op: emitter.
+        past: the old cache.
+        new: the new keys or values.
+        order: for each position, the index of the key or value to store there, [batch, keys]. Indices refer to the
+            concatenation of `past` and `new`.
+    """
     joined = op.Concat(past, new, axis=2)
     ends = op.Shape(joined, start=0, end=2), op.Shape(order, start=1, end=2), op.Shape(joined, start=3)
     places = op.Expand(op.Unsqueeze(order, [1, 3]), op.Concat(*ends, axis=0))
@@ -354,7 +373,7 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _is_plain(op: Emitter, n: NodeView) -> bool:
-    """True if a GroupQueryAttention is causal float32 attention without cache, window and softcap."""
+    """True if `op` can call composite ops, and n is causal float32 attention without a cache, a window or a softcap."""
     has_cache, is_float32 = n.past_key is not None, n.query.dtype == ir.DataType.FLOAT
     has_window = n.attr("local_window_size") > 0
     return bool(

@@ -110,9 +110,10 @@ def matmul_nbits(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _check_nbits(n: NodeView) -> None:
-    """Raises NoGradientRule for weights for which the rule would contradict the kernel.
+    """Raises NoGradientRule if the rule for MatMulNBits would not match the forward product of the kernel.
 
-    These are prepacked weights, bit widths other than 2, 4 and 8, and `g_idx` orders that the kernel computes wrongly.
+    This is so for prepacked weights, bit widths other than 2, 4 and 8, and `g_idx` orders that the kernel computes
+    wrongly.
     """
     bits = n.attr("bits")
     if bits not in (2, 4, 8):

@@ -32,7 +32,7 @@ def _dequantize(
 
 
 def _quantize(op: Emitter, y: ir.Value, scale: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
-    """Quantizes to the dtype of the zero point, or without a zero point to the dtype of `like`."""
+    """Quantizes y to the dtype of its zero point `zero`, or to the dtype of `like` if `zero` is None."""
     return op.QuantizeLinear(y, scale, zero if zero is not None else op.CastLike(op.const(0), like))
 
 
@@ -138,7 +138,7 @@ def dynamic_quantize_lstm(op: Emitter, n: NodeView) -> tuple[ir.Value, ...]:
 
 
 def _by_direction(op: Emitter, n: NodeView, q: ir.Value, scale: ir.Value, zero: ir.Value | None) -> ir.Value:
-    """Dequantizes weights [directions, in, out] with one scale per direction, or per direction and output."""
+    """Dequantizes weights [directions, in, out] with one scale per direction, or one per direction and output."""
     axes = [1, 2] if n.rank(scale) == 1 else [1]
     value = op.Cast(q, to=scale.dtype)
     if zero is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onnxtrain.ortmodule import ORTModule
-from ortmodule.fuzz.prelude import thread_modes
+from ortmodule.fuzz.prelude import default_dtype, deterministic, thread_modes
 
 pytestmark = [
     pytest.mark.torch,
@@ -20,16 +20,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ORTModule", "ignore:Anomaly", "ignore:TF32"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script"),  # PyTorch's own, of forward mode
 ]
-
-
-@contextlib.contextmanager
-def default_dtype() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 CONTEXTS: dict[str, Callable[[], Any]] = {
@@ -49,7 +39,8 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
     "detect_anomaly": lambda: torch.autograd.detect_anomaly(check_nan=False),
     "device": lambda: torch.device("cpu"),
     "mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
-    "default dtype": default_dtype,
+    "default dtype": lambda: default_dtype(torch.float64),
+    "deterministic": deterministic,
 }
 
 
@@ -78,6 +69,11 @@ def after_a_break(table: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     return table[i]
 
 
+def in_a_refused_graph(table: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    """ORTModule gives up while it traces `torch.cond`, inside the context."""
+    return torch.cond(table.sum() > 1e6, torch.zeros_like, torch.clone, (table,))[i]
+
+
 def in_vmap(table: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     return torch.func.vmap(lambda index: table[index])(i)
 
@@ -90,7 +86,17 @@ def in_jvp(table: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     return torch.func.jvp(lambda x: x[i], (table,), (torch.ones_like(table),))[1]
 
 
-ERRORS = [by_index, by_python, by_assert, by_check, after_a_break, in_vmap, in_grad, in_jvp]
+ERRORS = [
+    by_index,
+    by_python,
+    by_assert,
+    by_check,
+    after_a_break,
+    in_a_refused_graph,
+    in_vmap,
+    in_grad,
+    in_jvp,
+]
 
 
 class Net(torch.nn.Module):

@@ -88,6 +88,7 @@ try:
 
     # Dynamo (PyTorch 2.13) inserts this function into a graph for `with torch.no_grad()`.
     set_grad_enabled = torch._C._set_grad_enabled
+    set_deterministic_algorithms = torch._C._set_deterministic_algorithms
     # C++ guards, and the functions beneath Python context managers, whose overhead would slow down each call.
     DisableAutocast = torch._C._DisableAutocast
     DisableTorchDispatch = torch._C._DisableTorchDispatch
@@ -129,6 +130,11 @@ try:
         ),
         (torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order),
     )
+    # Their getters, with the functions that a user calls.
+    sdpa_switches: dict[Callable[[], Any], Callable[[bool], None]] = {
+        getattr(torch._C, f"_get_{kind}_sdp_enabled"): getattr(torch.backends.cuda, f"enable_{kind}_sdp")
+        for kind in ("flash", "mem_efficient", "math", "cudnn")
+    }
     # Dynamo (PyTorch 2.13) inserts this function into a graph for `tensor.data`.
     get_data = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
     saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -27,10 +28,19 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (_torch.is_fwd_grad_enabled, _torch.set_fwd_grad_enabled),
     (_torch.get_inplace_requires_grad_allowed, _torch.set_inplace_requires_grad_allowed),
     (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     (_torch.saved_tensors_hooks_error, _torch.set_saved_tensors_hooks_error),
     *_torch.sdpa_settings,
 )
 
+
+_WITHOUT_CONTEXT = {
+    torch.is_grad_enabled: _torch.set_grad_enabled,
+    torch.get_default_dtype: torch.set_default_dtype,
+    torch.get_deterministic_debug_mode: _torch.set_deterministic_algorithms,
+    **_torch.sdpa_switches,
+}
+"""Getters in `_SETTINGS`, with the functions that a captured graph calls for them, also outside `with` statements."""
 
 _MODE_SETTERS = "_?(set|enable)_|autocast_(increment|decrement)_nesting$"
 """Regular expression for the start of the names of PyTorch's functions that set modes."""
@@ -40,9 +50,11 @@ def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
     """Returns a function that runs a graph in PyTorch, and restores all modes if the graph raises.
 
     A captured graph enters and leaves `torch.no_grad`, `torch.autocast`, transforms etc. by calling functions, not in
-    `with` statements.
+    `with` statements. A mode that the graph sets only once is not restored, because no `with` statement does so.
     """
     nodes = list(_nodes(graph_module))
+    calls: Counter[Any] = Counter(node.target for node in nodes)
+    kept = [get for get, setter in _WITHOUT_CONTEXT.items() if calls[setter] == 1]
     leave = {node.name: _LEAVE[node.target] for node in nodes if node.target in _LEAVE}
     is_dual = any(node.target is _torch.enter_dual_level for node in nodes)
 
@@ -50,7 +62,7 @@ def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
         # Otherwise the first call goes through FX's `__call__`, which prints errors and drops their tracebacks.
         _torch.compile_now(graph_module)
         transforms = _torch.get_dynamic_layer_stack_depth()
-        with settings_restored_on_error():
+        with settings_restored_on_error(kept):
             try:
                 return graph_module.forward(*args)
             except BaseException as error:
@@ -109,15 +121,38 @@ def _sets_mode(node: fx.Node) -> bool:
 
 
 @contextlib.contextmanager
-def settings_restored_on_error() -> Iterator[None]:
-    """Context manager that restores the modes in :data:`_SETTINGS` if its block raises."""
+def settings_restored_on_error(kept: Collection[Callable[[], Any]] = ()) -> Iterator[None]:
+    """Context manager that restores the modes in :data:`_SETTINGS` if its block raises.
+
+    Args:
+        kept: getters of the modes that are not restored.
+    """
     before = [get() for get, _ in _SETTINGS]
     try:
         yield
     except BaseException:
         for (get, restore), value in zip(_SETTINGS, before, strict=True):
-            if get() != value:
+            if get not in kept and get() != value:
                 restore(value)
+        raise
+
+
+@contextlib.contextmanager
+def left_on_error(interpreter: fx.Interpreter) -> Iterator[None]:
+    """Context manager that leaves the modes that an interpreted graph has entered if its block raises.
+
+    Otherwise autocast would stay on, and an inference mode would end, with the gradient mode of its beginning, whenever
+    its guard is freed.
+    """
+    try:
+        yield
+    except BaseException:
+        for node, entered in reversed(list(interpreter.env.items())):
+            if node.target in _LEAVE and not any(user in interpreter.env for user in node.users):
+                _LEAVE[node.target](entered)
+        executed = Counter(node.target for node in interpreter.env)
+        if executed[_torch.enter_dual_level] > executed[_torch.exit_dual_level]:
+            _torch.exit_dual_level(level=0)
         raise
 
 

@@ -24,6 +24,7 @@ from onnxtrain.ortmodule._torch import (
     pytree,
     to_fun,
 )
+from onnxtrain.ortmodule.capture._modes import left_on_error
 from onnxtrain.ortmodule.capture._nodes import (
     CHECKPOINT_REGION,
     example_values,
@@ -194,6 +195,10 @@ class _Interpreter(fx.Interpreter):
         # `run_node` reads the base tensors of written memory after their last use in the graph.
         super().__init__(graph_module, garbage_collect_values=not (flow.hidden or flow.ended))
         self.flow = flow
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        with left_on_error(self):
+            return super().run(*args, **kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         flow = self.flow

@@ -12,6 +12,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onnxtrain.ortmodule._torch import enable_python_dispatcher
+from onnxtrain.ortmodule.capture._modes import left_on_error
 from onnxtrain.ortmodule.capture._nodes import (
     backward_functions,
     depends_on_data,
@@ -95,7 +96,8 @@ class _Rehearsal(fx.Interpreter):
         with mode, ignoring_new_symbols(self.fake_mode), torch.set_grad_enabled(torch.is_grad_enabled()):
             leaves, inputs = self._inputs()
             functions = [_grad_fn_of(value) for value in inputs]
-            returned = self.run(*inputs)
+            with left_on_error(self):
+                returned = self.run(*inputs)
             kept = [index for index, value in enumerate(inputs) if _grad_fn_of(value) is functions[index]]
             # Keyed by id, because the same tensor may be returned twice, or be an input and an output.
             results = {id(t): t for t in tensors_in([*returned, *inputs]) if t.requires_grad}

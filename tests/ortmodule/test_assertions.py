@@ -104,7 +104,6 @@ RAISING_UNUSED = (
     "view",
     "narrow",
     "split",
-    "row of a few",
     "largest of a few",
     "select",
     "select by a number",

@@ -102,9 +102,6 @@ class CompiledGraph:
             for restore, state in before:
                 restore(state)
             outputs = tuple(self._plain(*args))
-            if error.is_limit:
-                # Dynamo has removed the operator that raises in eager PyTorch, because its result is not used.
-                raise RuntimeError(f"a data-dependent size is out of range: {error}") from None
             self._announce("data-dependent size", ORTModuleTorchModelException(str(error)))
             return outputs
         # What PyTorch's operators and assertions raise. Saved-tensor hooks raise others, e.g. to stop a recomputation.

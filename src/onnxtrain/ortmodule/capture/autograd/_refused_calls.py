@@ -248,5 +248,6 @@ def _assumed_size(size: int | torch.SymInt) -> int:
         return size
     if unbacked := free_unbacked_symbols(size):
         return int(size.node.expr.subs(dict.fromkeys(unbacked, _ASSUMED_COUNT)))
-    # `int(size)` would add a guard, and each size would be captured separately.
-    return int(size.node.hint)
+    # `int(size)` would add a guard, and each size would be captured separately. A size that was data-dependent when it
+    # was computed, and turned out to equal an input's size, has no hint.
+    return _ASSUMED_COUNT if size.node.hint is None else int(size.node.hint)

@@ -8,7 +8,6 @@ number that was read from a tensor is executed by Python, between two graphs
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -130,14 +129,8 @@ def without_assumptions(graph_module: fx.GraphModule) -> fx.GraphModule:
 class AssumptionError(RuntimeError):
     """An assumption of Dynamo about data-dependent sizes does not hold: the captured graph is not valid for the call.
 
-    Attributes:
-        is_limit: True for a limit of a size, e.g. `u0 > 4`, which follows from an operator that raises otherwise. False
-            for other assumptions, e.g. that two sizes are equal, where eager PyTorch may broadcast.
+    The call may be valid: e.g. where Dynamo assumes that two sizes are equal, eager PyTorch may broadcast.
     """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.is_limit = re.search("[<>]", message) is not None
 
 
 def _assume(condition: Any, message: str) -> None:

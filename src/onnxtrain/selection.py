@@ -92,10 +92,13 @@ def set_module_scope(node: ir.Node, module: str) -> None:
 
 
 def layer_names(node: ir.Node) -> list[str]:
-    """Returns the names by which a pattern can match a layer.
+    """Returns all names of a layer that patterns are matched against, without duplicates.
 
-    They are, if known, the name of its PyTorch module, e.g. `body.bn`; the name of its scale, e.g. `body.bn.weight`, if
-    it is a BatchNormalization; and the name of its node, e.g. `/body/bn/BatchNormalization`.
+    These names are used, as far as they are known:
+
+    - the path of the layer's PyTorch module, e.g. `body.bn`;
+    - for a BatchNormalization, the module path in its scale's name and that name, e.g. `body.bn` and `body.bn.weight`;
+    - the node's name, e.g. `/body/bn/BatchNormalization`, and the module path in a name that starts with "/".
     """
     # If a pattern matches nothing, the error message shows the first name.
     names = []

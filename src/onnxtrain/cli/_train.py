@@ -47,7 +47,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
     Args:
         options: options of the command.
         given: names of the options that were given on the command line or in an options file.
-        finished: True if the run is already trained and only has to be exported.
+        finished: True to only export the run: its workers were restarted after the last epoch had been saved.
     """
     data = load_data(options.data)
     resuming = options.source.is_dir()

@@ -157,7 +157,16 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         return terms
 
     def _weight_for(self, field: str, value: npt.ArrayLike, scores: ir.Value) -> np.ndarray:
-        """Returns the weight setting `field` as an array after checking that it broadcasts to the scores."""
+        """Returns `weight` or `pos_weight` as an array, after checking that it broadcasts to the scores.
+
+        Args:
+            field: name of the field, "weight" or "pos_weight", for error messages.
+            value: value of the field.
+            scores: the scores, whose last axes the weights are aligned with.
+
+        Raises:
+            GraphBuildError: the weights are not finite numbers, or do not broadcast to the scores.
+        """
         array = numbers(self, field, value)
         # NumPy's and ONNX's broadcasting aligns the last axes; a symbolic size (None) matches any weight.
         dims = static_dims(scores) or ()

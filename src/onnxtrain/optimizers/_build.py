@@ -177,7 +177,7 @@ class _Slot:
 
     @property
     def settings(self) -> _Settings:
-        """The key by which parameters share scalars: equal if their settings, learning rates and dtypes are equal."""
+        """Optimizer, learning rate scale and dtype. Slots with equal settings share the scalars of the step."""
         return self.update.optimizer, self.update.learning_rate_scale, self.dtype
 
     @property

@@ -37,15 +37,18 @@ PROFILES: Mapping[str, HostProfile] = {
 
 
 def suit_hosts(model: ir.Model, profile: str, role: str) -> ir.Model:
-    """Rewrites a finished model for the hosts of a profile.
+    """Adapts a finished model to the ONNX Runtime builds that a host profile targets, e.g. for browsers and phones.
 
     Args:
         model: the model; may be modified.
-        profile: name of the profile, e.g. "portable".
+        profile: name of the profile, a key of :data:`PROFILES`. "default" leaves the model unchanged.
         role: role of the model, for error messages, e.g. "eval_model".
 
+    Returns:
+        The adapted model.
+
     Raises:
-        GraphBuildError: some nodes cannot be rewritten.
+        GraphBuildError: the adapted model has nodes that some of these builds cannot run, or run differently.
     """
     model = PROFILES[profile].rewrite(model)
     obstacles = PROFILES[profile].obstacles(model)

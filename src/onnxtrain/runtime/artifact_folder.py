@@ -57,7 +57,8 @@ def own_file(directory: Path, name: str) -> Path:
         name: name in the directory, e.g. "checkpoint".
 
     Raises:
-        CheckpointError: it is a symbolic link that points outside the directory, or is a directory, a pipe or a device.
+        CheckpointError: the file is a symbolic link that points outside the directory, or is a directory, a pipe or a
+            device.
     """
     path = directory / name
     if path.is_symlink() and not path.resolve().is_relative_to(directory.resolve()):

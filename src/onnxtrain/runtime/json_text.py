@@ -35,7 +35,8 @@ def list_of_texts(value: object, what: str) -> list[str]:
     """Checks that `value` is a list of distinct strings, and returns it.
 
     Raises:
-        ValueError: it is not such a list. The message begins with `what`, e.g. "the moments".
+        ValueError: `value` is not a list of strings, or has duplicates. The message begins with `what`, e.g. "the
+            moments".
     """
     if (
         not isinstance(value, list)
@@ -47,10 +48,14 @@ def list_of_texts(value: object, what: str) -> list[str]:
 
 
 def sizes(value: object, what: str) -> tuple[int, ...]:
-    """Checks that `value` is a list of sizes, e.g. [4, 8], and returns it as a tuple.
+    """Checks that `value` is a list of tensor sizes, e.g. [4, 8], and returns it as a tuple.
+
+    Args:
+        value: the parsed JSON value of a shape.
+        what: name of the tensor for the error message, e.g. "'fc.weight'".
 
     Raises:
-        ValueError: it is not such a list. The message contains `what`, the tensor's name, e.g. "'fc.weight'".
+        ValueError: `value` is not a list of non-negative integers below 2^63.
     """
     # `type`, because True is an integer for isinstance. Sizes of an OrtValue are int64.
     if not isinstance(value, list) or not all(type(d) is int and 0 <= d < 2**63 for d in value):

@@ -92,8 +92,13 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
 def _optional(kind: type, value: Any, what: str) -> Any:
     """Checks that `value` is None or exactly of type `kind`, and returns it.
 
+    Args:
+        kind: the type, e.g. int. Instances of subclasses, such as True for int, are rejected.
+        value: the parsed JSON value.
+        what: beginning of the error message, e.g. "ignore_index".
+
     Raises:
-        ValueError: it has a different type. The message begins with `what`, e.g. "ignore_index".
+        ValueError: `value` has a different type.
     """
     # Exactly, because True is an integer for isinstance.
     if value is not None and type(value) is not kind:
@@ -102,7 +107,7 @@ def _optional(kind: type, value: Any, what: str) -> Any:
 
 
 def _count(value: Any) -> int | None:
-    """Checks a number of classes (None if unknown), and returns it. Raises ValueError if it is out of range."""
+    """Checks a number of classes (None if unknown), and returns it. Raises ValueError if the number is out of range."""
     count: int | None = _optional(int, value, "the number of classes")
     # Weights and names of classes take memory for each class.
     if count is not None and not 0 <= count <= _MOST_CLASSES:

@@ -301,7 +301,7 @@ def dropout(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _to_float32(op: Emitter, *values: ir.Value) -> list[ir.Value]:
-    """Casts all values to float32 if any of them is half precision, whose precision is too low for sums."""
+    """Casts all values to float32 if any of them is float16 or bfloat16, because sums need more precision."""
     if not any(value.dtype in _NARROW for value in values):
         return list(values)
     return [v if v.dtype == ir.DataType.FLOAT else op.Cast(v, to=ir.DataType.FLOAT) for v in values]

@@ -372,11 +372,11 @@ class _GraphCompiler:
 
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
-    """Context manager that turns errors in describing or tracing a graph into a fallback to PyTorch.
+    """Context manager that turns errors in describing or tracing a graph into exceptions that trigger the fallback.
 
     Raises:
-        RefusedByPyTorch: it was raised in the `with` block; re-raised unchanged.
-        ORTModuleTorchModelException: any other exception was raised in the `with` block.
+        RefusedByPyTorch: raised by the `with` block; re-raised unchanged, so that there is no fallback.
+        ORTModuleTorchModelException: the `with` block raised any other exception.
     """
     try:
         yield

@@ -257,9 +257,9 @@ def building() -> Iterator[None]:
     """Context manager that turns errors in lowering, differentiation or session creation into fallbacks to PyTorch.
 
     Raises:
-        ORTModuleFallbackException: it was raised in the `with` block; re-raised unchanged.
-        ORTModuleONNXModelException: any other exception was raised in the `with` block; the message is the reason for
-            the fallback.
+        ORTModuleFallbackException: raised by the `with` block; re-raised unchanged.
+        ORTModuleONNXModelException: the `with` block raised any other exception. The message is the reason for the
+            fallback.
     """
     try:
         yield

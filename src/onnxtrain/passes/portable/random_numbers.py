@@ -94,7 +94,7 @@ class _Numbers:
         self._write, self._squares = WriterBefore(node), Squares(node)
 
     def replace(self) -> None:
-        """Replaces the random op, in place."""
+        """Replaces the random op with Squares-based ops and a Cast to its output dtype, in place."""
         drawn = {
             "RandomUniform": self._uniform,
             "RandomUniformLike": self._uniform,

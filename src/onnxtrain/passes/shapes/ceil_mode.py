@@ -63,7 +63,7 @@ class CeilModePass(ir.passes.InPlacePass):
     with count_include_pad. All agree for ceil_mode=0. The rewrite is exact, also for symbolic sizes.
 
     Dilated windows may need as much padding as the kernel size, which ONNX Runtime rejects. In that case, the pooling
-    keeps ceil_mode, and a Slice removes the windows that do not count.
+    keeps ceil_mode, and a Slice removes the windows that start in the end padding.
     """
 
     def __init__(self, *, keep_sizes: bool = False) -> None:
@@ -166,13 +166,14 @@ def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
 
 
 def _cut_after(node: ir.Node, source: ir.Value | None, axes: Sequence[_Axis]) -> None:
-    """Slices each output of a pooling op to the valid windows, whose number is computed at run time.
+    """Appends a Slice to each output of a pooling op, to remove windows that start in the end padding.
 
-    Floor mode with padding `longest` has (size + begin + longest - extent) // stride + 1 windows.
+    The number of remaining windows per axis is computed at run time: (size + begin + longest - extent) // stride + 1,
+    as in floor mode with an end padding of :attr:`_Axis.longest`.
 
     Args:
-        node: the pooling op.
-        source: the input whose sizes are used.
+        node: the pooling op, which keeps ceil_mode=1.
+        source: the input before any added Pad; its sizes are read at run time.
         axes: the spatial axes.
     """
     node.metadata_props[_SLICED] = "cut"

@@ -73,7 +73,16 @@ def _intended_sizes(node: ir.Node) -> tuple[list[int], list[int]]:
 
 
 def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
-    """Replaces the scales of a Resize with the next larger ones or, in mode `nearest`, with sizes."""
+    """Changes a Resize so that onnx and ONNX Runtime compute the same output sizes.
+
+    Rounds the scales of `axes` up to the next float32. In mode `nearest`, replaces the input `scales` with the input
+    `sizes` instead.
+
+    Args:
+        node: the Resize.
+        axes: the resized axes.
+        sizes: the intended size of each of these axes.
+    """
     scales = node.inputs[2]
     assert scales is not None
     assert scales.const_value is not None

@@ -91,7 +91,7 @@ class IndexedSource(ABC):
         """Does nothing: samples can be read in any order."""
 
     def mark(self) -> None:
-        """Returns None: the order of the samples depends only on the seed."""
+        """Returns None: the sample order depends only on the seed and the epoch, so :meth:`begin` needs no state."""
         return
 
     def take(self, samples: Array) -> Self:

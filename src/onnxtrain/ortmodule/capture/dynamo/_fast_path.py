@@ -1,4 +1,4 @@
-"""Disables PyTorch's fused inference kernels of Transformer layers, which have no counterpart in ONNX."""
+"""Disables PyTorch's fused inference kernels for Transformer layers, which have no counterpart in ONNX."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _WithoutFastPath:
 
 
 def _disable() -> Callable[[], None]:
-    """Disables PyTorch's fused kernels of Transformer layers, process-wide; returns the undo function."""
+    """Disables PyTorch's fused inference kernels for Transformer layers, process-wide; returns the undo function."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     return lambda: torch.backends.mha.set_fastpath_enabled(before)

@@ -30,7 +30,7 @@ class _Factor:
 
     @property
     def source(self) -> _Factor:
-        """The same factor with Transpose nodes removed: `value` is their input, and `transposed` replaces them."""
+        """An equal factor without Transpose nodes: each Transpose removed before `value` flips `transposed`."""
         node = self.value.producer()
         if node is None or (node.op_type, node.domain) != ("Transpose", "") or node.inputs[0] is None:
             return self

@@ -30,8 +30,9 @@ class RowRead:
         node: Gather, GatherND, or Slice along one axis.
         source: the outer tensor.
         axis: axis along which rows are read; 0 for GatherND.
-        count: number of rows (for GatherND: of slices) that are read. A Slice reads fewer at the ends of the tensor.
-        depth: number of leading axes of `source` that each index selects from; may exceed 1 only for GatherND.
+        count: number of rows, or of slices for GatherND, read per iteration. A Slice that extends past an end of the
+            tensor reads fewer.
+        depth: number of leading axes of `source` that an index selects from; may exceed 1 only for GatherND.
     """
 
     node: ir.Node
@@ -118,7 +119,7 @@ class RowRead:
         return _rows(op, ct, self.count, op.shape_of(self.source), kept, dims)
 
     def _stack_of_slice(self, op: Emitter, ct: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Implements :meth:`stack` for a Slice. The index of rows past the end is the size of the axis."""
+        """Implements :meth:`stack` for a Slice. Rows that it did not read get the size of the axis as their index."""
         start, end = op.Reshape(self.node.inputs[1], [1]), op.dim(self.source, self.axis)
         start = op.Cast(start, to=ir.DataType.INT64)
         start = op.Where(op.Less(start, 0), op.Add(start, end), start)
@@ -137,10 +138,10 @@ class RowRead:
 
 
 def row_reads(op: Emitter, nodes: Iterable[ir.Node], sources: Collection[ir.Value]) -> list[RowRead]:
-    """Returns the nodes of a loop body that read rows of outer tensors at computed positions.
+    """Returns a RowRead for each node of a loop body that reads rows of outer tensors at computed positions.
 
-    Skips nodes that read more than a quarter of a tensor: stacking the rows would need too much memory for the time
-    that it saves.
+    Skips nodes that read more than a small part of a tensor (see `_is_small`): stacking the rows would need too much
+    memory for the time that it saves.
 
     Args:
         op: emitter of the loop's body.

@@ -275,7 +275,11 @@ class Lowering:
     def with_slopes(
         self, y: ir.Value, a: ir.Value, slope_a: ir.Value, b: ir.Value, slope_b: ir.Value
     ) -> ir.Value:
-        """Like `with_slope`, for an elementwise function `y` of two values `a` and `b`."""
+        """Returns `y`, an elementwise function of `a` and `b`, with its two gradients replaced.
+
+        The gradient with respect to `a` is the cotangent times `slope_a`, and with respect to `b`, times `slope_b`.
+        Each is summed over the axes along which its operand is broadcast.
+        """
         return self._shaped_like(y, self.op.call(functions.with_slopes, y, a, slope_a, b, slope_b))
 
     @staticmethod

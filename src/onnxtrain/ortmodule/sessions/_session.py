@@ -194,7 +194,7 @@ class Session:
         """Runs the model; returns its outputs in the order of the graph.
 
         Args:
-            values: the inputs: tensors, and OrtValues that `run_keeping` of another session has returned.
+            values: the inputs: tensors, and OrtValues returned by `run_keeping` of another session.
             trusted: True if a tensor at the address of an earlier tensor is known to have the same shape and dtype.
         """
         if not self._outputs:
@@ -253,7 +253,7 @@ class Session:
 
 
 def is_of_onnxruntime(error: BaseException) -> bool:
-    """True if ONNX Runtime raised an error."""
+    """True if `error` is an instance of one of ONNX Runtime's exception classes."""
     # ONNX Runtime's exception classes have no common base class.
     return type(error).__module__.startswith("onnxruntime")
 

@@ -164,13 +164,15 @@ def _restore_identities(model: ir.Model) -> None:
 
 
 def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
-    """Adds the missing parameters of PyTorch operations.
+    """Restores the parameters that the Dynamo exporter merged into equal parameters of other operations.
 
-    Their values are the values of the parameters that the exported nodes read instead.
+    An exported node whose PyTorch operation uses a missing parameter (:meth:`TorchSignature.merged`) reads the equal
+    parameter of another operation. That input is replaced by an initializer with the same value, named after the
+    missing parameter.
     """
     for nodes, missing in tuple(signature.merged()):
         names_read = set(signature.read(nodes[0]))
-        # Inputs that are a parameter which the PyTorch operation does not use: node, index, name.
+        # Shared inputs that are parameters of other PyTorch operations: (node, index, name).
         foreign = [
             (node, index, origins[0])
             for node, index, value in _operands(nodes)

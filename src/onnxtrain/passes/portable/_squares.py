@@ -39,7 +39,7 @@ class Squares:
     def key(self, source: ir.Value) -> ir.Value:
         """Emits the key of one run of the model, an odd int64 scalar: a hash of `source`, [seed, step, run]."""
         terms = self._write("Mul", source, list(_FACTORS))
-        # Not by ReduceSum, which adds int64 in floating point (ONNX Runtime 1.32) and so loses the lower bits.
+        # ReduceSum would add int64 in floating point (ONNX Runtime 1.32) and lose the lower bits.
         first, *others = (self._write("Gather", terms, place) for place in range(len(HOLDS)))
         counter = functools.reduce(lambda total, term: self._write("Add", total, term), others, first)
         mixed, y = self._rounds(counter, self._write("Identity", _KEY))
@@ -59,7 +59,13 @@ class Squares:
         return self._signed(self._shifted(mixed, "RIGHT"))
 
     def _rounds(self, counters: ir.Value, key: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Emits four rounds of squaring. Returns the sum of the last round, and counters * key."""
+        """Emits the first four rounds of the Squares generator.
+
+        Each round squares x, adds y = counters * key or y + key, and swaps the halves of the result.
+
+        Returns:
+            x after the fourth round, with its halves not yet swapped, and y.
+        """
         y = self._write("Mul", counters, key)
         z = self._write("Add", y, key)
         x = self._square_plus(y, y)

@@ -211,9 +211,9 @@ class _Callback:
                 with dynamo_config.patch(_DATA_DEPENDENT | _PYTHON_ASSERTS), missing_fakes():
                     return self._attempt(*args, **kwargs)
         except InternalTorchDynamoError:
-            # Dynamo (PyTorch 2.13) fails for a data-dependent size that nothing uses, as of `x[mask, index]`, for one
-            # that moves to another axis in place, and at Python functions that require a number, e.g.
-            # `itertools.repeat(x, count)`.
+            # Dynamo (PyTorch 2.13) fails for an unused data-dependent size, e.g. of `x[mask, index]`, for a
+            # data-dependent size that moves to another axis in place, and for Python functions that require a number,
+            # e.g. `itertools.repeat(x, count)`.
             pass
         except GuardOnDataDependentSymNode:
             # Python branches on a data-dependent number in a way for which Dynamo (PyTorch 2.13) doesn't break the
@@ -239,11 +239,12 @@ def _without_advice() -> Any:
 
 
 def _inline_layers() -> None:
-    """Lets Dynamo capture the `forward` of PyTorch's own modules, for the rest of the process.
+    """Lets Dynamo capture PyTorch's own layers when no captured function calls them, for the rest of the process.
 
-    By default Dynamo captures them only as part of a caller. After a graph break inside a Sequential, its layers would
-    run in PyTorch, without a warning, and so would a Sequential by itself. The setting is never undone: Dynamo would
-    forever skip a layer that other compiled code has skipped once.
+    By default Dynamo (PyTorch 2.13) captures the `forward` of such a layer only by inlining it into a captured caller.
+    A Sequential that is called directly, and the layers of a Sequential with a graph break, run in PyTorch, without a
+    warning. The setting stays on after the capture: if it were switched off and other compiled code called a layer,
+    Dynamo would mark the layer's code as skipped, and ORTModule could no longer capture it.
     """
     base = Path(inspect.getfile(torch.nn.Module))  # contains the code that calls hooks, and no layer
     layers = [path.as_posix() for path in base.parent.glob("*.py") if path.name != base.name]

@@ -28,14 +28,18 @@ _SUFFIXES = {"bfloat16": _NARROW, "float16": ir.DataType.FLOAT16}
 
 
 class Bfloat16ProductPass(ir.passes.InPlacePass):
-    """Rewrites MatMul, Gemm and convolution functions in float32 to round their factors to bfloat16.
+    """Replaces float32 matrix products and convolutions with composite ops that round their factors to bfloat16.
 
-    A Transpose or a rounding of a factor becomes part of the product. Run this pass last: other passes don't recognize
-    these functions, which have no gradient rules.
+    Rewrites MatMul, Gemm, and the composite ops for convolutions and their gradients, except depthwise convolutions.
+    The new ops read a factor from before a cast to bfloat16 and back, because they round it anyway. In matrix products,
+    a Transpose of a factor becomes an attribute of the new op if the last axis stays one of the last two.
+
+    Run this pass after :class:`NativeOpsPass`, which emits the composite ops for convolutions. The new ops have no
+    gradient rules, and passes that match MatMul or Gemm don't match them.
 
     Args:
-        of_rounded: True to rewrite only products whose factors were bfloat16 before :func:`widen_narrow_floats`.
-            Their results don't change.
+        of_rounded: True to rewrite only products whose factors were cast from bfloat16, e.g. by
+            :func:`widen_narrow_floats`, so that rounding them again changes nothing.
     """
 
     def __init__(self, *, of_rounded: bool = False) -> None:
@@ -111,7 +115,7 @@ The other inputs are a bias, or only provide a shape.
 def _factors(node: ir.Node) -> Sequence[int]:
     """Returns the indices of the inputs to round to bfloat16: the factors of a matrix product or convolution.
 
-    Returns no indices for other nodes and for depthwise convolutions.
+    Returns no indices for other nodes, and for convolutions that are depthwise or whose weight has an unknown rank.
     """
     if node.domain == "":
         return (0, 1) if node.op_type in PRODUCTS else ()

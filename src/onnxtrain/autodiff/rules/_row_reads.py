@@ -119,7 +119,11 @@ class RowRead:
         return _rows(op, ct, self.count, op.shape_of(self.source), kept, dims)
 
     def _stack_of_slice(self, op: Emitter, ct: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Implements :meth:`stack` for a Slice. Rows that it did not read get the size of the axis as their index."""
+        """Returns the scan outputs of a Slice, padded to :attr:`count` rows.
+
+        A Slice that crosses an end of the tensor reads fewer rows. The padding consists of zero cotangents whose index
+        is the size of the axis; :meth:`scatter` discards this extra row.
+        """
         start, end = op.Reshape(self.node.inputs[1], [1]), op.dim(self.source, self.axis)
         start = op.Cast(start, to=ir.DataType.INT64)
         start = op.Where(op.Less(start, 0), op.Add(start, end), start)

@@ -1,4 +1,4 @@
-"""Turns the loop over bags that PyTorch exports for EmbeddingBag into one ScatterND."""
+"""Replaces the Loop that PyTorch exports for EmbeddingBag, with one iteration per bag, with a single ScatterND."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from onnxtrain.passes.tidy.replace_value import WriterBefore, stand_in
 
 
 class EmbeddingBagLoopPass(ir.passes.InPlacePass):
-    """Turns a Loop whose iteration b reduces `rows[offsets[b] : offsets[b + 1]]` to one row into a ScatterND.
+    """Replaces the Loop that PyTorch exports for `EmbeddingBag` with a single ScatterND.
 
-    torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for `EmbeddingBag`, in the modes sum, mean and max,
-    with a branch for empty bags. The loop's gradient adds up a cotangent of all rows for each bag, which takes time
-    quadratic in the number of bags; in mode mean, ONNX Runtime (1.32) crashes when it loads this gradient. Offsets must
-    ascend, as PyTorch requires. Expects inferred shapes, and scan outputs in place of sequences.
+    torch.onnx.export (PyTorch 2.13, `dynamo=True`) writes this loop for the modes "sum", "mean" and "max". Iteration b
+    reduces bag b, `rows[offsets[b] : offsets[b + 1]]`, to one row, which is zero if the bag is empty.
+
+    The loop's gradient adds a cotangent of all rows in every iteration, which takes time quadratic in the number of
+    bags. For "mean", ONNX Runtime (1.32) also crashes when it loads this gradient.
+
+    The offsets must be in ascending order, as PyTorch requires. Shapes must be inferred, and the loop must return its
+    rows as a scan output, not as a sequence.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -34,7 +38,7 @@ class EmbeddingBagLoopPass(ir.passes.InPlacePass):
 
 @dataclass(frozen=True)
 class _Bags:
-    """Inputs of a loop over bags.
+    """Inputs and reduction of a Loop that PyTorch exported for `EmbeddingBag`.
 
     Attributes:
         rows: the rows of all bags, concatenated: [rows, width].
@@ -50,7 +54,11 @@ class _Bags:
 
 
 def _match(loop: ir.Node) -> _Bags | None:
-    """Returns the inputs of a loop over bags, or None for other loops."""
+    """Matches a Loop that PyTorch exported for `EmbeddingBag`.
+
+    Returns:
+        The loop's inputs and reduction; None for other loops.
+    """
     body = loop.attributes["body"].as_graph()
     if len(loop.inputs) != 3 or len(loop.outputs) != 2 or loop.inputs[0] is not None:
         return None
@@ -94,7 +102,7 @@ def _match(loop: ir.Node) -> _Bags | None:
 
 
 def _rewrite(loop: ir.Node, bags: _Bags) -> None:
-    """Replaces a loop over bags, whose result is [bags, 1, width], with a ScatterND."""
+    """Replaces the loop, whose result is [bags, 1, width], with a ScatterND."""
     write = WriterBefore(loop)
     size, count = write.size(bags.rows, 0), write("Reshape", bags.count, [1])
     # The number of offsets up to each row is the index of its bag, counted from 1. Rows before the first offset are

@@ -21,7 +21,7 @@ from onnxtrain.passes.tidy.fold_constants import run_node
 from onnxtrain.passes.tidy.replace_value import write_before
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
-# Maximum number of elements of integer tensors whose content is tracked. Shapes are small; larger tensors are data.
+# Maximum number of elements of tensors whose content is tracked. Shapes are small; larger tensors are data.
 _MAX_VALUES = 64
 
 
@@ -62,7 +62,7 @@ def free_batch(model: ir.Model, batch: int, name: str) -> None:
 
 
 class DynamicBatchPass(ir.passes.InPlacePass):
-    """Rewrites ops that hard-code the batch size. Expects a symbolic axis 0 of the inputs: see :func:`free_batch`.
+    """Rewrites ops that hard-code the batch size. Axis 0 of the inputs must be symbolic: see :func:`free_batch`.
 
     The result supports any batch size if the model treats samples independently, which the caller must check.
     """
@@ -101,7 +101,7 @@ class _Walk:
         # Dimensions by value name, at the exported and at the trial batch size; None if inference fails.
         self._before = static_dims_at(model, batch)
         self._after: dict[str, Dims | None] = {}
-        # Small integer tensors that depend on the batch, at the trial batch size, e.g. computed shapes.
+        # Content of small tensors that are computed from shapes, at the trial batch size.
         self._values: dict[str, np.ndarray] = {}
         # For values whose batch axis is merged with others, [T·batch, ...]: T, the product of the outer axes.
         self._inside: dict[str, int] = {}
@@ -185,7 +185,7 @@ class _Walk:
             node.replace_input_with(3, self._shape(node, node.inputs[0], sizes[1:].tolist()))
 
     def _rewrite_concat(self, node: ir.Node) -> None:
-        """Replaces constants with an equal row per sample, e.g. class tokens, with one row expanded at run time."""
+        """Replaces each constant that repeats one row per sample, e.g. a class token, with an Expand of that row."""
         # Along the batch axis, any number of rows may be appended.
         if node.attributes.get_int("axis", 0) == 0:
             return
@@ -363,9 +363,12 @@ class _Walk:
         return {name: type_.tensor_type for name, type_ in result.items()}
 
     def _value(self, value: ir.Value) -> np.ndarray | None:
-        """Returns the content of a small constant, or of a small integer tensor at the trial batch size.
+        """Returns the elements of a small tensor that is constant or computed from shapes.
 
-        Returns None for other values.
+        If they depend on the batch size, e.g. in the target shape of a Reshape, they are computed for the trial size.
+
+        Returns:
+            The elements; None if the tensor has more than `_MAX_VALUES` elements, or depends on other data.
         """
         tensor = value.const_value
         if tensor is not None:
@@ -373,7 +376,10 @@ class _Walk:
         return self._values.get(str(value.name))
 
     def _follow_values(self, node: ir.Node) -> None:
-        """Computes small integer tensors that depend on the batch, e.g. the target shape of a Reshape."""
+        """Computes a node's outputs for the trial batch size if they are small and derived from shapes.
+
+        An example is the target shape of a Reshape.
+        """
         # onnx's data propagation is not available: `infer_node_outputs` infers the shapes of a single node.
         if node.op_type == "Shape" and node.inputs[0] is not None:
             dims = self._after.get(str(node.inputs[0].name))

@@ -118,7 +118,13 @@ def _assert(condition: Any, message: str) -> None:
 
 
 def without_assumptions(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Removes the assumptions from a graph that runs in PyTorch, whose operators check sizes; returns the graph."""
+    """Removes Dynamo's assumptions about data-dependent sizes from a graph that PyTorch runs, in place.
+
+    PyTorch's operators check the sizes themselves.
+
+    Returns:
+        The same graph.
+    """
     for node in graph_module.graph.find_nodes(op="call_function", target=_assume):
         graph_module.graph.erase_node(node)
     erase_nodes_of_assumptions(graph_module.graph)

@@ -112,7 +112,7 @@ def _inserted(before: fx.Node, make: Callable[[], fx.Proxy]) -> fx.Node:
 
 
 def erase_nodes_of_assumptions(graph: fx.Graph) -> None:
-    """Removes the nodes that compute the conditions of assumptions, whose users must be gone."""
+    """Removes the nodes that compute the conditions of assumptions. The assumptions must be removed first."""
     for node in reversed(graph.nodes):
         if _OF_ASSUMPTION in node.meta:
             graph.erase_node(node)

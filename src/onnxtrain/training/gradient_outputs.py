@@ -45,8 +45,8 @@ def _keep_rows(
 ) -> dict[str, str]:
     """Replaces dense embedding gradients `[n, *rest]` with sparse gradients: the gathered rows `[reads, *rest]`.
 
-    For each table, an output with the row indices is appended. The nodes of the dense gradients become dead; a later
-    pass removes them.
+    `reads` is the number of lookups in a batch: a row that is looked up twice appears twice. For each table, an output
+    with the row indices is appended. The nodes of the dense gradients become dead; a later pass removes them.
 
     Args:
         model: a training model.

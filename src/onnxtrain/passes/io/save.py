@@ -257,7 +257,7 @@ def _with_tensors_in(
 
 
 def _storage(tensor: ir.TensorProtocol) -> Hashable:
-    """Returns a key that is equal for tensors that share the same storage."""
+    """Returns a key that is equal for tensors that occupy the same bytes, in memory or in a file."""
     if isinstance(tensor, ir.ExternalTensor):
         return str(tensor.path), tensor.offset, tensor.length
     # Views of one array, e.g. the bytes of int4 weights as MatMulNBits and as DequantizeLinear reads them.

@@ -82,9 +82,9 @@ class TorchSignature:
     def merged(self) -> Iterator[tuple[list[ir.Node], list[str]]]:
         """Yields the nodes and missing names of each PyTorch operation that uses parameters missing from the graph.
 
-        For tied parameters, the exporter keeps the last name; for deduplicated equal tensors, the first. Tied
-        parameters must not count as missing: a name is missing only if it follows every name that the nodes use
-        instead.
+        The exporter keeps the last name of tied parameters, but the first name of separate parameters with equal
+        values. Tied parameters must not count as missing: an absent name does only if the module lists it after all
+        names that the nodes use instead.
         """
         graph = self._model.graph
         present = {

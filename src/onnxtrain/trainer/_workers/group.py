@@ -205,7 +205,11 @@ class WorkerGroup(Workers):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Context manager for code that only this worker runs, e.g. a callback; no collective calls are allowed."""
+        """Context manager for code that only this worker runs, e.g. a callback.
+
+        In the block, methods such as :meth:`total` make no collective calls, in which the other workers would have to
+        take part. Only :meth:`saving` may make some: the other workers take part in it through :meth:`serve`.
+        """
         before, self._by_itself = self._by_itself, True
         try:
             yield

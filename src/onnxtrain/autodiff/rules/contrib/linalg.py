@@ -22,7 +22,8 @@ from onnxtrain.passes.parameters.block_order import fault_of_order
 def fused_matmul(op: Emitter, n: NodeView) -> ir.Value:
     """Decomposes FusedMatMul: Y = alpha·A'·B'.
 
-    A' is A, transposed if transA=1; with transBatchA=1, A has the layout [M, *batch, K]. Likewise for B.
+    A has the layout [*batch, M, K], or [*batch, K, M] if transA=1; transBatchA=1 moves the batch axes between the two
+    matrix axes: [M, *batch, K] or [K, *batch, M]. A' is [*batch, M, K] in all cases. Likewise for B.
     """
     return _product(op, n, *((n.attr(f"trans{side}"), n.attr(f"transBatch{side}")) for side in "AB"))
 

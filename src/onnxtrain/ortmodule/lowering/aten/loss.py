@@ -157,7 +157,11 @@ def multi_margin_loss(
     weight: ir.Value | None = None,
     reduction: int = 1,
 ) -> ir.Value:
-    """Lowers the sum over classes i other than the target t of weight[t] max(0, margin - x_t + x_i)^p / classes."""
+    """Lowers multi_margin_loss, for inputs [*batch, classes] and target classes t.
+
+    The loss of a sample is the sum of weight[t]·max(0, margin - x_t + x_i)^p over all classes i other than t, divided
+    by the number of classes.
+    """
     op = low.op
     axis = low.fake(0).dim() - 1
     if low.fake(1).dim() == 0:

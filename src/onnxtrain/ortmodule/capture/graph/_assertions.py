@@ -16,8 +16,8 @@ from torch import fx
 
 from onnxtrain.ortmodule._torch import assert_async, assert_scalar, torch_check
 from onnxtrain.ortmodule.capture.graph._assumptions import (
+    OF_ASSUMPTION,
     computed_from_tensors,
-    erase_nodes_of_assumptions,
     index_in_range,
 )
 from onnxtrain.ortmodule.capture.graph._python_numbers import check_numbers, evaluate
@@ -64,7 +64,8 @@ def _insert_assumption(node: fx.Node, condition: fx.Node | None, text: str) -> N
     """Inserts an assumption before a node, unless its condition is None."""
     if condition is not None:
         with node.graph.inserting_before(node):
-            node.graph.call_function(_assume, (condition, f"expected {text}"))
+            assumption = node.graph.call_function(_assume, (condition, f"expected {text}"))
+        assumption.meta[OF_ASSUMPTION] = True
 
 
 # Dynamo (PyTorch 2.13) inserts these messages if the user gave none.
@@ -125,10 +126,11 @@ def without_assumptions(graph_module: fx.GraphModule) -> fx.GraphModule:
     Returns:
         The same graph.
     """
-    for node in graph_module.graph.find_nodes(op="call_function", target=_assume):
+    nodes = [node for node in graph_module.graph.nodes if OF_ASSUMPTION in node.meta]
+    for node in reversed(nodes):
         graph_module.graph.erase_node(node)
-    erase_nodes_of_assumptions(graph_module.graph)
-    graph_module.recompile()
+    if nodes:
+        graph_module.recompile()
     return graph_module
 
 

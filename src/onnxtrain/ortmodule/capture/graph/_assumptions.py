@@ -44,8 +44,8 @@ _FOR_TENSORS: dict[Any, Callable[..., Any]] = {
 """Functions of symbolic numbers, with the same functions of tensors."""
 
 
-_OF_ASSUMPTION = "onnxtrain.assumption"
-"""Key in the metadata of nodes that compute the condition of an assumption."""
+OF_ASSUMPTION = "onnxtrain.assumption"
+"""Key in the metadata of the nodes of an assumption, which a graph that PyTorch runs does not need."""
 
 
 def computed_from_tensors(condition: Any) -> fx.Node | None:
@@ -79,7 +79,10 @@ def index_in_range(node: fx.Node) -> fx.Node | None:
         return None
     args: tuple[Any, ...] = node.args
     x, dim, index = args
-    size = x.meta["example_value"].shape[dim]
+    tensor = x.meta.get("example_value") if isinstance(x, fx.Node) else None
+    if not isinstance(tensor, torch.Tensor):
+        return None
+    size = tensor.shape[dim]
     number = index.meta["example_value"] if isinstance(index, fx.Node) else index
     if not depends_on_data(size) and not depends_on_data(number):
         return None
@@ -107,15 +110,8 @@ def _inserted(before: fx.Node, make: Callable[[], fx.Proxy]) -> fx.Node:
         for node in graph.nodes:
             if node not in known:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
-                node.meta |= {"example_value": node.target(*args, **kwargs), _OF_ASSUMPTION: True}
+                node.meta |= {"example_value": node.target(*args, **kwargs), OF_ASSUMPTION: True}
     return last
-
-
-def erase_nodes_of_assumptions(graph: fx.Graph) -> None:
-    """Removes the nodes that compute the conditions of assumptions. The assumptions must be removed first."""
-    for node in reversed(graph.nodes):
-        if _OF_ASSUMPTION in node.meta:
-            graph.erase_node(node)
 
 
 def _is_computable(node: fx.Node) -> bool:

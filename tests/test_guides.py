@@ -50,7 +50,8 @@ def check_tabular_data(names: dict[str, Any]) -> None:
 def check_text_classification(names: dict[str, Any]) -> None:
     found = names["trainer"].evaluate(names["unseen"])
     assert found["f1"] == pytest.approx(names["f1"], rel=1e-9)
-    assert found["auroc"] == pytest.approx(names["auroc"], rel=1e-9)
+    # Scores that are almost equal may be ordered differently; each such pair counts 1 / (500 * 500).
+    assert found["auroc"] == pytest.approx(names["auroc"], abs=2e-5)
     assert names["history"]["val_f1"][-1] == pytest.approx(names["f1"], rel=1e-9)
     assert names["f1"] > 0.8
     assert len({batch[0].shape[1] for batch in names["unseen"]}) > 1  # padded to different lengths

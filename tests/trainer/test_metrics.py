@@ -192,7 +192,7 @@ def test_scores_of_many_classes_match_scikit_learn(ignored: bool, axis: int) -> 
 def test_scores_of_two_classes_match_scikit_learn() -> None:
     model, x = linear(2)
     trainer = Trainer(model, "cross_entropy", metrics=[*NAMES, "auroc", "top1_accuracy"])
-    prediction = trainer.predict(x)
+    prediction = trainer.predict(x).astype(np.float64)
     guess = prediction.argmax(axis=1)
     y = np.where(np.random.default_rng(1).random(len(x)) < 0.3, 1 - guess, guess)
     expected = rates(y, guess, "binary") | {

@@ -30,7 +30,7 @@ class Words:
         return f"Resume {where}with Trainer.resume('{directory}')"
 
     def open_run(self) -> str:
-        """Returns advice to pass the directory of a run or of artifacts, as a sentence without its full stop."""
+        """Returns advice on passing a run or artifacts directory; the caller adds the period."""
         return "Pass a directory written by Trainer.save or generate_artifacts"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:
@@ -50,7 +50,7 @@ class Words:
         return "Pass labels.argmax(axis=1), or train with CrossEntropyLoss(probabilities=True)"
 
     def drop_last(self) -> str:
-        """Returns advice to drop the incomplete last batch, as a clause that ends a sentence."""
+        """Returns advice on dropping the incomplete last batch, as a clause to append to a sentence."""
         return ", or drop incomplete batches (drop_last=True)"
 
     def untransformed(self, argument: str) -> str:

@@ -15,20 +15,20 @@ import onnx_ir as ir
 from onnxtrain.op_facts import FINITE_COTANGENTS, MIXING
 
 _SEARCH_LIMIT = 64
-"""Number of nodes that the search visits before it gives up and returns False."""
+"""Once the search has visited this many nodes, it returns False at the next node that it would have to follow."""
 
 
 def is_mixed(value: ir.Value, active: Set[ir.Value], of: Collection[ir.Value]) -> bool:
-    """True if the cotangent of `value` may be masked with Mul: every consumer leads to an op such as MatMul or Conv.
+    """True if the cotangent of `value` may be masked with Mul instead of Where.
 
-    Follows the consumers of `value` up to the first op in `MIXING`. The ops before it must be in `FINITE_COTANGENTS`.
-    Returns False if there is any other op, if a differentiated value is reached first, or if the search visits more
-    than `_SEARCH_LIMIT` nodes.
+    This is the case if every path from `value` to a differentiated value passes through an op in `MIXING`, such as
+    MatMul or Conv, and all ops before it are in `FINITE_COTANGENTS`. Returns False if the search exceeds
+    `_SEARCH_LIMIT`.
 
     Args:
         value: output of a forward node.
         active: values through which gradients flow. Nodes without an active output are ignored.
-        of: the differentiated values, such as the loss. Users choose their cotangents, which may be infinite.
+        of: the differentiated values, such as the loss. Their cotangents are chosen by the user, and may be infinite.
     """
     seen, waiting, nodes = {value}, [value], 0
     while waiting:

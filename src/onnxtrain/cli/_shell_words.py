@@ -84,7 +84,7 @@ class ShellWords(Words):
         return f"Resume {where}with: onnxtrain train {directory} --data FILE"
 
     def open_run(self) -> str:
-        """Returns advice to pass the directory of a run, as a sentence without its full stop."""
+        """Returns advice on passing a run directory; the caller adds the period."""
         return "Pass the directory of a run, as written by `onnxtrain train`"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:

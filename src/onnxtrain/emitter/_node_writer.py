@@ -1,4 +1,4 @@
-"""Appends nodes, calls of composite ops and constants to a graph."""
+"""Appends nodes, calls to composite ops and constants to a graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AttributeRef:
     """Reference to an attribute of the enclosing function, for use as an attribute of a node in the function's body.
 
     Attributes:
-        name: the function's attribute, e.g. "axis". Each call of the function sets its value.
+        name: the function's attribute, e.g. "axis". Each call to the function sets its value.
         type: the attribute's type.
     """
 
@@ -57,7 +57,7 @@ class Write(Protocol):
 
 
 class NodeWriter:
-    """Appends nodes, calls of composite ops and constants to a graph.
+    """Appends nodes, calls to composite ops and constants to a graph.
 
     Args:
         graph: the graph to append to, or the graph of a function body.
@@ -143,9 +143,12 @@ class NodeWriter:
     def call(
         self, composite: Composite, *inputs: Operand, _outputs: int | None = None, **attributes: Any
     ) -> ir.Value | tuple[ir.Value, ...]:
-        """Appends a call of a composite op, and adds its function to the model.
+        """Appends a call to a composite op, and adds the op's function to the model if it is missing.
 
         The function and all outputs have the dtype of the first floating-point input.
+
+        Returns:
+            The output value, or a tuple of `_outputs` values if `_outputs` is given.
 
         Raises:
             GraphBuildError: no input has a known floating-point dtype, or the emitter has no function table.

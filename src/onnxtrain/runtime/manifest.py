@@ -221,14 +221,15 @@ def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
 
 
 def parse_manifest(text: str | bytes, source: str) -> Manifest:
-    """Parses a manifest.
+    """Parses a manifest, and checks its entries.
 
     Args:
-        text: the manifest as JSON, or its bytes in UTF-8.
-        source: name of the file in error messages, e.g. "training model 'run/training_model.onnx'".
+        text: the manifest as JSON, a string or UTF-8 bytes.
+        source: role and path of the file for error messages, e.g. "training model 'run/training_model.onnx'".
 
     Raises:
-        ModelLoadError: the text is not a manifest, is incomplete, or has a newer version.
+        ModelLoadError: the text is not a manifest, an entry is missing or invalid, or the manifest's version is newer
+            than `SPARSE_VERSION`, the newest supported version.
     """
     try:
         raw = parse_json(text)

@@ -34,7 +34,7 @@ class Linear:
         through: nodes between `weight` and `node`, in order, e.g. [Cast, Transpose].
         rows: True if the classes are axis 0 of the weight, as in [classes, features]; False for axis 1.
         bias: the initializer of the bias, e.g. `fc.bias`; None for a layer without bias.
-        add: the Add of the bias, if it is not an input of `node`; else None.
+        add: the Add node that adds the bias, e.g. after a MatMul; None if `node` itself adds it, or there is no bias.
         tail: the nodes between the layer and `output`, in order, e.g. [Softmax].
         output: the output computed by the tail; None for a layer that is not a head.
     """

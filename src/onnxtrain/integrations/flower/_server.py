@@ -29,9 +29,10 @@ class FederatedRun:
 
     Attributes:
         state: the averaged model.
-        train: per round, the clients' training metrics, averaged by number of samples, e.g. `{1: {"loss": 0.7}}`.
-            Rounds without replies are missing.
-        clients: per round, the clients' evaluation metrics, averaged by number of samples.
+        train: per round, the clients' training metrics, e.g. `{1: {"loss": 0.7}}`. They are aggregated by the strategy;
+            Flower's strategies by default compute a mean weighted by number of samples. Rounds without valid replies
+            are missing.
+        clients: per round, the clients' evaluation metrics, aggregated likewise.
         server: per round, the metrics of the server's own evaluation; round 0 is the model before training.
         refused: replies that were rejected.
     """

@@ -10,10 +10,14 @@ from onnxtrain.op_bodies import op_shapes
 
 
 def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
-    """Replaces nonstandard ops in a proto with calls of stand-in functions that have the same output shapes.
+    """Replaces nonstandard ops in a proto with calls to functions that have the same output shapes.
+
+    The functions consist of standard ops, so onnx can infer the shapes. Some nodes are not modified: calls to functions
+    of the model, ops that are not in `op_shapes()`, and nodes that the op's shape function does not support, e.g.
+    because a rank is unknown.
 
     Args:
-        model: the model that `lean` was made from, with the same nodes in the same order; not modified.
+        model: the model from which `lean` was made, with the same nodes in the same order; not modified.
         lean: the proto, without large weights; modified in place.
     """
     opset, shapes = model.graph.opset_imports[""], op_shapes()

@@ -17,7 +17,10 @@ class EmptyExpandPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Inserts the Slices, in place, including subgraphs; their starts, ends and axes are Constant nodes."""
+        """Modifies Expands of the model in place, including those in subgraphs.
+
+        The starts, ends and axes of the inserted Slices are Constant nodes.
+        """
         to_cut = {
             node: axes
             for node in ir.traversal.RecursiveGraphIterator(model.graph)

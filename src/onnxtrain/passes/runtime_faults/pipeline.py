@@ -23,15 +23,18 @@ from onnxtrain.passes.tidy.unused import remove_unread_nodes
 
 
 def apply_workarounds(model: ir.Model, *, keep_unread: bool = False) -> ir.Model:
-    """Returns `model` rewritten so that ONNX Runtime computes it as the ONNX standard says; may modify `model`.
+    """Rewrites a model to avoid faults of ONNX Runtime, so that it runs as the ONNX standard specifies.
 
-    The result has inferred shapes. Each pass documents the fault that it avoids, and a test in
-    tests/passes/runtime_faults fails when a version of ONNX Runtime no longer has the fault.
+    Each pass documents the fault that it avoids. A test in tests/passes/runtime_faults fails when a version of ONNX
+    Runtime no longer has the fault.
 
     Args:
-        model: a canonical model, with or without gradients.
-        keep_unread: True to keep nodes whose results nothing reads, so that outputs can be added later. By default,
-            they are removed, so all outputs must have been added already.
+        model: a canonical model, with or without gradients; may be modified.
+        keep_unread: True to keep nodes with unused outputs, so that more graph outputs can be added later. By default,
+            unused nodes are removed, so all graph outputs must have been added already.
+
+    Returns:
+        The rewritten model, with inferred shapes.
     """
     model = unpack_attention(model)
     IsolateStatisticsPass()(model)

@@ -77,7 +77,7 @@ def check_positive(number: int | None) -> None:
 
 @dataclass(frozen=True)
 class _Scores:
-    """Logits and true values of a classification, without ignored labels.
+    """Logits and ground truth of a classification task, without ignored labels.
 
     Attributes:
         scores: logits: [n, classes] for multiclass, [n] for binary, [n, labels] for multilabel.
@@ -101,15 +101,15 @@ class _Scores:
 
     @property
     def two_classes(self) -> bool:
-        """True for a binary classification, with either one or two logits per sample."""
+        """True for binary classification, with one or two logits per sample."""
         return self.one_of == 2 or (not self.one_of and self.truth.ndim == 1)
 
 
 def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
-    """Converts predictions and targets of a multiclass, binary or multilabel classification to a common form.
+    """Converts predictions and targets to a common form for multiclass, binary and multilabel classification.
 
     Raises:
-        InputError: the shapes do not match any of these classifications.
+        InputError: the shapes match none of these tasks.
     """
     prediction, target = aligned(prediction, target, task.target)
     if target.dtype.kind in "iu" and prediction.ndim >= 2:

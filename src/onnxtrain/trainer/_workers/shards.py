@@ -40,15 +40,15 @@ def assign_owners(sizes: dict[str, int], workers: int) -> dict[str, int]:
 
 
 class Shards:
-    """This worker's shard of the optimizer.
+    """Assigns each parameter to a worker, and keeps only the moments of this worker's parameters.
 
     Args:
-        run: the run; moments of other workers' parameters are dropped from its store.
-        whole: the optimizer of all parameters.
+        run: the run. The moments of other workers' parameters are dropped from the run's store.
+        whole: the optimizer for all parameters.
         communicator: connection to the other workers.
 
     Attributes:
-        optimizer: optimizer that updates this worker's parameters, and receives all others from their workers.
+        optimizer: updates this worker's parameters, then broadcasts them and receives the other workers' parameters.
     """
 
     def __init__(self, run: Run, whole: Optimizer, communicator: Communicator) -> None:
@@ -109,7 +109,7 @@ class _ShardedOptimizer(Optimizer):
 
     Args:
         run: the run.
-        whole: the optimizer of all parameters, which this one replaces.
+        whole: the optimizer for all parameters, which the sharded optimizer replaces.
         communicator: connection to the other workers.
         owners: rank of the worker that updates each parameter.
     """

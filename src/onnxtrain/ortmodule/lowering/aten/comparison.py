@@ -103,7 +103,10 @@ def left_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
 @lower("aten.__rshift__.Scalar", "aten.__rshift__.Tensor")
 @lower(*(f"aten.bitwise_right_shift.{kind}" for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))
 def right_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
-    """Lowers to floor(a / 2^b). The result is 0 or -1, the sign, where b is negative or at least 64."""
+    """Lowers to floor(a / 2^b), an arithmetic right shift.
+
+    Where b is negative or at least 64, the result is -1 for negative a, else 0.
+    """
     op = low.op
     x, factor, inside = _shift_operands(low, a, b)
     is_negative = op.Less(x, 0)

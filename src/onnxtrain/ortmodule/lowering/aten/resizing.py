@@ -135,10 +135,10 @@ def _resize(
         low: the lowering.
         x: the input.
         size: output sizes of the spatial axes.
-        scales: one scale per spatial axis. Empty if the user passed sizes.
-        exact_ratios: ratios of output size to input size for which eager PyTorch (2.13) ignores the scale of an axis,
-            and uses the ratio. E.g. with (1,), a scale of 1.3 copies an axis of 3 elements, because the output size is
-            3, too.
+        scales: one scale per spatial axis. Empty, or None for each axis, if the user passed sizes.
+        exact_ratios: ratios of output size to input size, e.g. (1, 2). If the sizes of an axis have one of these
+            ratios, eager PyTorch (2.13) computes coordinates from the ratio instead of the scale. E.g. a scale of 1.3
+            enlarges an axis of 3 elements to int(3.9) = 3; with the ratio 1, the elements are copied.
         attributes: attributes of Resize.
     """
     sizes_in, sizes_out = low.fake(0).shape[-len(size) :], low.result.shape[-len(size) :]
@@ -158,17 +158,21 @@ def _scales(
     sizes_out: Sequence[Any],
     exact_ratios: tuple[int, ...],
 ) -> np.ndarray | None:
-    """Returns the scales from which PyTorch computes coordinates, for the input `scales` of Resize.
+    """Returns the `scales` input for a Resize that computes the same coordinates as eager PyTorch.
 
     Args:
         low: the lowering.
-        scales: the user's scales, one per spatial axis. Empty if the user passed sizes.
+        scales: the user's scales, as in :func:`_resize`.
         sizes_in: input sizes of the spatial axes, possibly symbolic.
-        sizes_out: output sizes of the spatial axes.
-        exact_ratios: ratios of output size to input size for which eager PyTorch uses the ratio instead of the scale.
+        sizes_out: output sizes of the spatial axes, possibly symbolic.
+        exact_ratios: ratios of sizes that replace a scale, as in :func:`_resize`.
 
     Returns:
-        The scales, float32 [spatial rank], or None if Resize should use sizes instead.
+        The scales, float32 [spatial rank]; None if Resize should use sizes instead, because the user passed no scales,
+        or they equal the ratios of the sizes.
+
+    Raises:
+        UnsupportedATenOp: Resize cannot reproduce PyTorch's coordinates with these scales.
     """
     if not scales or None in scales:
         return None

@@ -30,8 +30,8 @@ def apply_workarounds(model: ir.Model, *, keep_unread: bool = False) -> ir.Model
 
     Args:
         model: a canonical model, with or without gradients; may be modified.
-        keep_unread: True to keep nodes with unused outputs, so that more graph outputs can be added later. By default,
-            unused nodes are removed, so all graph outputs must have been added already.
+        keep_unread: True to keep unused nodes, so that their results can become graph outputs later. By default, they
+            are removed, so all graph outputs must have been added already.
 
     Returns:
         The rewritten model, with inferred shapes.

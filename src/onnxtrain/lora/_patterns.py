@@ -25,7 +25,7 @@ A model with 60 blocks of 128 experts has 23,000 layers.
 """
 
 STEPS = 2_000_000
-"""Maximum number of steps for all matches of one configuration; they take a few seconds. 1,000 modules take 60,000."""
+"""Maximum total number of steps for one configuration: a few seconds. Matching 1,000 modules takes 60,000 steps."""
 
 # Literals and dots only: `re` does not backtrack for them.
 _PLAIN = re.compile(r"(?:[^\\^$*+?{}\[\]|()]|\\\W)*")
@@ -52,7 +52,8 @@ class Matcher:
         """True if an expression matches a whole text.
 
         Raises:
-            GraphBuildError: the calls of this matcher have taken too many steps in total.
+            GraphBuildError: this matcher has exceeded its limit of :data:`STEPS` steps in total, or the expression is
+                nested too deeply.
         """
         if is_plain(pattern):
             return _compiled(pattern).fullmatch(text) is not None
@@ -62,12 +63,13 @@ class Matcher:
         return self._known[key]
 
     def matches_end(self, pattern: str, text: str) -> bool:
-        """True if an expression matches a module path, or a suffix of it that follows a dot.
+        """True if an expression matches a module path, or a suffix of the path that follows a dot.
 
         For example, "fc1" matches "layers.0.fc1", but not "layers.0.old_fc1".
 
         Raises:
-            GraphBuildError: the calls of this matcher have taken too many steps in total.
+            GraphBuildError: this matcher has exceeded its limit of :data:`STEPS` steps in total, or the expression is
+                nested too deeply.
         """
         if is_plain(pattern):
             return _compiled(with_any_parent(pattern)).fullmatch(text) is not None

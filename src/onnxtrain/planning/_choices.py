@@ -76,19 +76,19 @@ def list_choices(
     frozen: Sequence[str] | None,
     ranks: Sequence[int],
 ) -> Choices:
-    """Lists the choices of parameters to train in a model.
+    """Lists which parameters of a model could be trained: all, LoRA adapters, the last layers, or biases and norms.
 
     Args:
-        source: the model as the user passed it, in which the linear layers for adapters are found.
+        source: the model as the user passed it, to find the linear layers that adapters can be added to.
         model: the same model in canonical form.
-        requires_grad: names and patterns of the parameters to choose from; adapters are then not listed. None for all
-            parameters that train by default, and adapters.
-        frozen: names and patterns of parameters that are never trained.
+        requires_grad: names and patterns of the parameters to choose from; no adapters are listed. If None, all
+            parameters that train by default are considered, and adapters are listed as well.
+        frozen: names and patterns of parameters that are never trained. They do not affect adapters.
         ranks: LoRA ranks, e.g. (4, 8).
 
     Raises:
-        NothingToTrain: there are no parameters to train, and no layers for adapters.
-        GraphBuildError: a name or pattern is unknown, or a rank is below 1.
+        NothingToTrain: no parameters are left to train, and no adapters are listed or `frozen` is not empty.
+        GraphBuildError: a name or pattern is unknown, or a rank is not between 1 and 65,536.
     """
     layers = linear_layers(source)
     # The parts of a merged layer are already counted in its weight.

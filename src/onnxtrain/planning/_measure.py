@@ -81,12 +81,19 @@ def write_inputs(
 ) -> None:
     """Writes random inputs and targets for a training step, in the order of the arguments of `onnxtrain.api.Module`.
 
+    Floats are between 0 and 1. Class labels and integer inputs that index an axis, e.g. token ids, are valid; other
+    integers are 1.
+
     Args:
         path: the `.npz` file to write.
-        model: model in canonical form; its nodes show which integer inputs are indices, and into how many rows.
+        model: model in canonical form, used to find the integer inputs that are indices and the sizes of the axes that
+            they index.
         manifest: manifest of the artifacts, which describes the inputs and targets.
         batch_size: size of a symbolic first axis whose name is not in `dims`.
         dims: sizes of symbolic axes, by name.
+
+    Raises:
+        InputError: the rank of an input or target is unknown, or the size of an axis other than the first.
     """
     rng = np.random.default_rng(0)
     bounds = {str(value.name): index_bound(value) for value in model.graph.inputs}

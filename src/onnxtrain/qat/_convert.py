@@ -72,7 +72,7 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 def _compute_scales(graph: ir.Graph) -> None:
-    """Replaces each Exp node that computes a trained scale with the scale as an initializer."""
+    """Replaces each Exp node that computes a trained scale with an initializer that holds the scale."""
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Exp" else None
         if source is None or not _is_constant(source) or LOGARITHM not in str(source.name):
@@ -82,7 +82,11 @@ def _compute_scales(graph: ir.Graph) -> None:
 
 
 def _round(graph: ir.Graph, node: ir.Node) -> None:
-    """Replaces the QuantizeLinear node of a master weight with an initializer of the integers it computes."""
+    """Replaces the QuantizeLinear node of a master weight with an initializer that holds its integer output.
+
+    Raises:
+        GraphBuildError: the scale is not constant.
+    """
     master, scale = node.inputs[0], node.inputs[1]
     assert master is not None
     if not _is_constant(scale):

@@ -20,11 +20,13 @@ nondifferentiable(
 
 @vjp("DFT", wrt=("input",))
 def dft(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """VJP of DFT: applies the adjoint. For y_k = sum_n w^kn x_n, w = exp(-2πi/L), it is the transform with w^-kn.
+    """VJP of DFT: applies the adjoint transform to the cotangent.
 
-    The adjoint of the inverse transform is the transform divided by L. If the inverse computes a real signal from a
-    one-sided spectrum, all entries but the first and the middle one count twice. Elements that were padded or cropped
-    to `dft_length` have no cotangent, nor does the imaginary part of a real input.
+    The forward transform y_k = sum_n w^kn x_n, w = exp(-2πi/L), has the adjoint sum_k w^-kn ct_k. The adjoint of the
+    inverse transform is the forward transform divided by L. If the inverse transform computes a real signal from a
+    one-sided spectrum, the cotangents of all entries are doubled, except for the zero frequency and, if L is even, the
+    Nyquist frequency. The cotangent is 0 for elements that were cropped to `dft_length`, and has no entries for
+    zero padding or for the imaginary part of a real input.
     """
     if not n.attr("inverse"):
         length = _size(op, n, n.input) if n.dft_length is None else _length(op, n.dft_length)
@@ -66,7 +68,7 @@ def _counts_in_spectrum(op: Emitter, n: NodeView, length: ir.Value, like: ir.Val
     """Returns how often each entry of a one-sided spectrum occurs in the full spectrum: once or twice."""
     half = op.Div(length, [2])
     place = op.Range(0, op.Reshape(op.Add(half, [1]), []), 1)
-    # The first entry, and the middle one for an even length, are their own mirror images.
+    # The zero frequency and, for an even length, the Nyquist frequency occur once.
     alone = op.Or(op.Equal(place, [0]), op.Equal(op.Mul(place, [2]), length))
     counts = op.Where(alone, op.const(1.0, like=like), op.const(2.0, like=like))
     return op.Reshape(counts, op.Where(_is_axis(op, n), [-1], [1]))

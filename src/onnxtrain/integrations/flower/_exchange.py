@@ -97,7 +97,17 @@ def read_arrays(record: ArrayRecord, expected: Mapping[str, Expected]) -> dict[s
 
 
 def _read_array(name: str, sent: FlowerArray, expected: Expected) -> Array:
-    """Returns one array; raises ValueError if it doesn't match `expected`."""
+    """Decodes an array of a message, after checking its header.
+
+    Args:
+        name: name of the array, for error messages.
+        sent: the array in the message, in NumPy's `.npy` format.
+        expected: dtype and shape that the array must have.
+
+    Raises:
+        ValueError: the data cannot be decoded, the dtype or shape differs from `expected`, or an element is NaN or
+            infinite.
+    """
     try:
         # The header is checked first, because it determines how much memory is allocated, whatever the actual data.
         stream = io.BytesIO(sent.data)

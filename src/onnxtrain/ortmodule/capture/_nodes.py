@@ -85,12 +85,12 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def plain_tensors_in(value: Any) -> list[torch.Tensor]:
-    """Returns the tensors in a nested value, without sparse tensors and tensors inside `torch.vmap`."""
+    """Returns the tensors in a nested value, except sparse tensors and tensors inside a `torch.func` transform."""
     return [tensor for tensor in tensors_in(value) if is_plain(tensor)]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """True if a tensor has one storage, unlike sparse tensors and tensors inside `torch.vmap`."""
+    """True if a tensor is strided (not sparse) and not wrapped by a `torch.func` transform, e.g. `torch.vmap`."""
     return tensor.layout == torch.strided and not is_functorch_wrapped_tensor(tensor)
 
 

@@ -29,14 +29,14 @@ _LEVELS = {
     "ReduceSumSquare": ("ReduceSumSquare", "ReduceSum"),
 }
 
-# Maximum lengths of blocks, and of sums that are not rewritten. For sums and means, ONNX Runtime adds neighbors in
-# memory in at least 8 lanes, and other elements in 4; it reduces a block with all other ops one element after the
-# other. If a block fills all lanes, twice as many elements give the same error.
+# Maximum block lengths, and lengths up to which a reduction is left unchanged. For sums and means, ONNX Runtime adds
+# contiguous elements in at least 8 lanes, and strided elements in 4. All other ops reduce a block sequentially. If a
+# block fills all lanes, twice as many elements give the same error.
 _IN_LANES = frozenset({"ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceSum"})
 _LANES = 16
 _BLOCK, _BLOCK_OF_LANES, _OTHER_BLOCK = 64, 128, 32
 _SHORT_ROW, _SHORT_COLUMN, _SHORT_OTHER = 512, 256, 64
-# Running sums over up to this many elements are not rewritten.
+# Running sums over up to this many elements are left unchanged.
 _SHORT_RUNNING = 16
 # With shorter blocks, converting the many partial sums to float64 takes longer than the sum itself.
 _LEAST_BLOCK = 8
@@ -147,7 +147,7 @@ class _Reduction:
 
     @property
     def short(self) -> int:
-        """Maximum number of elements of a reduction that is not rewritten."""
+        """Number of reduced elements up to which the reduction is left unchanged, e.g. 512."""
         # If all axes are reduced, ONNX Runtime adds squares in lanes as well.
         if len(self.axes) == len(self.dims):
             return _SHORT_ROW

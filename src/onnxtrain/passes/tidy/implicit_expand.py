@@ -26,9 +26,13 @@ class ImplicitExpandPass(ir.passes.InPlacePass):
 
 
 def _broadcast_in_readers(expand: ir.Node) -> bool:
-    """Makes readers of an Expand read its input if they broadcast it anyway. Returns True if there were any.
+    """Bypasses an Expand in the elementwise ops that read it, because they broadcast implicitly.
 
-    If the other operand of a reader is a scalar, the Expand is moved after the reader instead.
+    An op whose other operand has the expanded shape reads the input of the Expand instead. An op whose other operand is
+    a scalar is moved before the Expand, unless the op computes a graph output.
+
+    Returns:
+        True if an op was modified.
     """
     small, large = expand.inputs[0], expand.outputs[0]
     if small is None or small.shape is None or large.shape is None:

@@ -12,10 +12,10 @@ _REASSIGNED = "onnxtrain_reassigned"
 
 
 def is_reassigned(placeholder: fx.Node) -> bool:
-    """True if the function assigns to the `.data` of an input, which :func:`copy_set_data` has replaced with a copy.
+    """True if :func:`copy_set_data` has replaced an assignment to the input's `.data` with a copy.
 
-    The input then gets new memory after a run. The old memory, e.g. of a buffer that is a view of another one, keeps
-    its values.
+    After a run, the input's `.data` must be set to the new value, not overwritten: tensors that shared the input's
+    previous memory, e.g. the base of a view, keep their values.
     """
     return _REASSIGNED in placeholder.meta
 

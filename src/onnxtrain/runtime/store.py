@@ -80,7 +80,7 @@ class Buffer:
         return self._value
 
     def read(self) -> Array:
-        """Returns the content: the live array on the CPU, a copy on other devices."""
+        """Returns the content: on the CPU an array that shares the buffer's memory, on other devices a copy."""
         return self._array if self._array is not None else np.asarray(self.value.numpy())
 
     def write(self, array: Array) -> None:
@@ -93,7 +93,13 @@ class Buffer:
         self.defined = True
 
     def move_to(self, device: Device) -> None:
-        """Moves the content to `device`. Arrays returned by earlier calls to :meth:`read` are no longer live."""
+        """Moves the tensor to `device`. Does nothing if it is already there.
+
+        An array that :meth:`read` returned before the move no longer shares memory with the buffer.
+
+        Raises:
+            InputError: the dtype is bfloat16, and `device` is not the CPU.
+        """
         if device == self.device:
             return
         content = self.read()

@@ -136,9 +136,12 @@ class _Plan:
         return self._repeated[value]
 
     def _is_worth_it(self, value: ir.Value) -> bool:
-        """True if recomputing a value saves memory at a low cost, from inputs that are in memory or can be recomputed.
+        """True if recomputing a value saves memory and costs little time.
 
-        Such a value is large and computed by a cheap op or by one of the chosen products.
+        The value must be a floating-point result of a cheap op (`_CHEAP`), or of a matrix product that
+        `_products_to_recompute` selected. Unless the op is a view, the value must have at least `_LEAST` elements. Its
+        floating-point inputs must be in memory or recomputable. If no products are recomputed, at least one of them
+        must be an activation.
         """
         node = value.producer()
         if node not in self.forward or (node.op_type not in _CHEAP and node not in self._products):

@@ -97,13 +97,15 @@ class RowRead:
         return len(_dims(self.source))
 
     def _to_front(self, op: Emitter, ct: ir.Value, width: int) -> ir.Value:
-        """Moves the index axes of a cotangent to the front and flattens them into one axis, [rows, ...].
+        """Reshapes the cotangent of a Gather's or Slice's output to one row per index, [rows, ...].
+
+        The output has the index axes in place of :attr:`axis`. They are moved to the front and flattened into one axis.
 
         Args:
             op: emitter of the loop's body.
             ct: cotangent of :attr:`output`.
-            width: number of index axes, which start at :attr:`axis`: the rank of a Gather's indices; 1 for a Slice. If
-                0, an axis of size 1 is added.
+            width: number of index axes: the rank of a Gather's indices, 1 for a Slice. For a scalar index (0), an axis
+                of size 1 is inserted.
         """
         kept = [axis for axis in range(self._rank) if axis != self.axis]
         dims = [_dims(self.source)[axis] for axis in kept]

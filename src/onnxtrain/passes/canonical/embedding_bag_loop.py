@@ -318,7 +318,11 @@ def _is_last(choice: ir.Node, index: ir.Value, count: ir.Value) -> bool:
 
 
 def _is_end(value: ir.Value | None, offsets: ir.Value) -> bool:
-    """True if a value is the number of embedding indices, which is also the last offset."""
+    """True if a value is the end of the last bag, i.e. the number of embedding indices.
+
+    PyTorch appends this number to the offsets: `offsets` must be a Concat whose last input is the Shape of the 1-D
+    indices, and `value` must be the Shape of the same tensor.
+    """
     joined, size = _producer(offsets, "Concat"), _producer(value, "Shape")
     last = _producer(joined.inputs[-1], "Shape") if joined is not None else None
     if size is None or last is None or _through(size.inputs[0]) is not _through(last.inputs[0]):

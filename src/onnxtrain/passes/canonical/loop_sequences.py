@@ -24,7 +24,8 @@ class AppendedSequencesPass(ir.passes.InPlacePass):
 
     A scan output stacks its tensors, so all of them must have the same shape. A `ConcatFromSequence` that stacks the
     sequence guarantees this. A `ConcatFromSequence` without a new axis is supported if the axis has a static size, and
-    other readers are supported if the shape is static. Other sequences are not replaced. Run shape inference first.
+    SequenceAt and SequenceLength are supported if all sizes are static or named symbolic dimensions. Other sequences
+    are not replaced. Run shape inference first.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -62,9 +63,11 @@ def _is_appended_to(node: ir.Node, state: int) -> bool:
 
 
 def _is_rewritten(reader: ir.Node, element: ir.Value | None) -> bool:
-    """True if `reader`, a node that reads the sequence, can read a scan output instead.
+    """True if a consumer of the sequence can be rewritten to read a scan output.
 
-    `element` is the tensor that each iteration appends to the sequence.
+    Args:
+        reader: the consumer, e.g. a ConcatFromSequence.
+        element: the tensor that each iteration appends to the sequence.
     """
     if reader.op_type not in _READERS or reader.domain != "" or element is None or element.shape is None:
         return False
@@ -117,11 +120,13 @@ def _rewrite(node: ir.Node, state: int) -> None:
 
 
 def _read(reader: ir.Node, scanned: ir.Value) -> ir.Value:
-    """Emits the result of `reader`, a node that reads the sequence, from a scan output.
+    """Emits the tensor equivalent of a sequence op, applied to the scan output that replaces the sequence.
+
+    SequenceAt becomes a Gather, for example.
 
     Args:
-        reader: a SequenceAt, SequenceLength or ConcatFromSequence.
-        scanned: the scan output that replaces the sequence, `[iterations, *shape of an element]`.
+        reader: the SequenceAt, SequenceLength or ConcatFromSequence. New nodes are inserted before it.
+        scanned: the scan output, `[iterations, *shape of an element]`.
     """
     numbers = itertools.count()
 

@@ -102,7 +102,11 @@ def trains(node: ir.Node) -> bool:
 
 
 def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:
-    """Switches a BatchNormalization to training mode with updated statistics. Returns True if it was modified."""
+    """Switches a BatchNormalization to training mode, and adds the updated running statistics as outputs 1 and 2.
+
+    Returns:
+        True if the node was modified.
+    """
     # The pass must not report a modification.
     if is_training_batch_norm(node) and len(node.outputs) == 3 and all(out.name for out in node.outputs):
         return False
@@ -118,7 +122,13 @@ def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _batch_norm_to_inference(model: ir.Model, node: ir.Node) -> bool:
-    """Switches a BatchNormalization to inference mode. Returns True if it was modified."""
+    """Switches a BatchNormalization to inference mode, and removes outputs 1 and 2.
+
+    Their consumers use the running statistics in the inputs instead.
+
+    Returns:
+        True if the node was modified.
+    """
     if not is_training_batch_norm(node) and len(node.outputs) == 1:
         return False
     node.attributes.pop("training_mode", None)

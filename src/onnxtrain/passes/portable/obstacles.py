@@ -1,4 +1,4 @@
-"""Finds nodes that keep a model from running in every stock build of ONNX Runtime."""
+"""Finds what some stock builds of ONNX Runtime cannot run in a model, or run differently."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from onnxtrain.passes.portable._nodes import every_node
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A node that a stock build cannot run, or runs differently.
+    """A node that a stock build cannot run, or runs differently, or an opset or IR version that is too new.
 
     Attributes:
-        op: op type, with its domain if it is nonstandard, e.g. "com.microsoft::Inverse".
+        op: op type, with its domain if it is nonstandard, e.g. "com.microsoft::Inverse"; "model" for the model itself.
         node: name of the node, e.g. "encoder/cast"; empty for the model itself.
         reason: what a build lacks, e.g. "its dtype bfloat16 has no tensors in onnxruntime-web".
     """
@@ -79,10 +79,10 @@ _SHARED_CONTRIB = frozenset(
 
 
 def find_obstacles(model: ir.Model) -> list[Obstacle]:
-    """Returns the nodes that a stock build of ONNX Runtime for browsers or phones lacks or computes differently.
+    """Returns the nodes of a model that some stock ONNX Runtime build for browsers or phones lacks or runs differently.
 
-    Expects a model after :func:`onnxtrain.passes.portable.make_portable`, which rewrites other obstacles, with
-    inferred shapes.
+    Also reports an opset or IR version that is too new. First infer shapes, and call
+    :func:`onnxtrain.passes.portable.make_portable`, which rewrites the obstacles that have a replacement.
     """
     found = []
     opset = model.graph.opset_imports.get("", 0)

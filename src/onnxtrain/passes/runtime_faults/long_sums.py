@@ -182,7 +182,10 @@ class _Reduction:
 
 
 def _is_running(node: ir.Node) -> bool:
-    """True for a float32 or float16 CumSum, unless its axis is known to be short."""
+    """True if a node is a running sum to compute in float64: a float32 or float16 CumSum.
+
+    False if the axis is known to have at most `_SHORT_RUNNING` elements, which need no rewriting.
+    """
     if node.domain != "" or node.op_type != "CumSum":
         return False
     x, axis = node.inputs
@@ -368,7 +371,7 @@ def _length(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -
 
 
 def _size(reduction: _Reduction) -> ir.Value:
-    """Emits the number of elements of the run, int64 [1]."""
+    """Emits the product of the sizes in `reduction.run`, the axes that are divided into blocks, as int64 [1]."""
     node, start, end = reduction.node, reduction.start, reduction.end
     sizes = write_before(node, None, "Shape", reduction.x, start=start, end=end)
     return sizes if end - start == 1 else write_before(node, None, "ReduceProd", sizes, keepdims=1)

@@ -337,10 +337,19 @@ class _Walk:
     def _infer(
         self, node: ir.Node, types: dict[str, onnx.TypeProto], data: dict[str, onnx.TensorProto]
     ) -> dict[str, onnx.TypeProto.Tensor]:
-        """Returns the types of a node's outputs by name, from its inputs' types and known contents.
+        """Infers the dtypes and shapes of a node's outputs at the trial batch size.
+
+        Args:
+            node: the node.
+            types: type of each input, by name.
+            data: known contents of inputs, by name, e.g. of a target shape.
+
+        Returns:
+            The tensor types by output name; empty if onnx does not know the op.
 
         Raises:
-            ModelError: the node rejects these shapes, e.g. an Add of a constant with one row per sample.
+            ModelError: the node only supports the exported batch size, e.g. because it adds a constant that has one row
+                per sample.
         """
         try:
             schema = onnx.defs.get_schema(

@@ -99,7 +99,17 @@ def index_in_range(node: fx.Node) -> fx.Node | None:
 
 
 def _inserted(before: fx.Node, make: Callable[[], fx.Proxy]) -> fx.Node:
-    """Inserts the nodes that `make` creates before a node, with example values; returns the last one."""
+    """Inserts nodes into the graph of `before`, and sets their example values.
+
+    The nodes are marked with `OF_ASSUMPTION`.
+
+    Args:
+        before: the node before which they are inserted.
+        make: creates the nodes and returns a proxy of the last one.
+
+    Returns:
+        The last node.
+    """
     graph = before.graph
     known = set(graph.nodes)
     with graph.inserting_before(before):

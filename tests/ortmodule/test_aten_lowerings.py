@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxtrain.ortmodule._torch import bounds_pass_gradients, isolates_recompiles
+from onnxtrain.ortmodule.lowering._functional_graph import _decompositions
 from onnxtrain.ortmodule.lowering._table import COMPLEX_LOWERINGS, LOWERINGS, lower
 from ortmodule import aten_cases
 from ortmodule.aten_case import Case
@@ -117,6 +118,20 @@ def test_every_family_of_lowerings_has_a_file_of_cases() -> None:
         and not (Path(__file__).parent / "aten_cases" / Path(_case_file(function)).name).is_file()
     )
     assert lacking == []
+
+
+@pytest.mark.torch
+def test_every_lowering_is_reached() -> None:
+    decomposed = {str(overload) for overload in _decompositions()}
+    decomposed |= {name.rpartition(".")[0] for name in decomposed}
+    unreached = sorted(
+        f'{name}: PyTorch decomposes it first; delete "{name.split(".")[1]}" from _DECOMPOSED in '
+        "src/onnxtrain/ortmodule/lowering/_functional_graph.py"
+        for name in LOWERINGS.keys() | COMPLEX_LOWERINGS.keys()
+        if name in decomposed
+    )
+    if unreached:
+        pytest.fail("\n".join(["never called:", *unreached]), pytrace=False)
 
 
 @pytest.mark.torch

@@ -301,9 +301,7 @@ def power(low: Lowering, z: Complex, exponent: Any) -> Complex:
     return result if exponent > 0 else _reciprocal(low, result)
 
 
-@lower_complex(
-    "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.matmul.default", "aten.dot.default"
-)
+@lower_complex("aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.matmul.default")
 def complex_matmul(low: Lowering, a: Any, b: Any) -> Complex:
     a, b = as_complex(low, a), as_complex(low, b)
     op = low.op

@@ -12,7 +12,7 @@ from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.passes.canonical.einsum_pairs import contract
 
 
-@lower("aten.mm.default", "aten.bmm.default", "aten.matmul.default", "aten.mv.default", "aten.dot.default")
+@lower("aten.mm.default", "aten.bmm.default", "aten.matmul.default", "aten.mv.default")
 def matmul(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     left, right = low.tensors(a, b)
     return _product(low, left, right, low.fake(1).dim())
@@ -60,12 +60,6 @@ def baddbmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1,
 @lower("aten.addbmm.default")
 def addbmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
     product = low.op.ReduceSum(low.op.MatMul(a, b), [0], keepdims=0)
-    return _scaled_sum(low, c, product, beta, alpha)
-
-
-@lower("aten.addr.default")
-def addr(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
-    product = low.op.Mul(low.op.Unsqueeze(a, [1]), b)
     return _scaled_sum(low, c, product, beta, alpha)
 
 

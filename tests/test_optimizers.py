@@ -814,7 +814,11 @@ def check_reads_come_first(model: ir.Model) -> None:
             if node is not None and node not in ancestors:
                 ancestors.add(node)
                 pending += [v.producer() for v in node.inputs if v is not None]
-        assert set(value.consumers()) <= ancestors, value.name
+        late = [node.name for node in value.consumers() if node not in ancestors]
+        assert late == [], (
+            f"{', '.join(late)} may read {value.name} after {value.name}_updated was written over it: make the new "
+            "value depend on them; CONTRIBUTING.md, Adding an optimizer, shows how by op.Where(always, new, x)"
+        )
 
 
 # ---- the contract -----------------------------------------------------------------------------------------

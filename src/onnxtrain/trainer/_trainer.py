@@ -881,7 +881,10 @@ class Callback:
         """Called once at the end of a fit, even if the fit was stopped or interrupted."""
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        """Called instead of `on_fit_end` if the fit raises an exception, which is then re-raised."""
+        """Called instead of `on_fit_end` if the fit raises an exception, which is then re-raised.
+
+        A loss that is NaN or infinite raises a `DivergenceError` before `on_step_end` is called.
+        """
 
     def _saves_after_step(self, step: int) -> bool:
         """True if the callback saves the run after this step; the fit then checks the new parameters for NaN first."""

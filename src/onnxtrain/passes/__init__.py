@@ -37,6 +37,7 @@ from onnxtrain.passes.parameters.torch_parameters import TorchSignature, mark_gr
 from onnxtrain.passes.parameters.training_mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.runtime_faults.absent_inputs import AbsentInputsPass
 from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
+from onnxtrain.passes.runtime_faults.inexact_sigmoid import ExactSigmoidPass
 from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass, mark_long_sum
 from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, widen_narrow_floats
 from onnxtrain.passes.runtime_faults.pipeline import apply_workarounds
@@ -79,6 +80,7 @@ __all__ = [
     "ColumnVectorPass",
     "CrossEntropyPass",
     "DynamicBatchPass",
+    "ExactSigmoidPass",
     "FloatDequantizedPass",
     "FloatProductsPass",
     "FoldConstantsPass",

@@ -27,6 +27,7 @@ from onnxtrain.ortmodule.sessions._threads import CoreSharing, threads_for
 from onnxtrain.passes import (
     AbsentInputsPass,
     CrossEntropyPass,
+    ExactSigmoidPass,
     LongSumsPass,
     PositiveAxesPass,
     has_narrow_floats,
@@ -116,9 +117,10 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
     if _has_no_elements(model.graph):
         model = infer_shapes(model.clone())
         PositiveAxesPass()(model)
-    # On a GPU, sums are computed in cascades already.
+    # CUDA's kernels have neither fault.
     if device.type == "cpu":
         LongSumsPass()(model)
+        ExactSigmoidPass()(model)
     AbsentInputsPass()(model)
     return model
 

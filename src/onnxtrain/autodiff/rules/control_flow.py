@@ -74,7 +74,10 @@ def loop(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
 
 @vjp("Scan", wrt=("initial_state_and_scan_inputs",))
 def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
-    """VJP of Scan, like the VJP of Loop. The cotangent of a scan input is stacked from the cotangents of its slices."""
+    """VJP of Scan with respect to the initial state, the scan inputs and the outer values that the body reads.
+
+    The cotangent of a scan input is stacked from the cotangents of its slices.
+    """
     body: ir.Graph = n.attr("body")
     read = int(n.attr("num_scan_inputs"))
     count = len(n.inputs) - read
@@ -140,13 +143,16 @@ class _Slices:
 
 
 def _describe_slices(n: NodeView, values: Cts, kind: str, slices: Sequence[ir.Value]) -> dict[int, _Slices]:
-    """Describes the scan inputs, or the cotangents of the scan outputs, by index. Omits missing cotangents.
+    """Describes how a Scan's inputs, or the cotangents of its scan outputs, are sliced.
 
     Args:
-        n: the node.
-        values: scan inputs, or cotangents of scan outputs.
+        n: the Scan node.
+        values: all scan inputs, or the cotangents of all scan outputs; None for a missing cotangent.
         kind: "scan_input" or "scan_output", the prefix of the node's attributes.
-        slices: the body's inputs or outputs that correspond to one slice of each value.
+        slices: for each value, the body's input or output that holds one slice of it.
+
+    Returns:
+        The `_Slices` of each value that is not None, by its index in `values`.
     """
     axes, directions = (n.attr(f"{kind}_{what}") or [0] * len(slices) for what in ("axes", "directions"))
     result = {}
@@ -251,7 +257,7 @@ def _reverse_loop(
 
 
 def _with_branch_shape(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
-    """Reshapes the cotangent of an If's output to the shape of that output in this branch."""
+    """Returns `ct` in the shape of `value`, the output of one branch of an If: the branches' shapes may differ."""
     # Shape inference may later derive the cotangent's sizes from the other branch, and onnx would then reject the nodes
     # of this branch. A Reshape, or an Identity if no shape is known, decouples the two.
     if value.shape is None and ct.shape is None:
@@ -309,12 +315,12 @@ def _gradients(
     leaves: Sequence[ir.Value],
     nodes: Sequence[ir.Node] | None = None,
 ) -> list[ir.Value | None]:
-    """Returns the cotangents of the leaves; None means zero.
+    """Differentiates a branch or body: returns the cotangent of each leaf; None means zero.
 
     Args:
         op: emitter of the subgraph.
-        pairs: values of the subgraph with their cotangents.
-        leaves: values that get cotangents.
+        pairs: values of the subgraph with their cotangents; None means zero.
+        leaves: values with respect to which the subgraph is differentiated.
         nodes: nodes to differentiate. Default: all nodes of the subgraph.
 
     Raises:
@@ -336,7 +342,7 @@ def _gradients(
 
 
 def _is_random(node: ir.Node) -> bool:
-    """True if a node draws random numbers, like Dropout in training mode or with a mode computed at run time."""
+    """True if a node draws random numbers; Dropout does, unless it is known to be in inference mode."""
     if node.domain != "" or node.op_type not in RANDOM_OPS:
         return False
     if node.op_type != "Dropout":
@@ -356,7 +362,7 @@ def _append_outputs(op: Emitter, values: Sequence[ir.Value], like: Sequence[ir.V
 
 
 def _is_float(n: NodeView, value: ir.Value) -> bool:
-    """True if a state is floating point.
+    """True if the dtype of `value`, a state of a Loop or Scan, is floating point.
 
     Raises:
         NoGradientRule: the dtype is unknown.

@@ -73,7 +73,10 @@ def _cotangents(
 
 
 def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
-    """True if native kernels support this gradient. Half precision counts: a later pass can compute it in float32."""
+    """True if native kernels support this gradient.
+
+    Also true for float16 and bfloat16, because a later pass can compute these gradients in float32.
+    """
     return (
         op.can_call
         and 0 not in spatial_sizes(ct)
@@ -86,7 +89,10 @@ def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
 def _function_cotangents(
     op: Emitter, n: NodeView, ct: ir.Value, w: Windows, name: str, bodies: dict[str, _Body]
 ) -> dict[str, ir.Value | None]:
-    """Returns the cotangents of X, W and B, computed with one function, which a native kernel can replace.
+    """Returns the cotangents of X, W and B, computed by a model-local function, which a native kernel can replace.
+
+    One call of the function returns all cotangents that are needed. If W needs none, the cotangent of B is computed
+    outside of the function.
 
     Args:
         op: emitter.
@@ -149,7 +155,11 @@ def conv_transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
-    """Returns the windows of a ConvTranspose, which slide over its output; padding is derived as in the schema."""
+    """Returns the windows of a ConvTranspose, which slide over its output.
+
+    Their padding is the attribute `pads`. With output_shape or auto_pad SAME_*, it is computed as the ONNX schema
+    specifies.
+    """
     rank = len(kernel)
     strides = tuple(n.attr("strides") or [1] * rank)
     dilations = tuple(n.attr("dilations") or [1] * rank)
@@ -219,7 +229,12 @@ def _kernel_cotangent(
 
 
 def _is_many_strided_taps(counts: Sequence[int | None], w: Windows) -> bool:
-    """True if one Conv can replace the strided slices, one per tap, and is faster."""
+    """True if a Conv computes the weight's cotangent faster than matrix products with one strided slice per tap.
+
+    Args:
+        counts: number of windows along each axis; None for symbolic ones.
+        w: the windows.
+    """
     if not counts or None in counts or math.prod(count or 0 for count in counts) > _LARGE_PLANE:
         return False
     # Slices support negative padding, which crops the value; a Conv doesn't.
@@ -291,15 +306,17 @@ def _depthwise_by_rows(
 ) -> ir.Value | None:
     """Returns dW of a depthwise convolution, `[channels, taps]`, with a matrix product per row of taps.
 
-    For the taps t of all axes but the last, G[c, o, i] is the sum of windowed[c, ..., o] * value_t[c, ..., i] over the
-    batch and the other axes. For window o, tap j of the last axis reads i = o * stride + j * dilation, so its gradient
-    is the sum of a diagonal of G. The diagonals become columns when the flattened G is wrapped into rows that are
-    `stride` longer. Padding along the last axis is added to G, which is far smaller than the value.
+    A row consists of the taps that differ only along the last axis. Along the other axes, they all read the same
+    strided slice x of `value`. The matrix product computes G[c, o, i]: the sum of windowed[c, ..., o] * x[c, ..., i]
+    over the batch and the other axes. In window o, tap j of the row reads position i = o * stride + j * dilation, so
+    the tap's gradient is the sum over a diagonal of G. The diagonals become columns when the flattened G is wrapped
+    into rows that are `stride` longer. Padding along the last axis is applied to G, which is far smaller than `value`.
 
-    Only a small part of G is used, but for short rows this is still twice as fast as `_depthwise_by_taps`.
+    Only a small part of G is used, but with few windows along the last axis, this is still twice as fast as
+    `_depthwise_by_taps`.
 
     Returns:
-        dW, or None if rows are long or of symbolic length, or the padding is only known at run time.
+        dW, or None if the last axis has many windows or a symbolic size, or the padding is only known at run time.
     """
     count, size = (sizes[-1] if (sizes := spatial_sizes(v)) else None for v in (windowed, value))
     if count is None or size is None or count > _FEW_COLUMNS:
@@ -343,7 +360,10 @@ def _flat_shape(op: Emitter, value: ir.Value) -> list[int] | ir.Value:
 
 
 def _zero_if_empty(op: Emitter, result: ir.Value, factor: ir.Value) -> ir.Value:
-    """Returns `result`, or zeros if `factor` is empty."""
+    """Returns `result`, a sum of products with `factor`, or zeros if `factor` is empty.
+
+    ONNX Runtime may leave such a `result` uninitialized.
+    """
     # ONNX Runtime (1.31.1) leaves the output of a batched MatMul uninitialized if one factor is transposed and the
     # summed axis has size 0.
     if all(static_dims(factor) or [0]):

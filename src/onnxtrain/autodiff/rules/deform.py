@@ -21,13 +21,15 @@ _Sizes = Sequence[ir.Value | list[int] | None]
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples read by the taps of all windows; values have the shape `[batch, offset groups, taps, *counts]`.
+    """Samples read by the taps of all windows. A sample is interpolated between the corners, the pixels around it.
+
+    Values for all samples have the shape `[batch, offset groups, taps, *counts]`.
 
     Attributes:
-        places: positions, one entry per spatial axis.
-        indices: for each corner of a cell, the row of `rows` to read.
-        factors: interpolation weight of each corner, 0 outside the image.
-        inside: for each corner, 1 inside the image and 0 outside.
+        places: positions of all samples, one entry per spatial axis.
+        indices: for each corner, the row of `rows` that each sample reads.
+        factors: for each corner, its interpolation weight in each sample; 0 outside the image.
+        inside: for each corner, 1 where it is inside the image, 0 outside.
         rows: the pixels of all images and offset groups, `[pixels, channels]`.
     """
 
@@ -97,8 +99,8 @@ def _compute_samples(
         op: emitter.
         n: the node.
         kernel: sizes of the kernel, e.g. (3, 3).
-        grid: sizes of the result's axes, [batch, offset groups, taps, *counts].
-        channels: number of channels of an offset group.
+        grid: shape of all samples, [batch, offset groups, taps, *counts].
+        channels: number of channels per offset group.
     """
     spatial = len(kernel)
     strides, dilations, pads = (

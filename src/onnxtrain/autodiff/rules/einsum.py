@@ -56,12 +56,14 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
 
 
 def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
-    """Checks the ranks of the operands, and that no label has size one in its first operand and a different size later.
+    """Checks the ranks of the operands, and that ONNX shape inference gets the size of every label right.
 
-    For such a label, onnx would infer size one, and other rules would rely on the wrong shape of the output.
+    onnx infers the size of a label from the first operand that has it. If this size is one but a later operand has a
+    larger size, the output has a wrong shape, on which other rules would rely.
 
     Raises:
-        DifferentiationError: a label has such sizes, or the rank of an operand differs from its number of labels.
+        DifferentiationError: a label has size one in the first operand that has it, and a different or symbolic size in
+            a later operand, or the rank of an operand differs from its number of labels.
     """
     first: dict[str, Dim] = {}
     for term, value in zip(terms, n.inputs, strict=True):
@@ -135,15 +137,20 @@ def _operand_cotangent(
 def _without_broadcast_axes(
     op: Emitter, n: NodeView, factors: Sequence[tuple[str, ir.Value]]
 ) -> list[tuple[str, ir.Value]]:
-    """Removes axes of size one whose label has a different size in another factor, without changing Einsum's result.
+    """Squeezes axes of size one that Einsum would broadcast, because ONNX infers wrong shapes from them.
 
-    onnx (1.23) and ONNX Runtime (1.32) infer the size of a label from the first operand that has it: "ij,j->ij" of (1,
-    2) and (3, 2) would be inferred as (1, 2), and onnx's checker would reject the model.
+    An axis is squeezed if its label has a different or symbolic size in another operand, so Einsum's result stays the
+    same. onnx (1.23) and ONNX Runtime (1.32) infer the size of a label from the first operand that has it: for
+    "ij,ij->ij" with operands of shapes (1, 2) and (3, 2), they would infer (1, 2), and onnx's checker would reject the
+    model.
 
     Args:
         op: emitter.
         n: the node being differentiated.
         factors: labels and value of each operand, e.g. [("ij", a), ("jk", b)].
+
+    Returns:
+        Labels and value of each operand, without the squeezed axes.
     """
     long = {c for t, v in factors for c, size in zip(t, _dims(n, v), strict=True) if size != 1}
     result = []
@@ -166,7 +173,7 @@ def _dims(n: NodeView, value: ir.Value | None) -> Sequence[Dim]:
 
 
 def _same(a: Dim, b: Dim) -> bool:
-    """True if two sizes are known to be equal, which unnamed symbolic sizes never are."""
+    """True if two sizes are known to be equal. Unnamed symbolic sizes never are."""
     if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
         return a.value is not None and a.value == b.value
     return a == b

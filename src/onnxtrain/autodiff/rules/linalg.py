@@ -212,9 +212,10 @@ def _cofactors_of_large(op: Emitter, n: NodeView, regular: ir.Value, size: int) 
 
 
 def _by_inverse(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    """Returns det(X) x^-T, the cofactors of X where `x` equals X.
+    """Returns the cofactors of X, computed from an inverse: det(X) x^-T.
 
-    In `x`, the matrices of X whose cofactors are computed as minors are replaced with the identity.
+    `x` is X, with the identity in place of the matrices whose cofactors are computed as minors. The results for these
+    matrices must not be used.
     """
     y, _ = op.call(inverse, x, _outputs=2)
     y.shape = n.X.shape

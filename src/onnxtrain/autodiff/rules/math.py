@@ -124,7 +124,7 @@ def pow_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _power_base(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | None:
-    """Returns ct * Y * X^(Y-1), with 0 where Y = 0."""
+    """Returns the cotangent of the base of Pow: ct * Y * X^(Y-1), or 0 where Y = 0; None if Y is a constant 0."""
     exponents = n.constant(n.Y)
     if exponents is not None and exponents.size == 1:
         return _power_base_constant(op, n, ct, float(exponents.reshape(())))
@@ -163,9 +163,10 @@ def _is_bound(n: NodeView, bound: ir.Value | None) -> bool:
 
 @vjp("Clip", wrt=("input", "min", "max"))
 def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of min(max, max(min, x)); at the bounds, x gets the cotangent as well, as in torch.clamp.
+    """VJP of Clip: y = min(max, max(min, x)).
 
-    Each bound, a scalar, gets the sum of the cotangents of the elements that it replaced.
+    Elements of x within the bounds, inclusive, get their cotangent, as in torch.clamp. Each bound, a scalar, gets the
+    sum of the cotangents of the elements that it replaced.
     """
     result: dict[str, ir.Value | None] = {}
     if n.needs("input"):
@@ -227,7 +228,10 @@ def _extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _extremum_of_two(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Max and Min of two arguments: where one of them is NaN, both get the whole ct, as in torch.maximum."""
+    """VJP of Max and Min of two arguments: the selected argument gets ct; equal arguments get half of it each.
+
+    Where an argument is NaN, both arguments get the whole ct, as in torch.maximum.
+    """
     a, b = n.inputs
     share = op.Where(op.Equal(a, b), op.Mul(ct, 0.5), ct)
     beyond = op.Less if n.node.op_type == "Max" else op.Greater

@@ -126,7 +126,13 @@ def _class_rows(n: NodeView) -> int:
 
 
 def _classifier_shapes(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Emits standard ops whose outputs have the shapes and dtypes of the labels and the scores."""
+    """Emits standard ops with outputs of the shapes and dtypes of LinearClassifier's outputs, for shape inference.
+
+    The ops never run.
+
+    Returns:
+        Stand-ins for the labels and the scores.
+    """
     # The class labels are in one of two attributes: integers or strings.
     labels = ir.DataType.INT64 if n.attr("classlabels_ints") else ir.DataType.STRING
     scores = _transformed(op, n, _linear(op, n, _class_rows(n)))

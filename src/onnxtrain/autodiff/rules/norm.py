@@ -327,10 +327,10 @@ def _first_axis(n: NodeView) -> int:
 
 
 def _expanded_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Value:
-    """Expands the scale to the shape of the normalized axes.
+    """Expands the scale to the shape of the normalized axes: `axis` and all later axes of X.
 
     Raises:
-        DifferentiationError: the scale has more axes than are normalized.
+        DifferentiationError: the scale has more axes than there are normalized axes.
     """
     if n.X.shape is None or scale.shape is None:
         return op.Expand(scale, op.Shape(n.X, start=axis))
@@ -347,7 +347,10 @@ def _expanded_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.
 
 
 def _sum_expanded(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int) -> ir.Value:
-    """Sums the cotangent of a scale or bias, expanded to all axes from `axis` on, to the shape of `primal`."""
+    """Returns the cotangent of `primal`, a scale or bias: sums `ct` over the axes along which it was broadcast.
+
+    `ct` is the cotangent of the broadcast scale or bias, which has the shape of X from `axis` on.
+    """
     # The composite's output has no shape yet; the shape decides whether the axes are known now or at run time.
     ct.shape = None if n.X.shape is None else ir.Shape(list(n.X.shape)[axis:])
     return sum_to_shape_of(op, ct, ct, primal)

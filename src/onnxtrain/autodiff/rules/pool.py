@@ -123,7 +123,11 @@ def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _unpooled(op: Emitter, n: NodeView, numbers: ir.Value) -> ir.Value:
-    """Applies the node's MaxUnpool to `numbers`, integers below 2²⁴, which float32 represents exactly."""
+    """Moves `numbers`, one per element of X, to the positions to which MaxUnpool writes these elements; 0 elsewhere.
+
+    The result shows which element of X each position of Y comes from. The numbers are integers below 2²⁴, which float32
+    represents exactly; the result is int64.
+    """
     # In float32, the only dtype for which ONNX Runtime's CPU provider has MaxUnpool.
     attributes = {name: n.attr(name) for name in ("kernel_shape", "pads", "strides")}
     moved = op.MaxUnpool(op.Cast(numbers, to=ir.DataType.FLOAT), n.I, n.output_shape, **attributes)
@@ -131,7 +135,10 @@ def _unpooled(op: Emitter, n: NodeView, numbers: ir.Value) -> ir.Value:
 
 
 def _indexes_result(n: NodeView) -> bool:
-    """True if I is known to hold positions in Y: a MaxPool computed it, and all kernel sizes and strides are 1."""
+    """True if the MaxUnpool's input I is known to hold flat positions in Y.
+
+    This is so if a MaxPool computed I, and all kernel sizes and strides of the MaxUnpool are 1.
+    """
     source, strides = n.I.producer(), n.attr("strides") or [1]
     return source is not None and source.op_type == "MaxPool" and {*n.attr("kernel_shape"), *strides} == {1}
 

@@ -66,9 +66,10 @@ class _Gradients:
 
     Attributes:
         gates: cotangent of x W^T + wb, the input part of the pre-activations [time, batch, gates * hidden].
-        recurrent: for each block of rows of R, the cotangent of the recurrent part [time, batch, rows] and the factor
-            that R multiplies [time, batch, hidden].
-        states: cotangents of the initial states.
+        recurrent: for each block of rows of R, a pair from which the cotangents of R and rb are computed: the cotangent
+            of A R^T + rb, the recurrent part of the pre-activations [time, batch, rows], and A, e.g. the previous
+            hidden states [time, batch, hidden].
+        states: cotangents of the initial states [batch, hidden].
         peepholes: cotangent of the peephole weights [3 * hidden], or None.
     """
 
@@ -148,7 +149,7 @@ def gru(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangent
     saves=("Y",),
 )
 def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
-    """VJP of LSTM: C = f C_prev + i g, H = o Tanh(C), with Sigmoid gates i, o, f and g = Tanh.
+    """VJP of LSTM: C = f C_prev + i g, H = o Tanh(C), with the gates i, o and f (Sigmoid) and g (Tanh).
 
     With peepholes, the pre-activations of i and f also contain P_i C_prev and P_f C_prev, and the pre-activation of o
     contains P_o C.

@@ -28,7 +28,7 @@ def expand_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 
 def _reduced_again(op: Emitter, n: NodeView, op_type: str, value: ir.Value) -> ir.Value:
-    """Reduces a value with the shape of the node's input, using `op_type`, over the same axes, with keepdims=1."""
+    """Applies the reduction `op_type` to `value`, which has the input's shape, over the node's axes; keepdims is 1."""
     noop = n.attr("noop_with_empty_axes")
     return op.emit(op_type, value, n.axes, keepdims=1, noop_with_empty_axes=noop)
 

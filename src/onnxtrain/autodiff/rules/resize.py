@@ -94,9 +94,10 @@ _NEIGHBORS = {"nearest": 1, "linear": 2, "cubic": 4}
 
 
 def _is_long(n: NodeView, axis: int) -> bool:
-    """True if the matrix that resizes an axis would be too large, and scattering can replace the product with it.
+    """True if an axis is so long that `_scatter_along` is faster than a product with the axis's resize matrix.
 
-    An axis of unknown size counts as long only if X has rank 3, i.e. consists of sequences.
+    An axis of unknown size is treated as long only if X has rank 3, i.e. consists of sequences. Always False with
+    antialiasing, with keep_aspect_ratio_policy, or if the rank of Y is unknown.
     """
     if n.attr("antialias") or _keeps_aspect_ratio(n) or n.out.Y.shape is None:
         return False
@@ -107,11 +108,12 @@ def _is_long(n: NodeView, axis: int) -> bool:
 
 
 def _scatter_along(op: Emitter, n: NodeView, axes: Sequence[int], position: int, ct: ir.Value) -> ir.Value:
-    """Multiplies `ct` by the transposed matrix of the axis `axes[position]`, without computing the matrix.
+    """Multiplies `ct` by the transposed resize matrix of the axis `axes[position]`, without computing the matrix.
 
-    The approximate position that each result reads is computed by resizing the positions themselves. The weights are
-    computed by resizing m masks, each of which marks every m-th position. m is twice the number of neighbors, so each
-    result reads at most one position per mask: the marked position nearest to its approximate position.
+    Each position of Y is a weighted sum of a few neighboring positions of X. Resizing the numbers 0, 1, 2, ..., i.e.
+    the positions of X, yields approximately where each position of Y reads X. Resizing m masks, each of which marks
+    every m-th position of X, yields the weights. m is at least twice the number of neighbors, so each position of Y
+    reads at most one of the positions that a mask marks: the nearest one.
     """
     axis, rank, dtype = axes[position], n.rank(n.X), counting_dtype(ct)
     count = _NEIGHBORS[n.attr("mode")]
@@ -200,7 +202,7 @@ def _is_unchanged(n: NodeView, axes: Sequence[int], position: int) -> bool:
 
 
 def _keeps_aspect_ratio(n: NodeView) -> bool:
-    """True if `sizes` are bounds for a single scale common to all axes."""
+    """True if keep_aspect_ratio_policy applies: all axes have the same scale, for which `sizes` are only bounds."""
     return n.sizes is not None and n.attr("keep_aspect_ratio_policy") != "stretch"
 
 

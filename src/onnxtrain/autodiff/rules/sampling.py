@@ -131,7 +131,10 @@ def _as(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
 
 @vjp("AffineGrid", wrt=("theta",))
 def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """VJP of grid[p] = theta · (base[p], 1): ct_theta = sum_p ct[p] (base[p], 1)ᵀ; `base` is the identity's grid."""
+    """VJP of grid[p] = theta · (base[p], 1): ct_theta = sum_p ct[p] (base[p], 1)ᵀ.
+
+    `base` is the grid of the identity transform.
+    """
     (rank,) = n.static(n.theta, [1])
     # The op itself computes the base grid, so that align_corners and the order of axes are handled.
     identity = op.const(np.eye(rank, rank + 1)[None], like=ct)

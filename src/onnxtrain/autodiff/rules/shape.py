@@ -197,7 +197,7 @@ def pad(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Removes the padding from `ct`; negative padding becomes zeros."""
+    """Removes the padding from `ct`, and inserts zeros for elements that negative pads cropped."""
     pads = n.constant(n.pads)
     axes = _padded_axes(op, n)
     if pads is not None:
@@ -224,7 +224,7 @@ def _padded_axes(op: Emitter, n: NodeView) -> ir.Value:
 
 
 def _padding_total(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Returns the sum of `ct` over the padding."""
+    """Returns the cotangent of Pad's constant_value: the sum of `ct` over the padding."""
     # Ones, padded with zeros like the data with the constant, mark the elements that are data.
     inside = op.Pad(op.ones_like(n.data), n.pads, None, n.axes)
     return op.reshape_like(

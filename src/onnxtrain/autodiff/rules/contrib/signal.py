@@ -20,7 +20,7 @@ def rfft(op: Emitter, n: NodeView) -> ir.Value:
 
 @defbody("Irfft", MS, "X", "Y", normalized=0, onesided=1, signal_ndim=1)
 def irfft(op: Emitter, n: NodeView) -> ir.Value:
-    """Decomposes Irfft: the real signal of even length with the given one-sided spectrum."""
+    """Decomposes Irfft: inverts Rfft for signals of even length; the last axis of X holds real and imaginary parts."""
     _check_transform(n)
     return op.Squeeze(op.DFT(n.X, None, op.const(-2), onesided=1, inverse=1), [-1])
 

@@ -8,7 +8,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command line; if a package of the extra `build` is missing, prints how to install it."""
+    """Entry point of the `onnxtrain` command: runs it, or prints a hint if a package from the `build` extra is missing.
+
+    Exits with code 1 if a package is missing, and with code 130 if Ctrl-C is pressed before a command starts.
+    """
     try:
         try:
             from onnxtrain.cli._app import run

@@ -77,7 +77,7 @@ def demo(options: DemoOptions, given: frozenset[str]) -> None:
 @app.command(cls=CommandWithSwitches)
 @takes_options(ArtifactsOptions)
 def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
-    """Write the artifacts that a device trains from."""
+    """Write the artifacts needed to train a model on a device."""
     from onnxtrain.cli._artifacts import run_command
 
     run_command(options)
@@ -86,10 +86,11 @@ def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
 @app.command(cls=CommandWithSwitches)
 @takes_options(PlanOptions)
 def plan(options: PlanOptions, given: frozenset[str]) -> None:
-    """Measure which ways to train a model fit in a memory budget: all parameters, adapters or the last layers.
+    """Find configurations that train a model within a memory budget: all parameters, adapters or the last layers.
 
-    Each way runs a few training steps on random inputs in a separate
-    process, as on a device. Prints the command for the recommended way.
+    Runs a few training steps per configuration on random inputs, in a
+    separate process, as on a device. Prints the commands for the
+    recommended configuration.
     """
     from onnxtrain.cli._plan import run_command
 
@@ -113,7 +114,10 @@ def train(options: TrainOptions, given: frozenset[str]) -> None:
 @app.command(cls=CommandWithSwitches)
 @takes_options(EvaluateOptions)
 def evaluate(options: EvaluateOptions, given: frozenset[str]) -> None:
-    """Compute the loss and metrics of a run on data; for a classifier also precision, recall and F1 per class."""
+    """Compute the loss and metrics of a run's model on a dataset and, for a classifier, a report per class.
+
+    The report lists the precision, recall and F1 of each class.
+    """
     from onnxtrain.cli._use import evaluate_run
 
     evaluate_run(options)
@@ -149,7 +153,7 @@ def merge(options: MergeOptions, given: frozenset[str]) -> None:
 @app.command(cls=CommandWithSwitches)
 @takes_options(OpsOptions)
 def ops(options: OpsOptions, given: frozenset[str]) -> None:
-    """List ops and whether they have gradients, or check whether a model can be trained and what prevents it."""
+    """List ops and whether they have gradients, or check whether a model can be trained and report any obstacles."""
     from onnxtrain.cli._ops import run_command
 
     run_command(options)
@@ -174,6 +178,6 @@ def inspect(options: InspectOptions, given: frozenset[str]) -> None:
 
 
 def run() -> None:
-    """Runs the command line with the arguments of this process."""
+    """Runs the command given by `sys.argv`; if it raises an exception, prints the error and exits with code 1."""
     # Not read by typer, because an error while options are parsed comes before it has read --debug.
     guarded(app, debug="--debug" in sys.argv[1:])

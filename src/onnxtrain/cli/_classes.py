@@ -38,9 +38,9 @@ def chosen_metrics(
 ) -> MetricChoice:
     """Returns the metrics chosen with `--metric` and `--positive`.
 
-    Class names are in alphabetical order, which does not reveal the positive class. So if the classes have names and
-    `positive` is None, f1, precision and recall become means over the classes (f1_macro and so on). If only `positive`
-    is given, the metrics are accuracy, f1, precision and recall.
+    Named classes are sorted alphabetically, so their order does not tell which class is positive. If the classes have
+    names and `positive` is None, f1, precision and recall are therefore replaced with their means over the classes
+    (f1_macro and so on). If only `positive` is given, the metrics are accuracy, f1, precision and recall.
 
     Args:
         metrics: values of `--metric`.
@@ -48,7 +48,7 @@ def chosen_metrics(
         classes: names of the classes in the order of their indices; None for a numeric target.
 
     Raises:
-        InputError: no class has the name `positive`, or it is not an index.
+        InputError: `positive` is neither the name of a class nor, for a numeric target, an index.
     """
     chosen = list(metrics) if metrics else None
     if positive is None:
@@ -108,12 +108,13 @@ def chosen_class_weight(texts: Sequence[str] | None, classes: Sequence[str] | No
 
 
 def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | None:
-    """Returns the names of a run's classes; None if it has no classes, or their number is unknown.
+    """Returns the names of the classes that a run predicts, in the order of their indices.
 
-    Classes of a numeric target have no names; their indices, as strings, are returned instead.
+    Returns None if the run's targets are not classes, or if the number of classes is unknown. Classes of a numeric
+    target have no names; their indices, as strings, are returned instead.
 
     Args:
-        trainer: the run.
+        trainer: trainer of the run.
         classes: names of the classes in the table; None for a numeric target.
     """
     targets = label_targets(trainer)
@@ -137,10 +138,10 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
 
 
 def _of_one_class(trainer: Trainer, metric: str) -> bool:
-    """True if a metric measures only the positive class, such as f1.
+    """True if a metric, such as f1, measures only the positive class.
 
-    AUROC does so only if the user has chosen a positive class with `--positive`. Otherwise, there are two classes, and
-    both have the same AUROC.
+    AUROC measures only the positive class if the user has chosen one with `--positive`. Otherwise, two classes
+    have the same AUROC, and for more than two classes, AUROC is the mean over the classes.
     """
     return metric in _OF_ONE_CLASS or (metric == "auroc" and trainer.positive is not None)
 
@@ -151,7 +152,7 @@ def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequenc
     The label names the positive class if the metric measures only that class.
 
     Args:
-        trainer: the run.
+        trainer: trainer of the run.
         classes: names of the classes; None for a numeric target.
         keys: keys of the recorded values, e.g. ["loss", "val_f1"].
     """
@@ -165,7 +166,10 @@ def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequenc
 
 
 def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | None:
-    """Returns a note on which metrics measure the positive class, and which are means over classes; None if none do."""
+    """Returns a note that lists the metrics of the positive class and the metrics that are means over classes.
+
+    Returns None if the run records neither kind of metric.
+    """
     names = [metric.name for metric in trainer.metrics]
     of_one = [name for name in names if _of_one_class(trainer, name)]
     of_all = [name for name in names if name.endswith("_macro")]
@@ -226,18 +230,18 @@ def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 def confusion_matrix_if_small(
     trainer: Trainer, x: Any, y: Any, names: Sequence[str] | None, batch_size: int | None
 ) -> Any:
-    """Computes the confusion matrix of a run on data.
+    """Computes the confusion matrix of a run on a dataset, unless the matrix is too large to print.
 
     Args:
-        trainer: the run.
+        trainer: trainer of the run.
         x: arrays for the inputs.
         y: arrays for the targets.
         names: names of the classes; None if their number is unknown.
         batch_size: samples per batch; None for the default of `Trainer.confusion_matrix`.
 
     Returns:
-        The matrix, int64 [classes, classes]. None if there are more than 20 classes, if their number is unknown, or if
-        each sample has several labels.
+        The matrix, int64 [classes, classes]. None if there are more than 20 classes, if their number is unknown, if
+        samples do not have exactly one class each, or if the model has no targets or no prediction output.
     """
     targets = label_targets(trainer)
     if names is None or len(names) > _SHOWN or not targets or trainer.prediction is None:

@@ -7,7 +7,7 @@ from onnxtrain.schedules import SCHEDULES
 
 
 def complete_losses(incomplete: str) -> list[str]:
-    """Returns the losses whose names begin with `incomplete`.
+    """Completes the name of a loss in the shell: returns the names that begin with `incomplete`.
 
     >>> complete_losses("c")
     ['cross_entropy', 'causal_lm']
@@ -16,17 +16,17 @@ def complete_losses(incomplete: str) -> list[str]:
 
 
 def complete_optimizers(incomplete: str) -> list[str]:
-    """Returns the optimizers whose names begin with `incomplete`."""
+    """Completes the name of an optimizer in the shell: returns the names that begin with `incomplete`."""
     return _beginning(list(OPTIMIZERS), incomplete)
 
 
 def complete_schedules(incomplete: str) -> list[str]:
-    """Returns the schedules whose names begin with `incomplete`."""
+    """Completes the name of a schedule in the shell: returns the names that begin with `incomplete`."""
     return _beginning(list(SCHEDULES), incomplete)
 
 
 def complete_metrics(incomplete: str) -> list[str]:
-    """Returns the metrics whose names begin with `incomplete`."""
+    """Completes the name of a metric in the shell: returns the names that begin with `incomplete`."""
     # Imported here, because importing the trainer takes a second and only this completion needs it.
     from onnxtrain.trainer._metrics.metrics import METRICS
 

@@ -88,7 +88,7 @@ def _checked(context: typer.Context, parameter: Any, value: Any, path: Path, whe
         context: context of the command.
         parameter: the option or argument.
         value: the value from the file.
-        path: path of the file; a path in it is relative to the file's directory.
+        path: path of the options file. Relative paths in this file are resolved against its directory.
         where: beginning of error messages.
 
     Raises:

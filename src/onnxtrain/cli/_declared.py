@@ -28,11 +28,11 @@ class Rule:
     """Metadata of a command-line option: whether its value is saved with a run, and which Python argument it sets.
 
     Attributes:
-        kept: when a resumed run may change the saved value, which it uses by default. "run": never. "fit": for a new
-            call to `fit`, but not to finish an interrupted one. "anew": always. None: according to the class variable
-            `kept` of the dataclass. If the class has none, the value is not saved.
-        python: argument of `Trainer` or `fit` that the option sets, e.g. "clip_grad_norm" for `--clip-norm`; "" if it
-            has the name of the field.
+        kept: when the user may override the saved value while resuming a run. "run": never. "fit": for a new call to
+            `fit`, but not if an interrupted call is resumed. "anew": always. None: the class variable `kept` of the
+            dataclass applies; if the class has no such variable, the value is not saved.
+        python: argument of `Trainer` or `fit` that the option sets, e.g. "clip_grad_norm" for `--clip-norm`; "" if the
+            argument has the same name as the field.
     """
 
     # By default nothing is kept: options for a single command, such as --overwrite, need no rule.
@@ -60,9 +60,9 @@ def option(
         help: help text, which also documents the field.
         names: spellings of the option, e.g. "--output", "-o". Default: the result of :func:`flag`.
         default: value if the option is not given.
-        kept: when a resumed run may change the saved value: "run", "fit" or "anew", as in :class:`Rule`. None to use
-            the class variable `kept`.
-        python: argument of `Trainer` or `fit` that the option sets; "" if it has the name of the field.
+        kept: when the user may override the saved value while resuming a run: "run", "fit" or "anew", as in
+            :class:`Rule`. None to use the class variable `kept`.
+        python: argument of `Trainer` or `fit` that the option sets; "" if the argument has the same name as the field.
         settings: additional arguments for `typer.Option`, e.g. min=1.
     """
     settings |= {"metavar": metavar, "help": help}
@@ -71,10 +71,10 @@ def option(
 
 
 def switch(help: str, python: str = "", kept: Kept | None = None) -> Any:
-    """Declares a field as a switch: an option without a value, which is False by default.
+    """Declares a field as a switch: a Boolean option that takes no value and defaults to False.
 
-    The command line can override a switch in an options file with the opposite spelling: `--no-recompute` for
-    `--recompute`, `--shuffle` for `--no-shuffle`. The arguments are those of :func:`option`.
+    Each switch also has an opposite spelling, which turns off a switch that an options file turns on: `--no-recompute`
+    for `--recompute`, `--shuffle` for `--no-shuffle`. For the arguments, see :func:`option`.
     """
     return option(None, help, default=False, python=python, kept=kept)
 
@@ -155,10 +155,12 @@ def flat(options: object) -> dict[str, Any]:
 
 
 def with_recipe_options(group: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator that adds an option for each field of :class:`Recipe` in a group. Write it below `@dataclass`.
+    """Class decorator that adds an option for each :class:`Recipe` field whose `ShellOption` belongs to a group.
+
+    Place it below `@dataclass`, so that the options are added before the class becomes a dataclass.
 
     Args:
-        group: the group (`ShellOption.group`), e.g. "model".
+        group: value of `ShellOption.group`, e.g. "model".
     """
 
     def add(kind: type[T]) -> type[T]:

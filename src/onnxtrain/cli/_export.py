@@ -19,7 +19,7 @@ def export_model(
     """Writes the trained model to an .onnx file.
 
     Args:
-        trainer: the run.
+        trainer: trainer of the run.
         encoder: the run's table encoder, which is placed before the network; None to write only the network.
         path: file to write.
         outputs: names of the values that the written model returns; None for the network's outputs.

@@ -116,7 +116,10 @@ def _inspect_model(path: Path, json: bool) -> None:
 
 
 def _trained_by_default(model: ir.Model) -> dict[str, ir.TensorProtocol | None]:
-    """Returns a dict with the tensors that are trained by default; empty if the model cannot be trained."""
+    """Returns the parameters that are trained by default, as a dict from names to initial values.
+
+    Returns an empty dict if the model cannot be trained. `model` is not modified.
+    """
     try:
         model = canonicalize(model)
         names = select_parameters(model, None, None).trainable

@@ -174,12 +174,12 @@ def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> 
 
 
 def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Content]:
-    """Formats the description of a run as tables, without the commands for next steps.
+    """Formats the description of a run as tables, up to the heading of the commands for next steps.
 
     Args:
         path: directory of the run.
         run: result of :func:`describe_run`.
-        trained: number of trained elements, e.g. "67 of 67".
+        trained: number of trained scalar parameters out of all scalar parameters, e.g. "67 of 67".
     """
     schedule = f", {run['schedule']}" if run["schedule"] else ""
     rows: list[tuple[str, object]] = [

@@ -23,7 +23,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class InterruptibleGroup(TyperGroup):
-    """The group of all commands. It handles Ctrl-C in a command, also while the command's modules are imported."""
+    """The group of all commands; handles Ctrl-C during a command, including the import of the command's modules."""
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         """Parses the options that precede the command, e.g. `--debug`."""

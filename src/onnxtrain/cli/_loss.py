@@ -86,10 +86,10 @@ def _takes_probabilities(trainer: Trainer) -> bool:
 
 
 def fit_targets(trainer: Trainer, y: Any) -> Any:
-    """One-hot encodes class labels if the run's loss expects class probabilities; else returns the targets unchanged.
+    """One-hot encodes class labels if the run's loss expects class probabilities; otherwise returns `y` unchanged.
 
     Args:
-        trainer: the run.
+        trainer: trainer of the run.
         y: arrays by target name; None if there are no targets.
 
     Raises:

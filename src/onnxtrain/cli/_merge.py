@@ -47,12 +47,12 @@ def run_command(options: MergeOptions) -> None:
 
 
 class _Losses:
-    """Computes a model's loss over the data of `--data`, before and after an adapter is merged into the model.
+    """Computes the loss over the `--data` file, before and after an adapter is merged into a model.
 
-    Call :meth:`compute` first with the unmerged model and its adapter, then with the merged model.
+    Call :meth:`compute` first with the model in which the adapter is still separate, and then with the merged model.
 
     Attributes:
-        computed: the losses computed so far.
+        computed: the losses computed so far, in the order of the calls.
     """
 
     def __init__(self, options: MergeOptions) -> None:

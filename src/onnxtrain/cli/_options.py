@@ -62,7 +62,10 @@ class ModelOptions:
 @dataclass(frozen=True)
 @with_recipe_options("memory")
 class MemoryOptions:
-    """Options of `train` and `artifacts` that trade time for memory. `plan` tries out their values instead."""
+    """Options of `train` and `artifacts` that trade time for memory.
+
+    `plan` does not have these options: it measures training with each of their values.
+    """
 
     panel: ClassVar[str] = "Model"
     kept: ClassVar[Kept] = "run"
@@ -179,7 +182,7 @@ class TableOptions:
     )
 
     def check(self) -> None:
-        """Raises InputError if options exclude each other."""
+        """Raises InputError if mutually exclusive options are given."""
         if self.one_hot and self.ordinal:
             raise InputError(
                 "--one-hot and --ordinal are alternative encodings of the same columns; pass only one."
@@ -192,10 +195,10 @@ class TableOptions:
 
 
 def parse_dims(items: Sequence[str]) -> dict[str, int]:
-    """Parses the values of `--dim`, e.g. ["sequence=16"] to {"sequence": 16}.
+    """Parses the values of `--dim` into sizes by dimension name, e.g. {"sequence": 16} for ["sequence=16"].
 
     Raises:
-        InputError: a value is not NAME=SIZE.
+        InputError: a value does not have the form NAME=SIZE, or the size is not a positive integer.
     """
     sizes = {}
     for item in items:

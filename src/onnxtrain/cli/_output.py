@@ -125,7 +125,8 @@ def info_table(content: Table) -> None:
 def logging_to_terminal(level: int) -> Iterator[None]:
     """Context manager that prints the package's log and Python warnings to standard error.
 
-    Control characters are escaped, also in the logs of other packages.
+    Control characters are escaped in this output, and in log messages of other packages, which Python's last-resort
+    handler prints.
 
     Args:
         level: minimum level of the log messages to print, e.g. `logging.WARNING`.
@@ -148,11 +149,14 @@ def logging_to_terminal(level: int) -> Iterator[None]:
 
 
 def guarded(run: Callable[[], None], *, debug: bool) -> None:
-    """Runs a command, and exits with code 1 if it raises an exception. An OnnxTrainError is printed without traceback.
+    """Runs a command; if it raises an exception, prints the error and exits with code 1.
+
+    An OnnxTrainError is printed without a traceback, unless `debug` is True; other exceptions are always printed with
+    one. If the reader of standard output has exited (`| head`), nothing is printed.
 
     Args:
         run: function that runs the command.
-        debug: True to print the traceback of an OnnxTrainError as well.
+        debug: True to print the traceback of an OnnxTrainError.
     """
     try:
         with speaking(ShellWords()):

@@ -25,7 +25,7 @@ _BATCH = 32
 def model_predictions(
     path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> tuple[Arrays, TableEncoder | None]:
-    """Computes the outputs of an .onnx file.
+    """Computes the outputs of the model in an .onnx file.
 
     Args:
         path: path of the model.
@@ -145,7 +145,10 @@ def _run(
 
 
 def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
-    """Casts an array to the input's dtype if both are floating point or both are integer; else returns it unchanged."""
+    """Casts an array to an input's dtype if both dtypes are floating point or both are integer.
+
+    Other arrays are returned unchanged.
+    """
     wanted = spec.dtype.held
     if array.dtype.kind == wanted.kind == "f" or (array.dtype.kind in "iu" and wanted.kind in "iu"):
         return array.astype(wanted)

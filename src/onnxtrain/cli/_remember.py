@@ -153,7 +153,15 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
 
 
 def paths_outside(options: TrainOptions, directory: Path) -> str:
-    """Returns the options with paths that must be passed again to resume the run, e.g. " --log log.csv"."""
+    """Returns the path options that the user must pass again to resume a run, e.g. " --log log.csv".
+
+    For safety, a resumed run does not reuse a stored path outside its directory. A validation file may also be in the
+    directory of the training data.
+
+    Args:
+        options: options of the command.
+        directory: directory of the run.
+    """
     values = flat(options)
     paths = {name: path for name in _PATHS if (path := _path(values[name])) is not None}
     return "".join(

@@ -123,7 +123,10 @@ def _exported_values(
 
 
 def _best_epoch(trainer: Trainer) -> int | None:
-    """Returns the epoch with the lowest validation loss in the last `fit`; None if it had no validation data."""
+    """Returns the number of the epoch with the lowest validation loss in the last call to `fit`.
+
+    Returns None if that call had no validation data.
+    """
     epochs = [epoch for epoch in trainer.history.epochs[trainer.fit_start :] if "val_loss" in epoch]
     if not epochs:
         return None

@@ -37,7 +37,7 @@ def _typed(value: object) -> list[str]:
 
 
 class ShellWords(Words):
-    """Wording for shells, which replaces arguments of the Python API with the corresponding options of a command.
+    """Wording of messages on the command line: refers to options instead of arguments of the Python API.
 
     Args:
         command: name of the running command, e.g. "check"; "" for no particular command.
@@ -59,7 +59,15 @@ class ShellWords(Words):
         self._spellings = spellings
 
     def argument(self, name: str, *value: object) -> str:
-        """Returns the option that sets an argument, with its value if given; else the argument itself."""
+        """Returns the command-line option that sets a Python argument, e.g. `--clip-norm 1.0`.
+
+        If no option sets the argument, returns the Python wording, e.g. `name=1.0`. If the running command lacks the
+        option, " of `onnxtrain train`" is appended.
+
+        Args:
+            name: name of the argument.
+            value: value to include; if several are given, all of them are included.
+        """
         if self._command == "check" and name in _OF_CHECK:
             return _OF_CHECK[name]
         if name == "encode":
@@ -76,7 +84,10 @@ class ShellWords(Words):
         return super().argument(name, *value)
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
-        """Returns advice on making a fixed batch size dynamic; `function` is ignored."""
+        """Returns advice on making a fixed batch size dynamic.
+
+        `function` is ignored, because a shell passes an option instead of calling a function.
+        """
         return f"pass {flag('dynamic_batch')}"
 
     def resume(self, directory: object, where: str = "") -> str:
@@ -84,7 +95,7 @@ class ShellWords(Words):
         return f"Resume {where}with: onnxtrain train {directory} --data FILE"
 
     def open_run(self) -> str:
-        """Returns advice on passing a run directory; the caller adds the period."""
+        """Returns the remedy for a directory that does not contain a run, as a sentence without the final period."""
         return "Pass the directory of a run, as written by `onnxtrain train`"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:
@@ -111,5 +122,8 @@ class ShellWords(Words):
         return f", or drop incomplete batches ({flag('drop_last')})"
 
     def untransformed(self, argument: str) -> str:
-        """Returns "", because the transforms of the command line augment data but do not convert it."""
+        """Returns an empty hint, because the command line has no transforms that convert data.
+
+        MixUp and CutMix only augment samples that are already valid, so a missing transform never causes an error.
+        """
         return ""

@@ -47,7 +47,8 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
     Args:
         options: options of the command.
         given: names of the options that were given on the command line or in an options file.
-        finished: True to only export the run: its workers were restarted after the last epoch had been saved.
+        finished: True to skip training and only write the results, because the workers were restarted after the last
+            epoch had been saved.
     """
     data = load_data(options.data)
     resuming = options.source.is_dir()
@@ -229,7 +230,8 @@ def _new_directory(options: TrainOptions) -> Path:
 def _removed_on_failure(directory: Path) -> Iterator[None]:
     """Context manager that removes a new run's files from `directory` if its block raises an exception.
 
-    Then the command can be repeated. Files that existed before the block are not removed.
+    The command can then be repeated with the same directory. Files that existed before the block are kept, as are
+    files that do not belong to a run.
     """
     existed = directory.is_dir()
     before = set(directory.iterdir()) if existed else set()
@@ -330,7 +332,7 @@ def _fitted_encoder(
 
     Args:
         encoder: the unfitted encoder; None if the data is not a table.
-        trainer: the run.
+        trainer: trainer of the run.
         data: the training data.
         options: options of the command.
 

@@ -52,7 +52,7 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
 
 
 def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path) -> None:
-    """Starts the workers of the command, and waits until they end.
+    """Starts the worker processes of the command, and waits for them to exit.
 
     Args:
         options: options of the command.

@@ -216,10 +216,10 @@ def _run_predictions(
 
 
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Computes predicted class indices from logits.
+    """Computes predicted class indices from logits, according to the run's loss.
 
     Args:
-        trainer: the run.
+        trainer: trainer of the run, which determines the loss and the class axis.
         scores: the logits.
 
     Returns:

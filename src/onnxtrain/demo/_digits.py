@@ -163,7 +163,7 @@ def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = T
 
 
 def _run_exported(path: Path, images: Array) -> Array:
-    """Computes the logits of images with an exported file in a plain session, as on a host without onnxtrain."""
+    """Computes logits for images by running an exported model in a plain ONNX Runtime session, without onnxtrain."""
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(["logits"], {"image": images})[0])
 

@@ -13,7 +13,11 @@ _OPSET, _IR_VERSION = 21, 10
 
 
 class _Builder:
-    """Collects the nodes and initializers of a graph."""
+    """Builds the nodes and float32 initializers of the demo's graph.
+
+    Args:
+        seed: seed of the random weights.
+    """
 
     def __init__(self, seed: int) -> None:
         self.nodes: list[onnx.NodeProto] = []

@@ -8,10 +8,14 @@ from onnxtrain.runtime.dtypes import Array
 
 
 def group_arrays(arrays: Sequence[Array], limit: int) -> list[list[int]]:
-    """Groups consecutive arrays of the same dtype, up to `limit` bytes per group; a larger array forms its own group.
+    """Groups consecutive arrays into buckets, each of which is sent as one message.
+
+    Args:
+        arrays: the arrays. All arrays in a bucket have the same dtype.
+        limit: maximum size of a bucket in bytes. An array above this limit gets a bucket of its own.
 
     Returns:
-        The groups, as lists of indices of arrays.
+        The buckets, as lists of indices into `arrays`.
 
     >>> import numpy as np
     >>> group_arrays([np.zeros(2), np.zeros(1), np.zeros(9), np.zeros(1, np.float32)], 32)

@@ -10,14 +10,16 @@ from onnxtrain.runtime.dtypes import Array
 
 
 class Communicator(ABC):
-    """Connects the workers of a group. All workers must call the same methods in the same order.
+    """Exchanges arrays and objects between the workers of a group.
+
+    Except for :meth:`move`, all workers must call the same methods in the same order.
 
     Attributes:
-        rank: rank of this worker, 0 .. size - 1. Worker 0 writes the files and shows the progress.
+        rank: rank of this worker, 0 .. size - 1. Worker 0 writes the files and shows progress.
         size: number of workers.
 
     Raises:
-        WorkersError: raised by every method if another worker has ended, or did not answer in time.
+        WorkersError: raised by every method if another worker has exited or does not respond in time.
     """
 
     rank: int
@@ -39,7 +41,14 @@ class Communicator(ABC):
 
     @abstractmethod
     def move(self, array: Array, source: int, target: int) -> None:
-        """Copies an array from worker `source` to worker `target`; other workers need not call this method."""
+        """Copies an array from worker `source` to worker `target`; other workers need not call this method.
+
+        Args:
+            array: a C-contiguous array of any dtype, with the same dtype and shape on both workers. On `target`, it is
+                overwritten in place.
+            source: rank of the sender.
+            target: rank of the receiver. If it equals `source`, nothing is sent.
+        """
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:

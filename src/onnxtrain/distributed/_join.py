@@ -15,12 +15,12 @@ def join_group(strategy: DataParallel) -> Communicator:
     """Joins the group of workers; a process that was started without a launcher is a group of one.
 
     `torchrun`, `onnxtrain train --workers`, :func:`launch` and Ray set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-    SLURM sets SLURM_PROCID and SLURM_NTASKS; the job script must set the other two. An existing PyTorch process group
-    is reused.
+    SLURM sets SLURM_PROCID and SLURM_NTASKS; its job script must set MASTER_ADDR and MASTER_PORT. An existing PyTorch
+    process group is reused.
 
     Raises:
-        InputError: environment variables are missing or not numbers.
-        MissingPackageError: there are other workers, but PyTorch is not installed.
+        InputError: environment variables are missing or not numbers, or the backend is "nccl" but there is no GPU.
+        MissingPackageError: a launcher has started this process, but PyTorch is not installed.
         WorkersError: the other workers did not join in time.
     """
     place = read_place(os.environ)

@@ -26,7 +26,7 @@ class _Worker:
         self._cleanup = contextlib.ExitStack()
 
     def address(self) -> tuple[str, int, str]:
-        """Returns this machine's address, a free port on it, and Ray's id of the machine."""
+        """Returns this machine's IP address, a free port on it, and its Ray node ID."""
         import ray
 
         # Another program may take the port before worker 0 does: then joining fails, and the group is restarted.
@@ -37,9 +37,12 @@ class _Worker:
         return ray.util.get_node_ip_address(), port, context.get_node_id()
 
     def one_machine(self) -> dict[str, str]:
-        """Returns the environment variables of workers that are all on this machine, and creates their private folder.
+        """Creates a private folder through which workers find each other if all of them run on this machine.
 
         The folder is removed at the end of :meth:`work`.
+
+        Returns:
+            The environment variables to set for these workers, except for their token.
         """
         self._cleanup.enter_context(folder := private_folder())
         return one_machine(folder.name)
@@ -180,9 +183,22 @@ def _run_once(
     nodes: list[str],
     attempt: int,
 ) -> list[Any]:
-    """Starts all workers, waits for their results, and returns these; stops all workers if one fails.
+    """Runs the function or command once in all workers; stops all workers at the end, or as soon as one fails.
 
-    `nodes` are the IP addresses of the machines to use, or empty; `attempt` is the number of restarts so far.
+    Args:
+        ray: the `ray` module, connected to a cluster.
+        function: function or command that each worker runs.
+        arguments: its arguments.
+        workers: number of workers.
+        nodes: IP addresses of the machines to use, assigned round-robin; [] for any machine.
+        attempt: number of restarts so far.
+
+    Returns:
+        The results of the workers, in rank order.
+
+    Raises:
+        RayActorError: the process of a worker died.
+        RayTaskError: the function or command failed in a worker.
     """
     # Restarts are done here, for the whole group: Ray would restart a single worker.
     remote = ray.remote(num_cpus=1, max_restarts=0)(_Worker)

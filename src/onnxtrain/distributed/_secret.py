@@ -16,12 +16,12 @@ TOKEN = "ONNXTRAIN_WORKERS_TOKEN"
 
 
 def new_token() -> str:
-    """Returns a new token for a group, 64 hexadecimal digits."""
+    """Returns a random token, 64 hexadecimal digits, with which the workers of a group authenticate each other."""
     return secrets.token_hex(32)
 
 
 def private_folder() -> tempfile.TemporaryDirectory[str]:
-    """Returns a temporary folder that only this user can open; closing the object removes it."""
+    """Creates a temporary folder that only this user can open; exiting its `with` block removes it."""
     return tempfile.TemporaryDirectory(prefix="onnxtrain-workers-", ignore_cleanup_errors=True)
 
 

@@ -171,9 +171,10 @@ def _bytes(array: Array) -> Array:
 
 @contextmanager
 def _raising_workers_error(doing: str) -> Iterator[None]:
-    """Context manager that converts PyTorch's errors to WorkersError.
+    """Context manager that converts RuntimeErrors, which PyTorch raises if another worker fails, to WorkersError.
 
-    PyTorch raises such errors if another worker has ended or does not answer. `doing` begins the message.
+    Args:
+        doing: description of the operation, e.g. "Summing over the workers", which starts the error message.
     """
     try:
         yield

@@ -26,10 +26,10 @@ _ANSWERS_WITHIN = timedelta(seconds=60)
 
 
 class SignedStore(dist.Store):  # type: ignore[name-defined, misc]
-    """Signs the values of a PyTorch store, so that values written by strangers raise an error.
+    """Wraps a PyTorch store and signs its values, so that reading a value written without the token raises an error.
 
     gloo publishes the workers' addresses with `set`, and reads them with `wait` and `get`. Counters, which barriers
-    change with `add`, are not signed: by changing them, a stranger can delay the workers, but nothing else.
+    change with `add`, are not signed: a process without the token that changes them can only delay the workers.
 
     Args:
         store: the underlying store.
@@ -75,15 +75,15 @@ class SignedStore(dist.Store):  # type: ignore[name-defined, misc]
 
 
 def prove_membership(token: str, timeout: timedelta) -> None:
-    """Proves to each worker of the process group that this worker knows the token, and verifies that they know it.
+    """Proves to all other workers that this worker knows the token, and verifies that each of them knows it.
 
     Args:
         token: token of the group.
         timeout: timeout of the group, e.g. 30 minutes; each exchange waits for at most one minute.
 
     Raises:
-        WorkersError: a process in a worker's place does not know the token.
-        RuntimeError: a process does not respond.
+        WorkersError: a process that joined as a worker does not know the token.
+        RuntimeError: a worker does not respond in time.
     """
     rank = dist.get_rank()
 

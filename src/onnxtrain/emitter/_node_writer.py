@@ -164,7 +164,11 @@ class NodeWriter:
         return outputs[0] if _outputs is None else outputs
 
     def function(self, composite: Composite, dtype: ir.DataType) -> ir.OperatorIdentifier:
-        """Adds a composite op's function for `dtype` to the model if it is missing; returns its identifier."""
+        """Adds a composite op's function for `dtype` to the model if it is missing; returns its identifier.
+
+        Raises:
+            GraphBuildError: the emitter has no function table.
+        """
         if self._functions is None:
             raise GraphBuildError(f"calling composite {composite}: this emitter has no function table")
         identifier = composite.identifier(dtype, self._functions)

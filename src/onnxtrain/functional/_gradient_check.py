@@ -219,7 +219,7 @@ def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _sizes(model: ir.Model, given: Mapping[str, Array]) -> dict[str, int]:
-    """Returns the sizes of symbolic dimensions that the user's arrays determine, e.g. {"batch": 4}."""
+    """Infers the sizes of symbolic dimensions from the shapes of the user's arrays, e.g. {"batch": 4}."""
     return {
         dim.value: size
         for value in model.graph.inputs
@@ -261,7 +261,10 @@ def _gradients(
 
 
 def _nudged(array: Array, rng: np.random.Generator) -> Array:
-    """Moves each float up or down by about one unit in the last place; returns other arrays unchanged."""
+    """Perturbs an array in the last bit, to estimate the rounding error of gradients that are computed from it.
+
+    Moves each float randomly up or down by about one unit in the last place. Returns arrays of other dtypes unchanged.
+    """
     if array.dtype.kind in "iubOUS":
         return array
     step = np.finfo(array.dtype).eps if array.dtype.kind == "f" else 2.0**-7
@@ -277,7 +280,16 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -> onnx.ModelProto:
-    """Returns a copy of the model with the outputs `outputs`, in which the values named in `given` are inputs."""
+    """Returns a copy of a model that computes `outputs` and takes the values named in `given` as additional inputs.
+
+    Args:
+        model: the model; it is not modified.
+        outputs: names of the values to compute, which replace the model's outputs.
+        given: names of node outputs that become inputs. The nodes that computed them are removed.
+
+    Raises:
+        GraphBuildError: no node computes a value named in `outputs`.
+    """
     cut = model.clone()
     cut.graph.outputs.clear()
     values = {str(v.name): v for node in cut.graph for v in node.outputs}
@@ -306,7 +318,10 @@ def _evaluator(
     parameters: Mapping[str, Array],
     result: Array,
 ) -> tuple[Evaluate, str]:
-    """Returns a function that computes the output from parameters, and its precision, "float64" or "float32".
+    """Returns a function that computes the output from parameter values, for use in finite differences.
+
+    The ONNX reference evaluator computes the output in float64 if it supports all ops and agrees with ONNX Runtime;
+    otherwise, ONNX Runtime computes it in the model's own dtypes. Stop-gradient nodes are held constant.
 
     Args:
         forward: canonical model.
@@ -314,8 +329,11 @@ def _evaluator(
         names: names of the parameters.
         feeds: values of the inputs, by name.
         parameters: values of the parameters, by name.
-        result: the output computed by ONNX Runtime. The reference evaluator is used only if its output agrees with
-            `result`.
+        result: the output computed by ONNX Runtime, with which the reference evaluator must agree.
+
+    Returns:
+        The function, and the precision in which it computes: "float64" for the reference evaluator, "float32" for ONNX
+        Runtime.
     """
     bare = expand_rounded(forward)
     promote_initializers(bare, list(names))

@@ -51,7 +51,7 @@ def per_sample_gradients(
     Raises:
         ModelError: the model cannot be loaded or converted.
         DifferentiationError: a name is unknown, not floating point, or listed twice; `of` has more than one element for
-            one sample; or an input in `batched` is a scalar or has a fixed batch size.
+            one sample; or an input in `batched` is a scalar or has a fixed batch size other than 1.
         NoGradientRule: an op between `wrt` and `of` has no gradient rule.
         TypeError: `wrt` or `batched` is a string, or not a collection.
 
@@ -82,11 +82,15 @@ def per_sample_gradients(
 
 
 def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
-    """Returns the names of the inputs with a batch axis.
+    """Returns the names of the batched inputs, i.e. the inputs whose axis 0 is the batch axis.
+
+    Args:
+        graph: the model's graph.
+        names: the argument `batched` of :func:`per_sample_gradients`; duplicates are removed. None selects all inputs.
 
     Raises:
-        DifferentiationError: there is no such input, a name is unknown, or an input has no batch axis or a fixed batch
-            size.
+        DifferentiationError: there is no batched input, a name is unknown, or a batched input is a scalar, has an
+            unknown rank, or has a fixed batch size other than 1.
     """
     inputs = {str(value.name): value for value in graph.inputs}
     if names is not None:
@@ -133,12 +137,12 @@ def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
 
 
 def _with_batch(model: ir.Model, name: str, samples: Collection[str]) -> ir.Shape:
-    """Returns the shape of a batched input with a symbolic batch size, e.g. [batch, 784].
+    """Returns the shape to declare for a batched input, whose batch size is symbolic, e.g. [batch, 784].
 
     Args:
         model: the model.
         name: name of the input.
-        samples: names of all batched inputs, which share one batch symbol.
+        samples: names of all batched inputs. They get the same symbol for the batch size.
     """
     # All batched inputs share one symbol: the first that the model uses, or "batch" if its batch size is 1.
     sizes = {value.name: _sizes(value) for value in model.graph.inputs if value.name in samples}
@@ -203,13 +207,15 @@ def _for_one(
 
 
 def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: dict[str, ir.Value]) -> None:
-    """Wraps the model for one sample in a Loop over the samples, with `of` and the gradients, stacked, as outputs.
+    """Wraps the model for one sample in a Loop over the samples, which stacks the values of `of` and its gradients.
+
+    The stacked values become the model's outputs, e.g. loss [batch] and w_grad [batch, *shape of w].
 
     Args:
         model: the model for one sample, with its gradients.
-        declared: shape of each batched input with a symbolic batch size, e.g. {"x": [batch, 784]}.
+        declared: shapes to declare for the batched inputs, by name, e.g. {"x": [batch, 784]}.
         of: name of the differentiated value, e.g. "loss".
-        gradients: gradient for one sample of each parameter or input, e.g. {"w": w_grad}.
+        gradients: gradients computed by `model`, by the name of the parameter or input, e.g. {"w": w_grad}.
     """
     graph = model.graph
     op = Emitter(graph, functions=model.functions)
@@ -264,13 +270,15 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
 
 
 def _check_number(op: Emitter, first: ir.Value, other: ir.Value, sample: ir.Value) -> None:
-    """Adds a Reshape that fails at run time unless the inputs `first` and `other` have equally many samples.
+    """Makes the model fail at run time if two batched inputs have different numbers of samples.
+
+    Adds a Reshape of `other` to the batch size of `first`. The Gather in the Loop reads the Reshape's output.
 
     Args:
         op: emitter of the graph that contains the Loop.
         first: a batched input.
         other: another batched input.
-        sample: the current sample of `other`, gathered in the Loop. The Gather then reads the Reshape's output.
+        sample: the current sample of `other`, i.e. the output of a Gather in the Loop.
     """
     # Without it, surplus samples of an input would be silently ignored.
     shape = op.Concat(op.Shape(first, start=0, end=1), op.Shape(other, start=1), axis=0)
@@ -282,9 +290,14 @@ def _check_number(op: Emitter, first: ir.Value, other: ir.Value, sample: ir.Valu
 
 
 def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.Value]) -> list[ir.Node]:
-    """Returns the nodes needed for `results` that depend on the sample or draw random numbers.
+    """Returns the nodes that must run once per sample, in the body of the Loop.
 
-    These nodes run once per sample, in the Loop.
+    They contribute to `results` and depend on `samples` or on random numbers. All other nodes stay outside of the Loop.
+
+    Args:
+        graph: the graph of the model for one sample.
+        samples: the current sample of each batched input.
+        results: the values that the body of the Loop returns.
     """
     dependent, needed = set(samples), set(results)
     for node in graph:

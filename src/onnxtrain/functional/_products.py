@@ -286,14 +286,15 @@ def _append_products(
 
 
 def _differentiable_again(model: ir.Model, values: Sequence[ir.Value]) -> tuple[ir.Model, list[str]]:
-    """Prepares a model with gradients for a second pass: inlines composite ops, which have bodies but no rules.
+    """Prepares a model with gradients for a second differentiation: inlines composite ops, which lack gradient rules.
 
     Args:
-        model: the model after the first pass.
-        values: the gradients that the second pass starts from.
+        model: the model with gradients.
+        values: the gradients to differentiate.
 
     Returns:
-        The model, and the names of the gradients in it.
+        The model, and the names of copies of the gradients in it, one per gradient. Each copy is a separate value even
+        if two gradients are the same value.
     """
     op = Emitter(model.graph, functions=model.functions)
     # In a + b, the gradients of a and b are the same value, but each needs its own cotangent.

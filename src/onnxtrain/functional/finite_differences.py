@@ -18,8 +18,9 @@ class Comparison:
     """Result of comparing a derivative with finite differences.
 
     Attributes:
-        verdict: "agrees", "differs", or "inconclusive" if the finite differences are not stable, or at a kink.
-        difference: the stable central difference nearest to the derivative; the nearest of all if none is stable.
+        verdict: "agrees"; "differs"; or "inconclusive" if no finite difference is stable or the function has a kink.
+        difference: the central difference that agrees with the derivative; otherwise the stable difference nearest to
+            the derivative, or the nearest of all differences if none is stable.
         reason: why the comparison is inconclusive, e.g. "a kink: the slope is 0 on one side and 1 on the other";
             otherwise empty.
     """
@@ -33,15 +34,16 @@ def compare(function: Callable[[float], float], derivative: float, step: float, 
     """Compares the derivative of a scalar function at 0 with central differences.
 
     If the difference at the first step is within `margin` of the derivative, they agree. Otherwise, larger steps are
-    tried, and only stable differences count: those within `margin` of the difference at the next larger step, which
-    neither rounding errors nor nearby kinks distort. If 0 itself is a kink, as for ReLU, the one-sided differences do
-    not approach each other as the step shrinks; a derivative between them is inconclusive.
+    tried, and only stable differences are compared. A difference is stable if it is within `margin` of the difference
+    at the next larger step: then neither rounding errors nor nearby kinks distort it. If 0 itself is a kink, as for
+    ReLU, the one-sided differences do not approach each other as the step shrinks, and the result is inconclusive for
+    any derivative between them.
 
     Args:
         function: computes the value after a step along the direction, e.g. function(-1e-5).
         derivative: the derivative to check.
         step: the first step, e.g. 1e-5.
-        margin: largest accepted distance between the derivative and the difference, e.g. 1e-3.
+        margin: largest accepted distance between the derivative and a difference, e.g. 1e-3.
     """
     differences: list[float] = []
     for factor in _STEPS:
@@ -78,7 +80,8 @@ def _kink(
         function: computes the value after a step along the direction.
         derivative: the derivative to check.
         step: step of the one-sided differences, e.g. 1e-5.
-        margin: largest difference of the slopes that does not count as a kink.
+        margin: tolerance for the slopes. Slopes closer than this are not a kink, and the derivative may lie outside of
+            the slopes by this much.
 
     Returns:
         The slopes left and right of 0 if 0 is a kink and the derivative lies between the slopes; otherwise None.

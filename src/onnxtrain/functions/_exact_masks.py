@@ -22,7 +22,9 @@ _EXACT: dict[CompositeOp, CompositeOp] = {
 
 
 def with_exact_masks(model: ir.Model) -> ir.Model:
-    """Makes the gradients of Relu, Clip and Hardtanh select with Where instead of multiplying by a mask.
+    """Makes the gradients of Relu, Clip and Hardtanh select with Where, so that they can be differentiated again.
+
+    Multiplying by a mask is faster, but gives NaN (0 * inf) if a later differentiation has infinite cotangents.
 
     Args:
         model: a model with gradients, before its functions are inlined. It is modified in place.

@@ -23,11 +23,14 @@ _NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
 
 class SpecializedOp(CompositeOp):
-    """A composite op with a single body, which may depend on static sizes.
+    """A composite op whose body may depend on static sizes and attribute values, e.g. on a convolution's kernel size.
+
+    Ops of one name with different bodies get functions whose names are numbered, e.g. `ConvolutionGradient0_float` and
+    `ConvolutionGradient1_float`.
 
     Args:
-        name: op type, e.g. `ConvolutionGradient`, without the number and dtype at the end of function names.
-        inputs: names of the inputs and their shapes. The body may rely on static sizes.
+        name: op type without number and dtype, e.g. `ConvolutionGradient`.
+        inputs: shapes of the inputs, by name; None for an unknown shape. The body may rely on static sizes.
         attributes: types of the attributes, by name. Native kernels read the attributes; the body has their values
             hard-coded.
         outputs: number of outputs.
@@ -52,16 +55,20 @@ class SpecializedOp(CompositeOp):
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the identifier of the function that computes this op.
+        """Returns the identifier of this op's function for `dtype`, whose name is numbered: ConvolutionGradient0_float.
 
-        If `functions` already has a function with an equal key, the name has that function's number, so that both ops
-        share it; otherwise, the name has the first unused number.
+        If `functions` already contains a function with this name and an equal key, the op shares it. Otherwise, the
+        name gets the first unused number, and the caller adds the function.
         """
         _, name, _ = super().identifier(dtype, functions)
         return _numbered(name, self._key, functions)
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns the op's function. Its name has no number yet; the caller adds it."""
+        """Returns a function that computes this op in `dtype`, using the standard ops of version `opset`.
+
+        The name has no number yet, e.g. `ConvolutionGradient_float`. The caller renames the function to
+        :meth:`identifier`.
+        """
         function = super().function_for(dtype, opset)
         function.metadata_props[_KEY] = self._key
         return function
@@ -75,11 +82,15 @@ class SpecializedOp(CompositeOp):
 def widened(
     function: ir.Function, functions: MutableMapping[ir.OperatorIdentifier, ir.Function]
 ) -> ir.OperatorIdentifier | None:
-    """Adds a float32 version of a bfloat16 or float16 function.
+    """Adds a float32 version of a bfloat16 or float16 function, for runtimes whose kernels compute in float32.
+
+    Args:
+        function: function of a :class:`SpecializedOp`; it is not modified.
+        functions: the model's function table. An equal function in it is reused.
 
     Returns:
-        The new function's identifier, or None if `function` does not belong to a :class:`SpecializedOp` in one of these
-        dtypes.
+        The identifier of the float32 function, or None if `function` does not belong to a :class:`SpecializedOp` in
+        bfloat16 or float16.
     """
     key, name = function.metadata_props.get(_KEY), _NAME.fullmatch(function.name)
     if key is None or name is None or function.domain != DOMAIN:

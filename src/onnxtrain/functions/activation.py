@@ -56,9 +56,9 @@ def gelu_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
 
 @composite("GeluTanhGradient", ["x", "ct"])
 def gelu_tanh_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
-    """VJP of tanh-approximated GELU, x * (1 + t) / 2 with t = tanh(k (x + 0.044715 x³)), k = sqrt(2 / π).
+    """VJP of tanh-approximated GELU: ct * (1 + t + x (1 - t²) k (1 + 3 * 0.044715 x²)) / 2.
 
-    ct * (1 + t + x (1 - t²) k (1 + 3 * 0.044715 x²)) / 2.
+    With t = tanh(k (x + 0.044715 x³)) and k = sqrt(2 / π), the forward output is x * (1 + t) / 2.
     """
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
     square = op.Mul(x, x)

@@ -29,13 +29,13 @@ _Gradients = tuple[ir.Value, ir.Value, ir.Value]
 
 @composite("Attention", _INPUTS, _SCALE, outputs=2)
 def attention(op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, *, scale: AttributeRef) -> _Pair:
-    """Computes softmax(scale q kᵀ) v."""
+    """Computes softmax(scale q kᵀ) v; also returns the log-sum-exp of each query's scores, for the backward pass."""
     return _weighted_values(op, _scores(op, q, k, scale), v)
 
 
 @composite("CausalAttention", _INPUTS, _SCALE, outputs=2)
 def causal_attention(op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, *, scale: AttributeRef) -> _Pair:
-    """Computes attention of each query to the keys up to its own position."""
+    """Computes causal Attention: query i attends only to keys 0 .. i. Returns the same outputs as Attention."""
     return _weighted_values(op, _causal(op, _scores(op, q, k, scale)), v)
 
 
@@ -43,7 +43,11 @@ def causal_attention(op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, *, scal
 def masked_attention(
     op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, *, scale: AttributeRef
 ) -> _Pair:
-    """Computes softmax(scale q kᵀ + mask) v. As with Softmax, the result for a fully masked query is NaN."""
+    """Computes softmax(scale q kᵀ + mask) v; NaN for fully masked queries (all -inf), as with Softmax.
+
+    Returns:
+        The result, and the log-sum-exp of each query's masked scores, for the backward pass.
+    """
     return _weighted_values(op, op.Add(_scores(op, q, k, scale), mask), v)
 
 
@@ -51,7 +55,11 @@ def masked_attention(
 def safe_masked_attention(
     op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, mask: ir.Value, *, scale: AttributeRef
 ) -> _Pair:
-    """Computes MaskedAttention, but fully masked queries have zero outputs and no gradients, as in PyTorch."""
+    """Computes MaskedAttention, but with zero output and zero gradient for fully masked queries, as in PyTorch.
+
+    Returns:
+        The result, and the log-sum-exp of each query's masked scores: inf for fully masked queries.
+    """
     scores = op.Add(_scores(op, q, k, scale), mask)
     nothing = op.Equal(_row_max(op, scores), -math.inf)
     mixed, log_sum = _weighted_values(op, op.Where(nothing, 0.0, scores), v)
@@ -61,19 +69,25 @@ def safe_masked_attention(
 
 @composite("AttentionGradient", _GRADIENT_INPUTS, _SCALE, outputs=3)
 def attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
-    """VJP of Attention: cotangents of q, k and v."""
+    """VJP of Attention: cotangents of q, k and v.
+
+    The inputs are ct, the cotangent of Attention's first output; q, k and v; and log_sum, its second output.
+    """
     return _input_cotangents(op, inputs, scale, lambda scores: scores)
 
 
 @composite("CausalAttentionGradient", _GRADIENT_INPUTS, _SCALE, outputs=3)
 def causal_attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
-    """VJP of CausalAttention: cotangents of q, k and v."""
+    """VJP of CausalAttention: cotangents of q, k and v. Its inputs are the same as for AttentionGradient."""
     return _input_cotangents(op, inputs, scale, lambda scores: _causal(op, scores))
 
 
 @composite("MaskedAttentionGradient", [*_GRADIENT_INPUTS, "mask"], _SCALE, outputs=3)
 def masked_attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
-    """VJP of MaskedAttention and SafeMaskedAttention: cotangents of q, k and v."""
+    """VJP of MaskedAttention and SafeMaskedAttention: cotangents of q, k and v.
+
+    The inputs are the same as for AttentionGradient, then the mask, which gets no cotangent.
+    """
     *others, mask = inputs
     return _input_cotangents(op, others, scale, lambda scores: op.Add(scores, mask))
 
@@ -111,7 +125,7 @@ def _input_cotangents(
     Args:
         op: emitter of the function body.
         inputs: ct, q, k, v and the log-sum-exp of each query's scores.
-        scale: factor of the scores.
+        scale: factor by which q kᵀ is multiplied.
         masked: applies the mask to the scores.
     """
     ct, q, k, v, log_sum = inputs

@@ -14,7 +14,12 @@ from ._composite import CompositeOp, composite
 
 
 def _matmul(left: bool, right: bool) -> CompositeOp:
-    """Defines a bfloat16 MatMul that first permutes the axes of a if `left`, and the axes of b if `right`."""
+    """Defines a composite op that computes MatMul(a, b) in bfloat16, after permuting the axes of a or b on request.
+
+    Args:
+        left: True gives the op an attribute `perm_a`, the permutation of the axes of a, e.g. [0, 2, 1].
+        right: True gives the op an attribute `perm_b`, the permutation of the axes of b.
+    """
     kind = ("", "PermutedLeft", "PermutedRight", "PermutedBoth")[left + 2 * right]
     attributes = {
         name: ir.AttributeType.INTS for name, wanted in (("perm_a", left), ("perm_b", right)) if wanted
@@ -67,5 +72,5 @@ def round_to_bfloat16(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def rounded(op: Emitter, x: ir.Value) -> ir.Value:
-    """Returns x rounded to bfloat16, in the dtype of x."""
+    """Emits casts that round x to bfloat16; the result has the dtype of x. For use in function bodies."""
     return op.Cast(op.Cast(x, to=ir.DataType.BFLOAT16), to=x.dtype)

@@ -15,7 +15,7 @@ from ._composite import composite
     dtypes={"indices": ir.DataType.INT64, "shape": ir.DataType.INT64},
 )
 def embedding_gradient(op: Emitter, ct: ir.Value, indices: ir.Value, shape: ir.Value) -> ir.Value:
-    """VJP of Gather along axis 0: zeros of shape `shape`, with each row of ct added to the row that was read.
+    """VJP of Gather along axis 0: scatter-adds the rows of ct into zeros of shape `shape`, at `indices`.
 
     ct: `[*indices, *rest]`; indices: int64 of any shape, in [-n, n); shape: `[n, *rest]`.
     """

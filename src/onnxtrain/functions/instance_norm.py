@@ -19,9 +19,9 @@ _SUMS = {"axes": ir.AttributeType.INTS, "rows": ir.AttributeType.INTS}
 def instance_standardization(
     op: Emitter, x: ir.Value, epsilon: ir.Value, axes: AttributeRef
 ) -> tuple[ir.Value, ...]:
-    """Computes y = (x - mean) / stdev, mean and stdev, where stdev = sqrt(variance + epsilon), over `axes`.
+    """Standardizes x over `axes`: y = (x - mean) / stdev, with stdev = sqrt(variance + epsilon).
 
-    x: `[batch, ..., n]`; epsilon: scalar; mean and stdev have size 1 along `axes`.
+    Returns y, mean and stdev. x: `[batch, ..., n]`; epsilon: scalar; mean and stdev have size 1 along `axes`.
     """
     centered, mean, stdev = _center(op, x, epsilon, axes)
     return op.Div(centered, stdev), mean, stdev
@@ -31,9 +31,10 @@ def instance_standardization(
 def reversible_instance_normalization(
     op: Emitter, x: ir.Value, weight: ir.Value, bias: ir.Value, epsilon: ir.Value, axes: AttributeRef
 ) -> tuple[ir.Value, ...]:
-    """Computes y = (x - mean) * (weight / stdev) + bias, mean, stdev, and x - mean for the backward pass.
+    """Normalizes x over `axes`: y = (x - mean) * (weight / stdev) + bias, with stdev = sqrt(variance + epsilon).
 
-    x: `[batch, ..., n]`; weight and bias: `[n]`; epsilon: scalar; mean and stdev have size 1 along `axes`.
+    Returns y, mean and stdev, and x - mean for the backward pass. x: `[batch, ..., n]`; weight and bias: `[n]`;
+    epsilon: scalar; mean and stdev have size 1 along `axes`.
     """
     centered, mean, stdev = _center(op, x, epsilon, axes)
     return op.Add(op.Mul(centered, op.Div(weight, stdev)), bias), mean, stdev, centered
@@ -82,7 +83,7 @@ def _parameter_cotangents(
 ) -> tuple[ir.Value, ir.Value]:
     """Returns the cotangents of weight and bias: the sums of ct * centered / stdev and of ct over `rows`.
 
-    `rows` lists all axes except the last one; `axes` lists those of them along which stdev has size 1.
+    `rows`: all axes except the last one; `axes`: the subset of `rows` along which stdev has size 1.
     """
     over = op.ints(rows)
     # Summed over each series first: stdev has one entry per series, so the division is cheap.

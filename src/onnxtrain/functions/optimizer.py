@@ -27,9 +27,11 @@ _ADAM_INPUTS = (
 def adam_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes Adam's step. The scalars `step_size` and `eps` include the bias correction.
+    """Computes one step of Adam, with the bias correction folded into the scalars `step_size` and `eps`.
 
     m' = beta1·m + (1 - beta1)·g;  v' = beta2·v + (1 - beta2)·g²;  w' = w - step_size·m'/(sqrt(v') + eps).
+
+    scalars: beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, eps.
     """
     m_new, v_new, change = _adam_change(op, g, m, v, *scalars)
     return op.Sub(w, change), m_new, v_new
@@ -39,7 +41,10 @@ def adam_step(
 def adamw_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes AdamW's step: AdamStep with weight decay, w' = decay·w - step_size·m'/(sqrt(v') + eps)."""
+    """Computes one step of AdamW: like `adam_step`, but with w' = decay·w - step_size·m'/(sqrt(v') + eps).
+
+    scalars: the scalars of `adam_step`, then decay = 1 - learning_rate·weight_decay.
+    """
     *others, decay = scalars
     m_new, v_new, change = _adam_change(op, g, m, v, *others)
     # decay is 1 - learning_rate * weight_decay, decoupled from the gradient (Loshchilov and Hutter, 2019).
@@ -50,7 +55,10 @@ def adamw_step(
 def clipped_adam_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes Adam's step for a gradient that is scaled to clip its norm: AdamStep with factor·g as the gradient."""
+    """Computes one step of Adam with gradient clipping: `adam_step` with factor·g as the gradient.
+
+    scalars: the scalars of `adam_step`, then factor.
+    """
     m_new, v_new, change = _clipped_adam_change(op, g, m, v, *scalars)
     return op.Sub(w, change), m_new, v_new
 
@@ -59,7 +67,10 @@ def clipped_adam_step(
 def clipped_adamw_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes AdamW's step for a gradient that is scaled to clip its norm: AdamWStep with factor·g as the gradient."""
+    """Computes one step of AdamW with gradient clipping: `adamw_step` with factor·g as the gradient.
+
+    scalars: the scalars of `adamw_step`, then factor.
+    """
     *others, decay, factor = scalars
     m_new, v_new, change = _clipped_adam_change(op, g, m, v, *others, factor)
     return op.Sub(op.Mul(w, decay), change), m_new, v_new
@@ -123,13 +134,13 @@ def adagrad_step(
 
 
 def rmsprop_step(*, centered: bool, momentum: bool) -> CompositeOp:
-    """Returns the composite op of one variant of RMSprop.
+    """Returns the composite op for one step of RMSprop, with or without centering and momentum.
 
-    Inputs: w, g, v, then m if centered, then b if `momentum`, then learning_rate, alpha, one_minus_alpha, eps, then the
-    momentum factor if `momentum`. Outputs: w', v', then m' if centered and b' if `momentum`.
+    Inputs: w, g, v, m (if `centered`), b (if `momentum`), learning_rate, alpha, one_minus_alpha, eps, and the momentum
+    factor (if `momentum`). Outputs: w', v', m' (if `centered`), b' (if `momentum`).
 
-    v' = alpha·v + (1 - alpha)·g²;  m' = alpha·m + (1 - alpha)·g;  change = g/(sqrt(v' - m'²) + eps);  b' = momentum·b +
-    change;  w' = w - learning_rate·b'. Without m, m' is 0; without b, b' is the change.
+    v' = alpha·v + (1 - alpha)·g²;  m' = alpha·m + (1 - alpha)·g;  change = g/(sqrt(max(v' - m'², 0)) + eps);  b' =
+    momentum·b + change;  w' = w - learning_rate·b'. If not `centered`, m' is 0. If not `momentum`, b' is `change`.
     """
     return _RMSPROP[centered, momentum]
 
@@ -201,7 +212,12 @@ _ADAFACTOR_SCALARS = ("keep", "add", "rho", "decay", "count", "eps1", "eps1_squa
 def adafactor_step(
     op: Emitter, w: ir.Value, g: ir.Value, v: ir.Value, keep: ir.Value, add: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Computes v' = keep·v + add·g², and w' as in AdafactorMatrixStep, with v' as the estimate of g²."""
+    """Computes one step of Adafactor for a parameter whose second moment is not factored, e.g. a vector.
+
+    v' = keep·v + add·g². The new parameter w' is computed as in `adafactor_matrix_step`, with v' as the estimate of g².
+
+    scalars: rho, decay, count, eps1, eps1_squared, eps2, d.
+    """
     v_new = op.Add(op.Mul(v, keep), op.Mul(op.Mul(g, g), add))
     return _adafactor_change(op, w, g, v_new, *scalars), v_new
 
@@ -217,10 +233,13 @@ def adafactor_matrix_step(
     add: ir.Value,
     *scalars: ir.Value,
 ) -> tuple[ir.Value, ...]:
-    """Computes the new moments of rows and columns, e.g. rows' = keep·rows + add·mean(g²), and the new parameter w'.
+    """Computes one step of Adafactor for a parameter with at least two axes, with a factored second moment.
 
-    The estimate of g² is rows'·columns'/max(mean(rows'), eps1). With u = g/sqrt(max(estimate, eps1²)), and rms the root
-    mean square over `count` elements: w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
+    rows' = keep·rows + add·mean(g² over each row);  columns' = keep·columns + add·mean(g² over each column);  estimate
+    of g² = rows'·columns'/max(mean(rows'), eps1);  u = g/sqrt(max(estimate, eps1²));  w' = decay·w - rho·max(eps2,
+    rms(w))/max(1, rms(u)/d)·u. `rms` is the root mean square over the `count` elements of the parameter.
+
+    scalars: rho, decay, count, eps1, eps1_squared, eps2, d, where decay = 1 - learning_rate·weight_decay.
     """
     square = op.Mul(g, g)
     new = [

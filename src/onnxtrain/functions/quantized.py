@@ -28,12 +28,13 @@ def _product(
     *,
     block_size: AttributeRef,
 ) -> ir.Value:
-    """Computes X·W with W = scales·(codes - zero_points), a weight as stored by MatMulNBits: rows are outputs.
+    """Computes X·W with a block-quantized weight W = scales·(codes - zero_points), which has one row per output.
 
-    This is the VJP of X·Wᵀ with respect to X. It is exact up to the rounding of the float32 product.
+    This is the VJP of MatMulNBits, X·Wᵀ, with respect to its input. It is exact up to the rounding of the float32
+    product.
 
-    x: float [..., N]; codes: [N, columns]; scales, zero_points: one per `block_size` columns, [N, blocks]; the scales
-    may have any shape with this number of elements. The op's name contains the dtype of codes and zero points.
+    x: float [..., N]; codes: [N, blocks·block_size]; scales: float, N·blocks elements in any shape; zero_points: [N,
+    blocks], in the dtype of the codes, which is part of the op's name.
     """
     weight = op.DequantizeLinear(
         codes, _scales_after(op, scales, x), zero_points, axis=1, block_size=block_size
@@ -50,7 +51,7 @@ def _product_of_float_zeros(
     *,
     block_size: AttributeRef,
 ) -> ir.Value:
-    """Computes X·W with W = scales·(codes - zero_points), where the N·blocks zero points are floats, in any shape."""
+    """Computes X·W like `_product`, but with floating-point zero points: N·blocks elements in any shape."""
     blocks = _scales_after(op, scales, x)
     # DequantizeLinear requires zero points of the codes' dtype, so here, with scales of 1, it only casts the codes to
     # float.
@@ -62,7 +63,7 @@ def _product_of_float_zeros(
 
 
 def _scales_after(op: Emitter, scales: ir.Value, x: ir.Value) -> ir.Value:
-    """Reshapes the scales to [N, blocks], for x `[..., N]`, with a Reshape that cannot run before x is computed."""
+    """Reshapes the scales to [N, blocks], for x `[..., N]`, so that no weight is dequantized before x is computed."""
     # Without this dependency on the cotangent, the weights of all layers could be dequantized long before they are
     # needed, and ONNX Runtime would constant-fold them to float weights when the session is created. N is taken from
     # `x`, because ONNX Runtime (1.32) has no Shape kernel for 4-bit integers.

@@ -33,7 +33,7 @@ _HIDDEN = {"hidden_size": ir.AttributeType.INT}
 
 
 def _lstm(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
-    """Computes ONNX's LSTM with its default activations, with gates and cells as additional outputs.
+    """Computes ONNX's LSTM with its default activations, and returns `gates` and `cells` for the backward pass.
 
     The inputs are x, w, r, b, initial_h and initial_c. The LSTM reads its sequences from the last time step to the
     first if `reverse`.
@@ -98,13 +98,13 @@ def _lstm_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Va
 
 
 def _gru(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
-    """Computes ONNX's GRU with linear_before_reset=1, with gates and inner as additional outputs.
+    """Computes ONNX's GRU with linear_before_reset=1, and returns `gates` and `inner` for the backward pass.
 
     The inputs are x, w, r, b and initial_h. The GRU reads its sequences from the last time step to the first if
     `reverse`.
 
-    gates: z, r and h after their activations, `[time, batch, 3 * hidden]`; inner: the factor that r multiplies, `[time,
-    batch, hidden]`.
+    gates: z, r and h after their activations, `[time, batch, 3 * hidden]`; inner: the recurrent term of the
+    pre-activation of h, before its multiplication by r, `[time, batch, hidden]`.
     """
     x, w, r, b, initial_h = inputs
     y, y_h = op.GRU(
@@ -208,7 +208,10 @@ def _scan(
 
 
 def _previous_states(op: Emitter, first: ir.Value, states: ir.Value, reverse: bool) -> ir.Value:
-    """Returns the state before each step, in time order, from the initial state `first` and the states after steps."""
+    """Returns the state before each time step, given the initial state and the states after all time steps.
+
+    `first` is the initial state, `[batch, hidden]`. `states` and the result are in time order, `[time, batch, hidden]`.
+    """
     # In a reversed layer, the previous step is the next one in time.
     first = op.Unsqueeze(first, [0])
     if reverse:
@@ -237,7 +240,7 @@ def _directions(
     body: Callable[..., tuple[ir.Value, ...]],
     attributes: Mapping[str, ir.AttributeType] | None = None,
 ) -> tuple[CompositeOp, CompositeOp]:
-    """Defines two ops: one that reads from the first time step to the last, and one that reads in reverse.
+    """Defines both versions of a recurrent composite op: forward in time, and reversed.
 
     Args:
         name: name with a placeholder for the direction, e.g. "LSTM{}Gradient".

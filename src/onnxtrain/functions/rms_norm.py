@@ -104,7 +104,7 @@ def _last_axis(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def _to_float32(op: Emitter, *values: ir.Value) -> list[ir.Value]:
-    """Casts float16 and bfloat16 values to float32; returns others unchanged."""
+    """Casts float16 and bfloat16 values to float32; returns values of other dtypes unchanged."""
     # Sums of squares overflow float16.
     return [op.Cast(v, to=ir.DataType.FLOAT) if v.dtype in _NARROW else v for v in values]
 

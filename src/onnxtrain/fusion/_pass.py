@@ -14,7 +14,7 @@ from onnxtrain.passes import remove_unread_chains
 
 
 class KeepingPass(ir.passes.InPlacePass):
-    """Base class for passes that leave some nodes to ONNX Runtime's own kernels."""
+    """Base class for passes that skip nodes by name, so that ONNX Runtime's own kernels compute them."""
 
     def __init__(self, kept: Collection[str] = ()) -> None:
         """Creates the pass.
@@ -33,7 +33,7 @@ class KeepingPass(ir.passes.InPlacePass):
 def become(
     op: Emitter, node: ir.Node, composite: CompositeOp, attributes: Mapping[str, int | float | list[int]]
 ) -> None:
-    """Turns a node into a call of a composite op in float32; the node keeps its inputs and outputs."""
+    """Turns a node into a call to a composite op in float32; the node keeps its inputs and outputs."""
     node.domain, node.op_type, _ = op.function(composite, ir.DataType.FLOAT)
     node.attributes.clear()
     for name, value in attributes.items():
@@ -42,14 +42,14 @@ def become(
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
-    """A composite op, and the computation in standard ops that it replaces.
+    """A composite op, and the chain of standard ops that it replaces.
 
     Attributes:
-        composite: the op. The pattern binds the names of its inputs and attributes, which include `x`.
+        composite: the composite op. The pattern binds the names of its inputs, one of which is `x`, and attributes.
         pattern: the computation of the op's first output.
         where: additional condition on the last node of the chain and the match.
-        statistics: names of stop-gradient nodes through which other nodes may read statistics, e.g. ("mean", "stdev").
-            After the fusion, these nodes read the op's outputs from the second on, in this order.
+        statistics: names that the pattern binds to stop-gradient nodes, e.g. ("mean", "stdev"). Nodes outside the chain
+            may read these statistics. The fusion connects the stop-gradient nodes to outputs 1, 2, ... of the op.
         saved: function that computes the shape of an additional last output from the shape of x; only the backward pass
             reads this output. None if the op has no such output.
     """
@@ -65,7 +65,7 @@ class Fusion:
         return next((match for match in self.pattern.found(node) if self.where(node, match)), None)
 
     def rewrite(self, op: Emitter, last: ir.Node, match: Match) -> None:
-        """Turns the last node of a chain into the composite op, and removes the nodes that became dead."""
+        """Turns the last node of a chain into the composite op, and removes nodes whose outputs are no longer used."""
         x: ir.Value = match["x"]
         assert x.dtype is not None
         assert x.shape is not None
@@ -119,7 +119,10 @@ class FusionPass(ir.passes.InPlacePass):
 
 
 def _move_before(node: ir.Node, stops: Sequence[ir.Node]) -> None:
-    """Moves a node before the nodes that compute the inputs of `stops`, in the order of the graph."""
+    """Moves a fused node up in the graph, before the stop-gradient nodes `stops`, which will read its outputs.
+
+    The node is inserted before the first of the nodes that compute the inputs of `stops`.
+    """
     # Readers of the statistics may precede the last node of the chain, whose outputs they now read.
     sources = [source for stop in stops if (value := stop.inputs[0]) and (source := value.producer())]
     if sources and node.graph is not None:

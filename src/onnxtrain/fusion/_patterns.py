@@ -195,7 +195,10 @@ def either(*patterns: Pattern) -> Pattern:
 
 
 def stopped(pattern: Pattern, name: str) -> Pattern:
-    """Returns a pattern for `pattern` and one or more stop-gradient nodes after it; binds `name` to the first one."""
+    """Returns a pattern that matches `pattern` followed by stop-gradient nodes, at least one.
+
+    Binds `name` to the first of these nodes.
+    """
     return _StopGradient(pattern, name)
 
 

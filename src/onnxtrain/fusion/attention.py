@@ -50,7 +50,7 @@ class AttentionPass(ir.passes.InPlacePass):
 
 
 def _rewrite(op: Emitter, node: ir.Node) -> bool:
-    """Turns the product of attention probabilities and values into a call of the composite op.
+    """Turns the product of attention probabilities and values into a call to the composite attention op.
 
     Returns:
         True if `node` is such a product and was rewritten.
@@ -168,9 +168,12 @@ def _composite_for(scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
 
 
 def _is_causal(mask: ir.Value, queries: int | ir.SymbolicDim, keys: int | ir.SymbolicDim) -> bool:
-    """True if a mask [..., queries, keys] is 0 up to each query's own position, and at most `_MASKED` after it.
+    """True if an additive mask is causal: 0 up to each query's own position, and -1e30 or less, e.g. -inf, after it.
 
-    `queries` and `keys` are the numbers of queries and keys.
+    Args:
+        mask: mask of the shape [1, ..., 1, queries, keys].
+        queries: number of queries.
+        keys: number of keys.
     """
     shape = mask.shape
     if shape is None or shape.rank() < 2 or any(dim != 1 for dim in shape[:-2]):

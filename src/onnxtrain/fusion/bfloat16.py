@@ -31,15 +31,16 @@ class Bfloat16ProductPass(ir.passes.InPlacePass):
     """Replaces float32 matrix products and convolutions with composite ops that round their factors to bfloat16.
 
     Rewrites MatMul, Gemm, and the composite ops for convolutions and their gradients, except depthwise convolutions.
-    The new ops read a factor from before a cast to bfloat16 and back, because they round it anyway. In matrix products,
-    a Transpose of a factor becomes an attribute of the new op if the last axis stays one of the last two.
+    If a factor has already been rounded by casts to bfloat16 and back, the new op skips these casts, because it rounds
+    anyway. In matrix products, a Transpose of a factor becomes an attribute of the new op if the last axis remains one
+    of the last two.
 
     Run this pass after :class:`NativeOpsPass`, which emits the composite ops for convolutions. The new ops have no
     gradient rules, and passes that match MatMul or Gemm don't match them.
 
     Args:
-        of_rounded: True to rewrite only products whose factors were cast from bfloat16, e.g. by
-            :func:`widen_narrow_floats`, so that rounding them again changes nothing.
+        of_rounded: True to rewrite an op only if all its factors are bfloat16 numbers cast to float32, e.g. by
+            :func:`widen_narrow_floats`. Rounding them does not change the result.
     """
 
     def __init__(self, *, of_rounded: bool = False) -> None:
@@ -144,7 +145,7 @@ def _convolution(op: Emitter, node: ir.Node, model: ir.Model) -> None:
 
 
 def _stem(node: ir.Node) -> str:
-    """Returns a float32 function's name without number and dtype, e.g. "Convolution" for "Convolution2_float"."""
+    """Strips the number and the dtype from a float32 function's name: "Convolution" for "Convolution2_float"."""
     return re.sub(r"\d*_float$", "", node.op_type)
 
 
@@ -155,7 +156,7 @@ def _turn_into_call(
     inputs: Sequence[ir.Value | None],
     attributes: Mapping[str, int | float | list[int]],
 ) -> None:
-    """Turns a node into a call of a composite op with the given inputs."""
+    """Turns a node into a call to a composite op in float32, with the given inputs and attributes."""
     become(op, node, composite, attributes)
     for index, value in enumerate(inputs):
         node.replace_input_with(index, value)
@@ -210,9 +211,10 @@ def _widens(value: ir.Value | None) -> bool:
 
 
 def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
-    """Returns the float32 value that was rounded to `value`, with the same shape; None if `value` was not rounded.
+    """Returns the unrounded float32 value if `value` was rounded by casts to bfloat16 and back, else None.
 
-    Reshapes of the rounded value are repeated for the unrounded value, before `product`.
+    If the rounded value was reshaped, copies of the reshaping nodes are applied to the unrounded value, and inserted
+    before the node `product`.
     """
     node = value.producer()
     if node is not None and node.domain == "" and node.op_type in RESHAPES and node.inputs[0] is not None:
@@ -292,7 +294,7 @@ class WideCompositesPass(ir.passes.InPlacePass):
 
 
 def _in_float32(op: Emitter, node: ir.Node, model: ir.Model) -> ir.OperatorIdentifier | None:
-    """Returns the float32 function for a call of a bfloat16 or float16 function; None if there is none."""
+    """Returns the float32 version of the bfloat16 or float16 function that a node calls; None if there is none."""
     # A SpecializedOp is not in the table: its function is derived from the narrow one.
     composite = COMPOSITES.get(node.op_type.rpartition("_")[0])
     if composite is not None:

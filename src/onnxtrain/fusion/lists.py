@@ -24,7 +24,10 @@ FUSIONS = (*NORMS, *ACTIVATIONS)
 
 
 def fuse_forward(model: ir.Model) -> None:
-    """Fuses the chains of ops in a forward graph that have a composite gradient, before the graph is differentiated."""
+    """Replaces normalizations, SiLU, LSTM and GRU in a forward graph with composite ops.
+
+    The composite ops have their own gradient rules, so this runs before the graph is differentiated.
+    """
     ir.passes.Sequential(FusionPass(FUSIONS), RecurrentPass())(model)
 
 
@@ -40,12 +43,13 @@ def fuse_exported(model: ir.Model) -> None:
 
 
 def fuse_kernels(model: ir.Model, *, bfloat16: bool = False, kept: Collection[str] = ()) -> None:
-    """Rewrites a graph with gradients, as the last step, to call functions that have native kernels.
+    """Replaces ops of a training graph with functions that have native kernels; run this last.
 
     Args:
         model: the model, with inferred shapes.
-        bfloat16: True to compute float32 matrix products in bfloat16.
+        bfloat16: True to round the factors of float32 matrix products and convolutions to bfloat16.
         kept: names of values that ONNX Runtime's own kernels must compute, e.g. the values of the forward graph.
+            MaxPool and training-mode BatchNormalization are replaced even if they compute such values.
     """
     # NativeOpsPass runs first: it emits the convolution functions that Bfloat16ProductPass rewrites. ProductPass
     # handles the products that remain in float32.

@@ -38,7 +38,10 @@ _Attributes = Mapping[str, int | float | list[int]]
 
 
 class NativeOpsPass(KeepingPass):
-    """Rewrites convolutions, MaxPool, LayerNormalization, and training BatchNormalization and its gradient, in float32.
+    """Replaces float32 convolutions, max pooling and normalizations with functions that have native kernels.
+
+    Rewrites Conv, ConvTranspose, MaxPool with indices, LayerNormalization with statistics, and training-mode
+    BatchNormalization and its gradient. `kept` applies only to convolutions and LayerNormalization.
 
     Run this pass last, because other passes look for the standard ops.
     """
@@ -74,7 +77,7 @@ def _calls(node: ir.Node, composite: CompositeOp) -> bool:
 
 
 def _convolution(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites a Conv or ConvTranspose as a function, if its padding does not depend on the size of the input.
+    """Replaces a Conv or ConvTranspose with a native function, unless its padding depends on the size of the input.
 
     Returns:
         True if `node` was rewritten.
@@ -104,9 +107,10 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
 
 
 def _normalization(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites a training-mode BatchNormalization as a function, fused with the activation that follows.
+    """Replaces a training-mode BatchNormalization with a native function, fused with a Relu or ReLU6 that follows.
 
-    The activation is fused if it is the only reader, and is Relu, ReLU6, or MaxPool followed by Relu.
+    A MaxPool between BatchNormalization and Relu is fused too. Nodes are not fused if other nodes read the values
+    between them, except for Shape nodes that read MaxPool's input.
 
     Returns:
         True if `node` was rewritten.
@@ -160,7 +164,10 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
 
 
 def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites a LayerNormalization that returns its statistics, and whose scale and bias need no broadcasting.
+    """Replaces a LayerNormalization with a native function, if all of its three outputs are present.
+
+    Scale and bias must have the shape of the normalized axes, because the kernel does not broadcast them. The bias is
+    optional.
 
     Returns:
         True if `node` was rewritten.
@@ -187,7 +194,11 @@ def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
 
 
 def _pooling(op: Emitter, node: ir.Node) -> bool:
-    """Rewrites a MaxPool whose indices are used, e.g. by its gradient; returns True if `node` was rewritten."""
+    """Replaces a MaxPool whose indices are used, e.g. by its gradient, with a native function.
+
+    Returns:
+        True if `node` was rewritten.
+    """
     if (node.op_type, node.domain) != ("MaxPool", "") or len(node.outputs) < 2:
         return False
     if not node.outputs[1].uses() and not node.outputs[1].is_graph_output():
@@ -223,7 +234,7 @@ def _sole_reader(value: ir.Value, but: str = "") -> ir.Node | None:
 
 
 def _take_over(value: ir.Value, last: ir.Node) -> None:
-    """Removes `last`, the last node of a chain; `value` takes over the name and the readers of its output."""
+    """Removes `last`, the last node of a chain, and transfers its output's name and readers to `value`."""
     result = last.outputs[0]
     value.name, result.name = result.name, None
     value.shape, value.type = result.shape, result.type
@@ -255,7 +266,7 @@ def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
 
 
 def _gradient(op: Emitter, node: ir.Node) -> bool:
-    """Fuses the gradients of Relu, or MaxPool and Relu, with the BatchNormalization gradient that follows.
+    """Fuses the gradient of Relu, ReLU6, or MaxPool and Relu with the BatchNormalization gradient that follows.
 
     Returns:
         True if `node` was rewritten.

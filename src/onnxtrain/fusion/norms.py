@@ -53,7 +53,11 @@ def _over_the_last_axis(node: ir.Node) -> Mapping[str, Any] | None:
 
 
 def _over_each_series(node: ir.Node) -> Mapping[str, Any] | None:
-    """Matches a reduction over all axes but the first and the last, or over both axes of a matrix; binds `axes`."""
+    """Matches a reduction over the time axis of a batch of series, [batch, time, features]; binds `axes`.
+
+    In general, it matches a reduction over all axes except the first and the last. A matrix has no such axes, and
+    PyTorch reduces over both axes instead.
+    """
     axes, source = _reduced(node), node.inputs[0]
     if not axes or source is None or source.shape is None:
         return None

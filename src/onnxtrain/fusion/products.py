@@ -30,7 +30,7 @@ class _Factor:
 
     @property
     def source(self) -> _Factor:
-        """An equal factor without Transpose nodes: each Transpose removed before `value` flips `transposed`."""
+        """The same factor without the Transpose nodes that compute `value`; each of them flips `transposed`."""
         node = self.value.producer()
         if node is None or (node.op_type, node.domain) != ("Transpose", "") or node.inputs[0] is None:
             return self
@@ -41,10 +41,11 @@ class _Factor:
 
 
 class ProductPass(KeepingPass):
-    """Rewrites products of float32 matrices whose first factor is transposed or has rows of thousands of elements.
+    """Replaces slow float32 matrix products with a function that has a native kernel.
 
-    The first factor is transposed in weight gradients, and has long rows in the input gradient of a layer with a large
-    vocabulary. Run this pass last: other passes don't recognize the function.
+    A product is slow in ONNX Runtime if its first factor is transposed, as in weight gradients, or has rows of at least
+    4096 elements, as in the input gradient of a layer with a large vocabulary. Run this pass last: other passes don't
+    recognize the function.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

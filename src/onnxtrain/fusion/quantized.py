@@ -12,11 +12,14 @@ _FLOAT = ir.DataType.FLOAT
 
 
 class PackedProductPass(KeepingPass):
-    """Rewrites MatMulNBits in float32 with 2-bit or 8-bit weights, or with floating-point zero points.
+    """Replaces slow float32 MatMulNBits nodes with functions that have native kernels.
 
-    ONNX Runtime's kernel (1.32) reads packed 4-bit weights directly, and is as fast as the native kernel. It unpacks
-    all other weights into a float matrix in each call. Run this pass last: other passes don't recognize the functions.
-    The body of each function is the replaced node.
+    ONNX Runtime (1.32) unpacks 2-bit and 8-bit weights, and weights with floating-point zero points, into a float
+    matrix in each call. It reads other 4-bit weights directly, as fast as the native kernel does, so they are not
+    rewritten.
+
+    Run this pass last: other passes don't recognize the functions. On a stock runtime, each function runs its body,
+    which is the replaced node.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -30,7 +33,7 @@ class PackedProductPass(KeepingPass):
 
 
 def _is_slow(node: ir.Node) -> bool:
-    """True for a MatMulNBits that the native kernel supports, and whose whole weight ONNX Runtime would unpack."""
+    """True for a MatMulNBits if ONNX Runtime would unpack its whole weight, and the native kernel supports it."""
     if (node.domain, node.op_type) != ("com.microsoft", "MatMulNBits"):
         return False
     a, _, scales, zero_points, *others = (*node.inputs, None)
@@ -51,7 +54,7 @@ def _is_slow(node: ir.Node) -> bool:
 
 
 def _rewrite(op: Emitter, node: ir.Node) -> None:
-    """Turns a MatMulNBits into a call of the composite op, with the same inputs and sizes."""
+    """Turns a MatMulNBits into a call to the composite op, with the same inputs, K, N, bits and block size."""
     zero_points = (*node.inputs, None)[3]
     has_float_zeros = zero_points is not None and zero_points.dtype == _FLOAT
     composite = packed_matmul_of_float_zeros if has_float_zeros else packed_matmul

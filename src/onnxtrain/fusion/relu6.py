@@ -10,10 +10,10 @@ from onnxtrain.passes import is_training_batch_norm
 
 
 class Relu6Pass(ir.passes.InPlacePass):
-    """Replaces each Clip to [0, 6] after a training-mode BatchNormalization with a Hardtanh.
+    """Turns each ReLU6 after a training-mode BatchNormalization, i.e. each Clip to [0, 6], into a Hardtanh.
 
-    Such a Clip is a ReLU6. The gradient of Hardtanh is zero at the bounds, as in PyTorch, and is computed from the
-    output, so the normalized values need not be saved.
+    The gradient of Hardtanh is zero at the bounds, as in PyTorch, and is computed from the output, so the normalized
+    values need not be saved.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

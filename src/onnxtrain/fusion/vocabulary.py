@@ -27,11 +27,13 @@ _MANY_CLASSES = 4096
 
 
 class VocabularyLossPass(KeepingPass):
-    """Replaces float32 LogSoftmax over at least 4096 classes with a function that has a native kernel.
+    """Replaces float32 LogSoftmax over at least 4096 classes with a function whose native kernel saves memory.
 
-    The kernel overwrites the logits. The cross-entropy gradient is delayed until the loss has been computed, so that it
-    can reuse the buffer of the log-probabilities. Run this pass last: other passes don't recognize the function. On a
-    stock runtime, its body is a plain LogSoftmax.
+    The kernel overwrites the logits. The cross-entropy gradient is delayed until the loss has been computed, so that
+    the gradient can reuse the buffer of the log-probabilities.
+
+    Run this pass last: other passes don't recognize the function. On a stock runtime, the function runs its body, a
+    plain LogSoftmax.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -55,7 +57,11 @@ def _has_many_classes(node: ir.Node) -> bool:
 
 
 def _delay_gradient(op: Emitter, log_prob: ir.Value) -> None:
-    """Delays the cross-entropy gradient until no other reader needs `log_prob`, so that it can reuse the buffer."""
+    """Makes the cross-entropy gradient the last reader of `log_prob`, so that the gradient can reuse the buffer.
+
+    Changes nothing if there is not exactly one such gradient, if another reader comes after it or does not return
+    float32, or if `log_prob` is a graph output.
+    """
     readers = list(dict.fromkeys(use.node for use in log_prob.uses()))
     gradients = [node for node in readers if (node.domain, node.op_type) in _GRADIENTS]
     others = [node for node in readers if node not in gradients]

@@ -20,8 +20,8 @@ class Adapter:
 
     Attributes:
         target: the layer.
-        a: A transposed, [in, r]; for a convolution A itself, [r, in, 1, 1].
-        b: B transposed, [r, out]; for a convolution [out, r, 1, 1].
+        a: A transposed, [in, r]; for a convolution, A itself, e.g. [r, in, 1, 1].
+        b: B transposed, [r, out]; for a convolution, B itself, e.g. [out, r, 1, 1].
         scaling: factor by which the product of A and B is multiplied.
     """
 
@@ -38,7 +38,8 @@ def write_adapters(
 
     Args:
         model: the model.
-        targets: the layers, with the parts of a merged layer next to each other.
+        targets: the layers. The parts of a merged layer, e.g. the q_proj, k_proj and v_proj of a qkv_proj, must be
+            adjacent.
         adapters: the adapters by module path.
         dropout: Dropout ratio of the adapters' inputs; 0 for no Dropout.
     """
@@ -91,7 +92,7 @@ class _Form:
         """Converts the sum of output and adapter to the output's representation.
 
         If the output is quantized, the sum is quantized with the same scale and zero point. If the output has been
-        quantized and dequantized, the sum goes through the same two nodes.
+        quantized and dequantized, so is the sum.
         """
         # The next layer multiplies integers. Without an active adapter, the sum equals the output, and rounding has no
         # effect.
@@ -163,7 +164,7 @@ def _sole_reader(value: ir.Value, op_type: str, *, any_input: bool = False) -> i
 
 
 def _delta(op: Emitter, adapters: Sequence[Adapter], node: ir.Node, dropout: float) -> ir.Value:
-    """Emits the sum of the products of one node's adapters, which is added to the node's output."""
+    """Emits the sum of the products of a node's adapters, to be added to the node's output."""
     x = node.inputs[0]
     assert x is not None
     weights = adapters[0].a.dtype
@@ -212,7 +213,7 @@ def _convolved(op: Emitter, adapter: Adapter, x: ir.Value, node: ir.Node, dropou
 
 
 def _multiplied(op: Emitter, adapters: Sequence[Adapter], x: ir.Value, dropout: float) -> ir.Value:
-    """Emits the scaled product x A B for one layer, or for the parts of a merged layer."""
+    """Emits the scaled product x A B for a layer, or for the parts of a merged layer, e.g. a qkv_proj."""
     total = adapters[0].target.total
     if len(adapters) == 1 and adapters[0].target.output_size == total:
         # The scaling multiplies the smallest of the three tensors.

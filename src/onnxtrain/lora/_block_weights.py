@@ -131,5 +131,5 @@ class BlockWeights:
 
 
 def _floats(packed: Array, bits: int) -> Array:
-    """Unpacks codes to float32, because a code minus its zero point may be negative."""
+    """Unpacks codes to float32 instead of uint8, so that a code minus its zero point can be negative."""
     return unpacked(packed, bits).astype(np.float32)

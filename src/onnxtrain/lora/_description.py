@@ -89,10 +89,10 @@ class AdapterDescription:
 
 
 def base_fingerprint(model: ir.Model) -> str:
-    """Returns the SHA-256 (hexadecimal) of a model's stored tensors with at least two axes.
+    """Returns the SHA-256 digest (hexadecimal) of a model's stored tensors with at least two axes.
 
-    The digest covers name, dtype, shape and bytes of the initializers, sorted by name. Constants that passes add or
-    fold do not change it, because they are scalars and vectors. Initializers that are also graph inputs, such as the
+    The digest covers the name, dtype, shape and bytes of each initializer, in order of name. Constants that passes add
+    or fold do not change it, because they are scalars and vectors. Initializers that are also graph inputs, such as the
     default values of optional adapters, are skipped.
     """
     digest = hashlib.sha256()

@@ -240,7 +240,10 @@ def _weight_dims(target: Target) -> Sequence[int]:
 def _initial(
     generator: np.random.Generator, target: Target, rank: int, config: LoraConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns random initial values of A, and zeros for B, unless `config.init_lora_weights` is False."""
+    """Returns the initial values of A and B in float32, as in PEFT.
+
+    A is random. B is zero, unless `config.init_lora_weights` is False: then B is random too.
+    """
     shape_a, shape_b = (tuple(map(int, shape)) for shape in adapter_shapes(target, rank))
     # One generator for all layers, in graph order, so that a seed gives the same weights on every machine. As in PEFT's
     # reset_lora_parameters: Kaiming uniform initialization with a = sqrt(5), i.e. a bound of 1/sqrt(fan_in).

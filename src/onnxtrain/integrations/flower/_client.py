@@ -34,7 +34,7 @@ def client_app(
     limits: Limits | None = None,
     mods: Sequence[Any] = (),
 ) -> ClientApp:
-    """Returns a Flower `ClientApp` that trains and evaluates with artifacts on the client's own data.
+    """Returns a Flower `ClientApp` that trains and evaluates a model on the client's own data.
 
     Each round starts from the arrays that the server sends, with a new optimizer state, as in federated averaging
     (McMahan et al. 2017). The reply contains the trained arrays, the number of samples as "num-examples" and the loss
@@ -44,16 +44,17 @@ def client_app(
     `start`, up to `limits`.
 
     Args:
-        artifacts: directory written by `generate_artifacts`, the same as the server's.
+        artifacts: directory with the model's training artifacts, written by `generate_artifacts`. The server must have
+            the same artifacts.
         data: returns the client's samples, e.g. `lambda context: ClientData(train=(x, labels))`. It receives Flower's
             `Context`; in a simulation, `context.node_config["partition-id"]` is the client's number.
         epochs: number of epochs per round.
         batch_size: number of samples per step.
         learning_rate: learning rate. Default: the learning rate in the artifacts' checkpoint, if any, else 1e-3.
-        seed: seed of the sample order, combined with the client's number and the round.
+        seed: seed for the sample order, combined with the client's number and the round.
         metrics: additional evaluation metrics by name, e.g. `{"accuracy": lambda outputs, targets:
-            (outputs[0].argmax(1) == targets[0]).mean()}`. A metric receives the outputs after the loss and the targets
-            of all samples. `additional_output_names` adds such outputs to the artifacts.
+            (outputs[0].argmax(1) == targets[0]).mean()}`. A metric receives arrays for all samples: the model's outputs
+            except the loss, and the targets. `additional_output_names` adds such outputs to the artifacts.
         privacy: trains with per-sample differential privacy. The reply then contains "epsilon", the budget spent over
             all rounds of this client so far. The loss is not sent, because it is computed without noise. A round that
             would exceed `privacy.max_epsilon` is refused before it begins.

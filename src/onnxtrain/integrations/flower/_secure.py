@@ -26,11 +26,11 @@ def secure_client(
     seed: int = 0,
     metrics: Mapping[str, Metric] | None = None,
 ) -> Callable[[Context], Client]:
-    """Returns a client function for `ClientApp(client_fn=..., mods=[secaggplus_mod])`.
+    """Returns a client function for secure aggregation, for `ClientApp(client_fn=..., mods=[secaggplus_mod])`.
 
     With secure aggregation (SecAgg+, Bell et al. 2020), the server only sees the sum of the updates. Therefore it
-    cannot check individual updates, and `CheckedStrategy` doesn't apply. Flower clips and quantizes the values that it
-    sums: choose a `clipping_range` of `SecAggPlusWorkflow` above the largest parameter.
+    cannot check individual updates, and `CheckedStrategy` doesn't apply. Flower clips and quantizes the values before
+    it sums them: set `clipping_range` of `SecAggPlusWorkflow` above the largest absolute value of any parameter.
 
     Args:
         artifacts: see `client_app`.
@@ -38,7 +38,7 @@ def secure_client(
         epochs: number of epochs per round.
         batch_size: number of samples per step.
         learning_rate: learning rate. Default: the learning rate in the artifacts' checkpoint, if any, else 1e-3.
-        seed: seed of the sample order, combined with the client's number.
+        seed: seed for the sample order, combined with the client's number. The order is the same in each round.
         metrics: additional evaluation metrics by name; see `client_app`.
 
     Raises:
@@ -57,7 +57,7 @@ def secure_client(
 
 
 class _SecureClient(NumPyClient):
-    """A Flower client that trains and evaluates with artifacts.
+    """A Flower client that trains and evaluates the model of a directory of artifacts.
 
     The arrays that it exchanges are the trainable parameters, then the running statistics, in the model's order.
     """

@@ -30,9 +30,9 @@ class FederatedRun:
     Attributes:
         state: the averaged model.
         train: per round, the clients' training metrics, e.g. `{1: {"loss": 0.7}}`. They are aggregated by the strategy;
-            Flower's strategies by default compute a mean weighted by number of samples. Rounds without valid replies
-            are missing.
-        clients: per round, the clients' evaluation metrics, aggregated likewise.
+            Flower's strategies by default compute a mean weighted by the number of samples. Rounds without valid
+            replies are missing.
+        clients: per round, the clients' evaluation metrics, aggregated in the same way.
         server: per round, the metrics of the server's own evaluation; round 0 is the model before training.
         refused: replies that were rejected.
     """
@@ -66,8 +66,8 @@ def run_federation(
             checkpoint.
         strategy: one of Flower's strategies, e.g. `FedAvg(fraction_train=0.1)`.
         rounds: number of rounds.
-        output: directory for `checkpoint`, the averaged model, and `checkpoint.delta`, which contains only the trained
-            values. Both are written after each round.
+        output: directory to which two files are written after each round: the averaged model as `checkpoint`, and only
+            its trained values as `checkpoint.delta`. Default: no files are written.
         evaluation: arrays of the server's own samples, inputs then targets; empty for no evaluation on the server.
         metrics: additional metrics of the server's evaluation by name; see `client_app`.
         train_config: settings that override the clients' own settings: "epochs", "batch-size", "learning-rate".

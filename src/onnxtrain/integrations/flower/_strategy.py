@@ -43,26 +43,26 @@ class RefusedUpdate:
 
 
 class CheckedStrategy(Strategy):
-    """Wraps a Flower strategy to reject updates with wrong names, shapes or dtypes, NaN, or impossible counts.
+    """Wraps a Flower strategy to reject updates with wrong names, shapes or dtypes, NaN, or invalid sample counts.
 
     `strategy` may be any Flower strategy, e.g. `FedAvg()`, `FedAdam()`, or a wrapper for differential privacy. This
     check does not protect against malicious updates that look valid: for that, use one of Flower's robust strategies,
     e.g. `Krum()`.
 
-    Flower weights each update by the number of samples that the client reports. Two limits apply: a weight above
-    `max_examples` is rejected; a weight above `max_ratio` times the round's median, or above the total weight of all
-    other clients, is lowered to that limit, with a warning.
+    Flower weights each update by the number of samples that the client reports. Two limits apply: an update whose
+    weight exceeds `max_examples` is rejected; a weight above `max_ratio` times the round's median, or above the total
+    weight of all other clients, is lowered to that limit, with a warning.
 
     Args:
         strategy: the strategy to wrap, which averages the valid updates.
         manifest: manifest of the model, `Module.manifest`.
-        weighted_by: name of the metric that contains a client's weight, an integer.
+        weighted_by: name of the metric with a client's weight, which must be a whole number.
         max_examples: maximum weight that a client may claim, e.g. 10000. Default: no limit.
         max_ratio: maximum weight of an update as a multiple of the median weight of the round, e.g. 10.0; `math.inf`
             disables both relative limits.
 
     Attributes:
-        refused: the updates that were rejected so far.
+        refused: the clients' replies that have been rejected so far.
 
     Raises:
         InputError: `strategy` is not a Flower strategy, or a limit is out of range.
@@ -140,7 +140,11 @@ class CheckedStrategy(Strategy):
         return arrays, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Returns the average metrics of the clients with evaluation samples, or None if there are none."""
+        """Returns the average metrics of the clients with evaluation samples.
+
+        Returns:
+            The metrics, or None if no such client sent a valid reply.
+        """
         kept = self._kept(server_round, replies, "evaluate", self._check_metrics)
         if not any(not message.has_error() for message in kept):
             return None
@@ -151,7 +155,7 @@ class CheckedStrategy(Strategy):
         self.strategy.summary()
 
     def _in_own_dtypes(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Returns the aggregated parameters, cast to the dtypes that messages have for this model."""
+        """Casts the aggregated parameters to the dtypes of the model's messages, e.g. from float64 to float32."""
         # Some of Flower's strategies (1.42), e.g. FedAdam, compute them in float64.
         return ArrayRecord(
             {
@@ -163,7 +167,10 @@ class CheckedStrategy(Strategy):
     def _kept(
         self, server_round: int, replies: Iterable[Message], stage: str, check: Callable[[Message], None]
     ) -> list[Message]:
-        """Returns the replies to pass on to the strategy: the valid ones, with limited weights, and error reports.
+        """Returns the replies to pass on to the strategy: valid replies, with limited weights, and error reports.
+
+        Valid replies with the weight 0 are dropped. Replies whose records or metrics differ from those of most clients
+        are rejected.
 
         Args:
             server_round: number of the round.

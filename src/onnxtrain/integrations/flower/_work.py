@@ -194,7 +194,7 @@ class Work:
         Args:
             data: arrays of the samples.
             settings: epochs, batch size, learning rate.
-            seed: seed of the sample order; not used with `privacy`.
+            seed: seed for the sample order; not used with `privacy`.
             privacy: clips the gradient of each sample, and adds noise.
 
         Returns:
@@ -319,7 +319,7 @@ class Work:
 
 
 def _shuffled(count: int, batch_size: int, random: np.random.Generator) -> Iterator[Array]:
-    """Yields the row indices of each batch of an epoch; the last batch may be smaller."""
+    """Yields the row indices of each batch of an epoch, in random order; the last batch may be smaller."""
     # Drawn once per epoch, from a generator that is determined by client, round and seed.
     order = random.permutation(count)
     for start in range(0, count, batch_size):

@@ -27,12 +27,23 @@ _SHAPES: dict[OpKey, MakeShapes] = {}
 
 
 def register_body(key: OpKey, make: MakeBody) -> None:
-    """Registers the body of an op, replacing an earlier one."""
+    """Registers the function body of a nonstandard op, for shape inference and for inlining.
+
+    Args:
+        key: domain and name of the op.
+        make: returns the body for a node and an opset. `make` replaces a function registered earlier for the op.
+    """
     _BODIES[key] = make
 
 
 def register_shapes(key: OpKey, make: MakeShapes) -> None:
-    """Registers a function for the output shapes of an op without a body, replacing an earlier one."""
+    """Registers a function from which shape inference derives the output shapes and dtypes of an op.
+
+    Args:
+        key: domain and name of the op.
+        make: returns the function for a node and an opset. `make` takes precedence over the op's body, and replaces a
+            function that was registered earlier for the op.
+    """
     _SHAPES[key] = make
 
 
@@ -43,7 +54,10 @@ def op_bodies() -> Mapping[OpKey, MakeBody]:
 
 
 def op_shapes() -> Mapping[OpKey, MakeShapes]:
-    """Maps each registered op to the function that gives its output shapes: from `register_shapes`, else its body."""
+    """Maps each registered op to the function from which shape inference derives its output shapes.
+
+    A function from :func:`register_shapes` takes precedence over the op's body.
+    """
     _import_rules()
     return {**_BODIES, **_SHAPES}
 

@@ -14,7 +14,7 @@ from onnxtrain.passes.parameters.integer_weights import IntegerWeight, constant,
 
 
 def constant_value(value: ir.Value) -> Array:
-    """Computes, in float32, a value that depends only on initializers."""
+    """Evaluates a value that depends only on initializers, e.g. a dequantized weight; returns a float32 array."""
     if value.const_value is not None:
         return np.asarray(value.const_value.numpy(), np.float32)
     # Evaluated by onnx's reference evaluator, so that each op follows the standard.
@@ -43,10 +43,11 @@ def constant_value(value: ir.Value) -> Array:
 
 
 def codes_of(node: ir.Node) -> IntegerWeight:
-    """Returns the int8 or uint8 weight that a DequantizeLinear, QLinearConv, QLinearMatMul or QGemm reads.
+    """Returns the weight of a DequantizeLinear, QLinearConv, QLinearMatMul or QGemm that is to be requantized.
 
     Raises:
-        GraphBuildError: the node has a scale per block, or codes that are neither int8 nor uint8.
+        GraphBuildError: the weight or its scale is not an initializer, there is one scale per block, or the weight is
+            neither int8 nor uint8 with a zero point.
     """
     old = integer_weight(node)
     kinds = (np.int8,) if old is None or old.zero_point is None else (np.int8, np.uint8)
@@ -59,14 +60,15 @@ def codes_of(node: ir.Node) -> IntegerWeight:
 
 
 def quantized_linear(old: IntegerWeight, matrix: Array) -> dict[int, Array]:
-    """Quantizes a new weight to the integer dtype of an old weight, with new scales.
+    """Quantizes a new weight to the integer dtype of the weight that it replaces, with new scales.
 
     Args:
-        old: the old weight.
-        matrix: the new weight, float32.
+        old: the quantized weight to replace.
+        matrix: the new weight, float32, with the shape of `old`.
 
     Returns:
-        New arrays by input index of the node of `old`: codes, scales, zero points.
+        New arrays for the inputs of `old.node`, by input index: the integers, their scales and, if `old` has a zero
+        point, their zero points.
     """
     codes, scales = constant(old.value), constant(old.scale)
     zero_points = None if old.zero_point is None else constant(old.zero_point)

@@ -114,13 +114,14 @@ def merge(
 
 
 def _deduplicate(graph: ir.Graph, new: Sequence[ir.Value], made: list[ir.Value]) -> None:
-    """Replaces new weights with equal weights of the same layer, so that a layer that runs twice keeps one weight.
+    """Removes new weights that are equal to an earlier weight of the same layer, e.g. because the layer runs twice.
+
+    Nodes that read a removed weight read the earlier weight instead.
 
     Args:
-        graph: the graph.
-        new: initializers that were just added.
-        made: initializers that were added earlier for this layer. The initializers of `new` that are kept are appended
-            to it.
+        graph: the graph, changed in place.
+        new: initializers that were just added for one node.
+        made: merged weights of the same layer that were added earlier. New weights that are kept are appended.
     """
     for value in new:
         same = next((other for other in made if _are_equal(other, value)), None)
@@ -187,16 +188,17 @@ def _merge_into(model: ir.Model, target: Target, delta: Array, requantize: bool)
 
 
 def _requantize(model: ir.Model, node: ir.Node, producer: ir.Node, merged: Array) -> None:
-    """Quantizes a merged weight again, and gives its product a new DequantizeLinear that reads it.
+    """Requantizes a merged weight, and makes its layer read it through a new DequantizeLinear.
 
     Args:
-        model: the model.
-        node: the product.
-        producer: the old DequantizeLinear of the weight, which other products may read.
+        model: the model, changed in place.
+        node: the MatMul, Gemm or Conv that reads the weight.
+        producer: the node that computes the old weight, e.g. its DequantizeLinear; not modified, because other nodes
+            may read its output.
         merged: the merged weight, float32.
 
     Raises:
-        GraphBuildError: the weight is transposed after it is dequantized, or is not int8 or uint8.
+        GraphBuildError: the weight is transposed after it is dequantized, or is not supported by :func:`codes_of`.
     """
     if producer.op_type == "Transpose":
         raise GraphBuildError(
@@ -237,9 +239,10 @@ def _requantize_integers(model: ir.Model, target: Target, delta: Array) -> None:
 
 
 def _rescale_bias(model: ir.Model, node: ir.Node, weight_scales: Array) -> None:
-    """Requantizes the int32 bias of a layer for new weight scales; other biases are not changed.
+    """Requantizes the int32 bias of a layer whose weight has new scales.
 
-    The scale of the bias is the product of activation scale and weight scale.
+    The scale of such a bias must be the scale of the activations times the scale of the weight. Floating-point biases,
+    and biases of layers whose activations are not dequantized, are not changed.
     """
     x, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
     activations, dequantize = (None if value is None else value.producer() for value in (x, bias))
@@ -280,7 +283,7 @@ def _replace_by_product(model: ir.Model, node: ir.Node, weight: ir.Value) -> Non
 
 
 def _replace_input(model: ir.Model, node: ir.Node, index: int, array: Array) -> None:
-    """Replaces an input of a node with a new initializer; the old one is kept, because other nodes may read it."""
+    """Replaces an input of a node with a new initializer; keeps the old initializer, which other nodes may read."""
     old = node.inputs[index]
     assert old is not None
     node.replace_input_with(index, _initializer(model, f"{old.name}{_MERGED}", array))

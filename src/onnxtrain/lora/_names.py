@@ -61,7 +61,7 @@ def _layers(model: ir.Model) -> list[Target]:
 
 
 def _key(target: Target) -> tuple[str, int, int]:
-    """Returns the output name and the sizes of a layer, which are equal in the float and the quantized model."""
+    """Returns the key that matches a quantized layer to its float original: output name, input size, output size."""
     # onnxruntime's quantizer (1.32) names integers after the float value, with a suffix.
     output = _END.sub("", str(target.node.outputs[0].name))
     return output, target.input_size, target.output_size

@@ -37,11 +37,11 @@ _LEAVES = frozenset({_kind.ANY, _kind.AT, _kind.FAILURE, _kind.IN, _kind.LITERAL
 
 
 class Matcher:
-    """Matches the regular expressions of one configuration against module names.
+    """Matches the regular expressions of one configuration against module names without backtracking.
 
-    `re` backtracks: `(a+)+b` takes 2^n steps for n letters. Here, each part of an expression maps the set of positions
-    at which it may begin to the set of positions at which it may end, all at once. Sets are integers with one bit per
-    position. The results are the same as with `re.fullmatch`.
+    `re` backtracks: matching `(a+)+b` against n letters "a" takes 2^n steps. For each part of an expression, this
+    matcher instead computes the set of all positions where the part can end from the set of all positions where it can
+    begin. A set is an integer with one bit per position. The results are the same as with `re.fullmatch`.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Matcher:
         self._known: dict[tuple[str, str], bool] = {}
 
     def full_match(self, pattern: str, text: str) -> bool:
-        """True if an expression matches a whole text.
+        """True if an expression matches the whole text, as with `re.fullmatch`.
 
         Raises:
             GraphBuildError: this matcher has exceeded its limit of :data:`STEPS` steps in total, or the expression is
@@ -127,12 +127,12 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 class _Expression:
-    """A parsed expression.
+    """A parsed regular expression, with a cache of its leaves: nodes that match one character or a position.
 
     Attributes:
         pattern: the text of the expression.
         tree: the parse tree of `re`.
-        leaves: compiled nodes for one character or position, by the `id` of the node and its flags.
+        leaves: cache of the leaves that `re` has compiled. Its keys are the `id` of a leaf and the flags of `re`.
     """
 
     def __init__(self, pattern: str) -> None:

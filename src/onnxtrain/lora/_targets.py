@@ -94,7 +94,10 @@ class Target:
 
 
 def dtype_of(value: ir.Value | None) -> ir.DataType | None:
-    """Returns the dtype in which a product reads a weight, even if the file does not declare it; None if unknown."""
+    """Returns the dtype of a weight or scale; None if unknown.
+
+    If the value has no declared dtype, it is inferred from the Cast, DequantizeLinear, Transpose etc. that computes it.
+    """
     while value is not None and value.dtype is None:
         node = value.producer()
         if node is None or node.op_type not in _PASSED_ON - {"QuantizeLinear"}:
@@ -136,7 +139,11 @@ def find_targets(model: ir.Model) -> list[Target]:
 
 
 def _rows_of_embeddings(graph: ir.Graph) -> set[int]:
-    """Returns the row counts of the embedding tables, i.e. stored tables whose rows are selected by a graph input."""
+    """Returns the number of rows of each embedding table, by which the output layer of a language model is recognized.
+
+    An embedding table is a stored weight whose rows are gathered by a graph input, e.g. `input_ids`. The output layer
+    has one output per row, i.e. per token of the vocabulary.
+    """
     rows = set()
     for node in graph:
         if not node.op_type.startswith("Gather") or len(node.inputs) < 2:
@@ -333,7 +340,8 @@ def _module_of(node: ir.Node, weight: ir.Value, is_phi: bool) -> str:
     Args:
         node: the layer's product.
         weight: its stored weight.
-        is_phi: True for a Phi model from onnxruntime-genai's model builder, which renames one of its modules.
+        is_phi: True for a Phi model from onnxruntime-genai's model builder, which renames `dense`, the output
+            projection of attention, to `o_proj`.
     """
     name = str(weight.name)
     if is_phi:

@@ -169,9 +169,10 @@ def attach_loss(
 
 
 def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
-    """Appends the graph input `sample_weight` with one weight per sample, and returns it.
+    """Adds the graph input `sample_weight`, with one weight per sample, and returns it.
 
-    Its shape is [N], its dtype float64 for float64 scores, else float32.
+    The input has shape [N], and dtype float64 if the scores are float64, else float32. If the name is in use, a number
+    is appended.
 
     Raises:
         GraphBuildError: the scores have no batch axis.
@@ -238,10 +239,10 @@ def mark_labels(graph: ir.Graph) -> None:
 
 
 def _follow_back(value: ir.Value) -> tuple[ir.Value, int]:
-    """Finds the value from which casts and reshapes compute a target.
+    """Traces a target back through casts and reshapes to its source, e.g. a graph input.
 
     Returns:
-        The value, and how many other nodes read it or an intermediate result.
+        The source, and the number of other nodes that read the source, the target or a value between them.
     """
     readers = len(value.uses())
     producer = value.producer()
@@ -257,7 +258,7 @@ def _mark(source: ir.Value, spec: TargetSpec, key: str) -> None:
 
     Args:
         source: the graph input.
-        spec: the specification. It does not replace one that already specifies class labels.
+        spec: the specification. A stored specification with class labels is not replaced.
         key: TARGET_KEY, or LABELS_KEY if the model reads the input, too.
     """
     marks = source.metadata_props

@@ -28,9 +28,9 @@ class _ClassLoss(Loss):
 
     Attributes:
         weight: one weight per class, float [C], e.g. [1.0, 5.0]; None for weights of 1.
-        ignore_index: label of ignored positions, e.g. -100; None to ignore none.
+        ignore_index: label of ignored positions, e.g. -100; None if no label is ignored.
         axis: class axis of the scores, e.g. -1 for [batch, sequence, vocabulary] of a language model. None means 1, as
-            in ONNX and PyTorch, and is an error if the shape is ambiguous.
+            in ONNX and PyTorch, and raises GraphBuildError if the shape is ambiguous.
     """
 
     weight: npt.ArrayLike | None = None
@@ -367,7 +367,7 @@ _OF_WEIGHTS = frozenset({"Cast", "DequantizeLinear", "Identity", "Transpose"})
 
 
 def _last_axis_product(scores: ir.Value) -> str | None:
-    """Describes the linear layer along the last axis that computes the scores, e.g. "MatMul 'lm_head'".
+    """Describes the linear layer that computes the scores along their last axis, e.g. "MatMul 'lm_head'".
 
     A bias, a scale or a soft cap may follow the layer. Returns None if no such layer computes the scores.
     """

@@ -37,7 +37,7 @@ class _TermwiseLoss(Loss):
 
     @abstractmethod
     def _terms_shape(self, scores: ir.Value) -> ir.Shape | None:
-        """Returns the shape of the terms."""
+        """Returns the shape of the terms, or None if the shape of the scores is unknown."""
 
 
 class ElementwiseLoss(_TermwiseLoss):
@@ -162,7 +162,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         Args:
             field: name of the field, "weight" or "pos_weight", for error messages.
             value: value of the field.
-            scores: the scores, whose last axes the weights are aligned with.
+            scores: the scores. The axes of the weights are aligned with their last axes, as in NumPy.
 
         Raises:
             GraphBuildError: the weights are not finite numbers, or do not broadcast to the scores.

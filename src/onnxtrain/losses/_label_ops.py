@@ -18,8 +18,9 @@ def label_mean(node: ir.Node) -> dict[str, Any] | None:
     """Describes what a node of :data:`LABEL_OPS` averages over, in the format of :meth:`Loss.mean_over`.
 
     Returns:
-        The manifest's `loss_mean` entry. None for a sum; {} if the ignored labels or their weights cannot be determined
-        from an input of the model.
+        The manifest's `loss_mean` entry. None for a sum. {} for the reduction "none", and for a mean if the labels
+        cannot be traced to an integer input of the model, the class weights are not constant, or there are class
+        weights and the model shifts the labels.
     """
     reduction = node.attributes.get_string("reduction", "mean")
     if reduction == "sum":

@@ -39,9 +39,10 @@ def loss_mean(loss: ir.Value) -> dict[str, Any] | None:
 
 
 def _described(value: ir.Value) -> str | None:
-    """Describes what a value is averaged over, as the JSON of `Loss.mean_over`.
+    """Describes what a value is averaged over, as the JSON of `Loss.mean_over`, e.g. "null" for a sum.
 
-    Returns None, which is not JSON's "null", if the value does not depend on the batch.
+    Returns:
+        The JSON; None (not "null") if the value depends on no graph input, e.g. for a weight penalty.
     """
     if MEAN_KEY in value.metadata_props:
         return value.metadata_props[MEAN_KEY]

@@ -8,17 +8,24 @@ __all__ = ["exact", "is_tracing", "stop_gradient"]
 
 
 def is_tracing() -> bool:
-    """True while TorchScript traces. Sizes are then tensors, and the result of a comparison of sizes is a constant."""
+    """True while TorchScript traces a module, e.g. in `torch.onnx.export(..., dynamo=False)`.
+
+    During tracing, sizes are tensors, and the results of comparisons are recorded as constants. Layers therefore skip
+    checks of sizes.
+    """
     # TorchScript's parser accepts only one error code in a `type: ignore`.
     return bool(torch.jit._trace.is_tracing())  # type: ignore[no-untyped-call]
 
 
 def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
-    """Returns `number`, or a float64 tensor of it if an exporter would round the number to float32.
+    """Keeps the Dynamo exporter from rounding a number to float32 in an operation with a float64 tensor.
 
     Args:
         number: an operand, e.g. an epsilon.
         like: the other operand.
+
+    Returns:
+        During an export, a float64 tensor with the value of `number` if `like` is float64; else `number` itself.
     """
     # The Dynamo exporter emits a Python number that is combined with a float64 tensor as a float32 constant.
     if like.dtype == torch.float64 and torch.compiler.is_exporting():

@@ -127,7 +127,7 @@ def infer(accessor: ModelAccessor) -> None:
 def append(
     accessor: ModelAccessor, doing: str, inputs: Sequence[str], write: Writer, *, wish: str | None = None
 ) -> tuple[str, ...]:
-    """Appends nodes that are emitted by `write` to the base model.
+    """Calls `write` to emit nodes, and appends the nodes to the base model.
 
     Args:
         accessor: accessor of the base model.
@@ -165,12 +165,14 @@ def append(
 
 
 def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: set[str]) -> None:
-    """Renames the new values and nodes of a graft whose names the base model already uses.
+    """Renames values and nodes of a graft, a small separate graph, so that it can be merged into the base model.
+
+    Only names that the base model already uses are changed. Inputs of the graft keep their names.
 
     Args:
         model: the graft, changed in place.
-        first: its first output, which gets the name `wish`, or `wish_1`, ... if `wish` is in use.
-        wish: preferred name of `first`; None to treat it like the other values.
+        first: its first new output, which gets the name `wish`, or `wish_1`, ... if `wish` is in use.
+        wish: preferred name of `first`; None to keep its name unless the base model uses this name.
         taken: the names that the base model uses.
     """
     values = [
@@ -190,7 +192,10 @@ def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: se
 
 
 def _merge(base: onnx.ModelProto, graft: onnx.ModelProto) -> None:
-    """Copies nodes, initializers, value infos, functions and new inputs of a graft to the base model."""
+    """Copies the contents of a graft, a small separate graph, into the base model.
+
+    Copies nodes, initializers, value infos, functions, missing opset imports, and inputs that the base model lacks.
+    """
     # Inputs of the graft that exist in the base model are its values; the others are new inputs, e.g. targets.
     inputs = {info.name for info in graft.graph.input}
     base.graph.input.extend(info for info in graft.graph.input if not has_value(base, info.name))

@@ -56,7 +56,7 @@ _ML_OPSET = 3
 
 
 class _BinaryOp(Block):
-    """Base class for ops with two inputs; each subclass has the name of its ONNX op."""
+    """Base class for blocks that apply an ONNX op to two inputs; the name of a subclass is the op type, e.g. "Add"."""
 
     def build(self, input_name1: str, input_name2: str) -> str:
         """Applies the op to two values, with broadcasting; returns the name of the output."""
@@ -80,7 +80,7 @@ class Div(_BinaryOp):
 
 
 class _UnaryOp(Block):
-    """Base class for ops with one input; each subclass has the name of its ONNX op."""
+    """Base class for blocks that apply an ONNX op to one input; the name of a subclass is the op type, e.g. "Abs"."""
 
     def build(self, input_name: str) -> str:
         """Applies the op to a value; returns the name of the output."""
@@ -105,7 +105,7 @@ class Sigmoid(_UnaryOp):
 
 @dataclass(eq=False, repr=False)
 class _Reduction(Block):
-    """Base class for reductions over all axes; each subclass has the name of its ONNX op.
+    """Base class for blocks that reduce over all axes; the name of a subclass is the op type, e.g. "ReduceMean".
 
     Args:
         keepdims: True to keep all axes, with size 1; False to return a scalar.

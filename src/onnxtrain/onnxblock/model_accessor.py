@@ -155,7 +155,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
 @contextmanager
 def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
-    """Context manager that sets the accessor of the base model that blocks use.
+    """Context manager that sets the base model to which blocks append nodes; yields its accessor.
 
     Raises:
         TrainingStateError: a base model is already set.

@@ -163,21 +163,21 @@ def build_forward(
     model_path: str | os.PathLike[str] | None = None,
     additional_outputs: Sequence[str] = (),
 ) -> tuple[ir.Model, list[str]]:
-    """Builds a block on a model.
+    """Appends a block to a copy of a model, and makes the block's results the model's outputs.
 
     Args:
         block: the block, e.g. a loss.
         model: the base model; not modified.
-        names: arguments with which the block is called, e.g. ["logits"].
+        names: arguments of the call to the block, e.g. ["logits"].
         model_path: path of the file that `model` was loaded from. Its directory contains the external data.
-        additional_outputs: names of further outputs.
+        additional_outputs: names of other values that become outputs.
 
     Returns:
         The model with the block appended, and the names of its outputs: the block's outputs, then the additional
         outputs.
 
     Raises:
-        GraphBuildError: a name is unknown, or the resulting model is not valid ONNX.
+        GraphBuildError: a name is unknown, the dtype of an output is unknown, or the resulting model is not valid ONNX.
     """
     # Built in the model's own opset, for which the block was written, and converted together with the model afterwards.
     with base(model, model_path) as accessor:

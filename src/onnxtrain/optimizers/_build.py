@@ -182,7 +182,7 @@ class _Slot:
 
     @property
     def inputs(self) -> list[ir.Value]:
-        """All graph inputs, in the order of the model."""
+        """All graph inputs of the parameter, in the order in which the optimizer model lists them."""
         return [self.w, self.g, *([] if self.indices is None else [self.indices]), *self.moments]
 
     @property
@@ -210,8 +210,8 @@ def _write(
 ) -> None:
     """Emits the optimizer step, and appends its results to the graph's outputs.
 
-    The nodes have three stages: they clip the gradients, compute the scalars that parameters with equal settings share,
-    and update each parameter.
+    The step clips the gradients, computes the scalars that parameters with equal settings share, and then updates each
+    parameter.
     """
     ranks = ScalarRanks(op)
     gradients = [cast(op, slot.g, slot.dtype) for slot in slots]

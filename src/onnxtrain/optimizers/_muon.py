@@ -112,7 +112,7 @@ class Muon(Optimizer):
         return op.Sub(op.Mul(w, decay), change), momentum
 
     def _orthogonal(self, op: Emitter, x: ir.Value) -> ir.Value:
-        """Orthogonalizes a matrix `[n, m]`, n <= m, approximately, with Newton-Schulz iterations."""
+        """Approximately orthogonalizes a matrix `[n, m]`, n <= m, with Newton-Schulz iterations."""
         # The iteration requires singular values of at most 1, and the Euclidean norm is at least the largest of them.
         a, b, c = self.ns_coefficients
         x = op.Div(x, op.Max(op.Sqrt(op.ReduceSumSquare(x, keepdims=0)), self.eps))

@@ -68,7 +68,8 @@ class Update:
 
     Attributes:
         parameter: name, dtype and shape.
-        optimizer: the parameter's optimizer, with the settings of its groups applied; without groups and clipping.
+        optimizer: the parameter's optimizer, with the settings of its groups applied; it has no `groups` and no
+            `clip_grad`.
         learning_rate_scale: factor by which the learning rate is multiplied, e.g. 0.1.
         moments: the optimizer state. Moments with the same name, e.g. "momentum1", have the same initial value in the
             whole model.
@@ -128,7 +129,8 @@ def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
 def _agrees(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, float]) -> bool:
     """True if `moments` can be named "momentum<start>", "momentum<start + 1>", ... without a conflict.
 
-    A name conflicts if `names_of_values`, which maps the names in use to initial values, has a different value for it.
+    There is a conflict if one of these names is already in use with a different initial value. `names_of_values` maps
+    the names in use to their initial values.
     """
     return all(
         names_of_values.get(f"momentum{start + index}", moment.initial_value) == moment.initial_value
@@ -137,7 +139,9 @@ def _agrees(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str
 
 
 def _settings_of(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> tuple[Optimizer, float]:
-    """Returns a parameter's optimizer, without groups and clipping, and its learning rate scale.
+    """Returns a parameter's optimizer, with the settings of its groups applied, and its learning rate scale.
+
+    The optimizer has neither `groups` nor `clip_grad`, so that parameters with the same settings have equal optimizers.
 
     Args:
         optimizer: the optimizer with its groups.

@@ -9,7 +9,9 @@ from onnxtrain.functions import embedding_gradient
 
 
 class Rows:
-    """The distinct rows of a sparse gradient.
+    """Gathers and scatters the rows of a table for which a sparse gradient has entries, each row once.
+
+    The methods call the number of distinct rows `rows`.
 
     Args:
         op: emitter of the optimizer model.

@@ -20,12 +20,13 @@ _BROADCASTING = ELEMENTWISE - SAME_RANK
 
 
 class ScalarRanks:
-    """Reshapes scalars of shape [] to [1, ..., 1] where they are combined with a tensor whose last axis has size one.
+    """Reshapes scalars from [] to [1, ..., 1] where an op combines them with a tensor whose last axis has size 1.
 
-    ONNX Runtime (1.20 to 1.32) combines such a tensor, e.g. the weight of a 1x1 convolution, with a scalar of shape []
-    element by element, which takes 60 times as long as for a vector. It skips axes that have size one in both.
+    ONNX Runtime (1.20 to 1.32) broadcasts a scalar of shape [] to such a tensor, e.g. the weight of a 1x1 convolution,
+    one element at a time, which takes 60 times as long as for a vector with the same number of elements. With a scalar
+    of shape [1, ..., 1], it skips the last axis, because the axis has size 1 in both operands.
 
-    Optimizers need not handle this, because the nodes that they append are rewritten afterwards.
+    Optimizers can use scalars of shape [], because the nodes that they append are rewritten afterwards.
 
     Args:
         op: emitter of the optimizer model.
@@ -43,7 +44,8 @@ class ScalarRanks:
 
         Args:
             shape: shape of the parameter, e.g. [64, 32, 1, 1].
-            tensors: the parameter, its gradient and its moments, which may have other shapes.
+            tensors: tensors that the nodes read: the parameter, its gradient and its moments. The shape of a moment may
+                differ from `shape`.
             scalars: numbers and values of shape [] that the nodes read.
         """
         last = self._op.graph[-1] if len(self._op.graph) else None

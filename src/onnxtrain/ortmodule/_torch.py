@@ -209,8 +209,8 @@ def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:
 
     Args:
         backend: called with each captured graph.
-        recompile_limit: maximum number of graphs per function, e.g. 256. A function that needs more runs in PyTorch.
-            Ignored before PyTorch 2.13.
+        recompile_limit: maximum number of graphs per function, e.g. 256. If a function needs another graph, it runs in
+            eager PyTorch. Ignored before PyTorch 2.13.
     """
     if isolates_recompiles:
         return torch._dynamo.optimize(backend, isolate_recompiles=True, recompile_limit=recompile_limit)
@@ -225,7 +225,7 @@ def pop_function_modes() -> list[Any]:
 
 
 def push_function_modes(modes: list[Any]) -> None:
-    """Enters the modes that :func:`pop_function_modes` has returned."""
+    """Re-enters the modes returned by :func:`pop_function_modes`."""
     for mode in modes:
         torch._C._push_on_torch_function_stack(mode)
 

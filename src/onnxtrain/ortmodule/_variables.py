@@ -57,7 +57,10 @@ _warned_of: set[tuple[str, str]] = set()
 
 
 def warn_of_ignored_variables() -> None:
-    """Warns of ignored environment variables that are set, once per variable and value."""
+    """Warns about each environment variable `ORTMODULE_*` that is set but ignored, once per variable and value.
+
+    A value that matches onnxtrain's behavior causes no warning (see :data:`VARIABLES`).
+    """
     honoured = (CAPTURE_ALL, FALLBACK_POLICY, LOG_LEVEL, SAVE_ONNX_PATH)
     for name, value in sorted(os.environ.items()):
         # Every ORTModule calls this function: a model with many ORTModules would repeat the warning.

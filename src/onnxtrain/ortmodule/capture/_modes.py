@@ -47,10 +47,11 @@ _MODE_SETTERS = "_?(set|enable)_|autocast_(increment|decrement)_nesting$"
 
 
 def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
-    """Returns a function that runs a graph in PyTorch, and restores all modes if the graph raises.
+    """Returns a function that runs a graph in PyTorch and, if the graph raises an error, restores the caller's modes.
 
-    A captured graph enters and leaves `torch.no_grad`, `torch.autocast`, transforms etc. by calling functions, not in
-    `with` statements. A mode that the graph sets only once is not restored, because no `with` statement does so.
+    A captured graph enters and leaves `torch.no_grad`, `torch.autocast`, function transforms etc. by separate calls, so
+    an error in between would leave them active. A setter in `_WITHOUT_CONTEXT` that the graph calls only once is not
+    undone: the call does not belong to a `with` statement, so its effect also outlasts an error in eager PyTorch.
     """
     nodes = list(_nodes(graph_module))
     calls: Counter[Any] = Counter(node.target for node in nodes)
@@ -80,10 +81,12 @@ def restoring_modes(graph_module: fx.GraphModule) -> Callable[..., Any]:
 
 
 def leaving_modes(graph_module: fx.GraphModule, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `run`, so that each call sets the modes that the captured graph leaves changed.
+    """Wraps `run`, so that each call also changes the caller's modes as the captured graph does.
 
-    A graph that calls e.g. `torch.set_grad_enabled` or `torch.set_default_dtype` without undoing it changes the mode of
-    the caller, but ONNX Runtime skips these calls. Must be called in the gradient mode in which the graph begins.
+    A captured graph may call e.g. `torch.set_grad_enabled` or `torch.set_default_dtype` outside a `with` statement,
+    and thereby change the mode of the caller. ONNX Runtime skips these calls, so they are made after `run`.
+
+    Must be called in the gradient mode in which the graph begins.
     """
     nodes = graph_module.graph.nodes
     calls = [functools.partial(node.target, *node.args, **node.kwargs) for node in nodes if _sets_mode(node)]
@@ -139,10 +142,13 @@ def settings_restored_on_error(kept: Collection[Callable[[], Any]] = ()) -> Iter
 
 @contextlib.contextmanager
 def left_on_error(interpreter: fx.Interpreter) -> Iterator[None]:
-    """Context manager that leaves the modes that an interpreted graph has entered if its block raises.
+    """Context manager that exits autocast, inference mode and forward-mode AD levels if an error leaves them active.
 
-    Otherwise autocast would stay on, and an inference mode would end, with the gradient mode of its beginning, whenever
-    its guard is freed.
+    Without it, autocast would remain enabled. An inference mode would end only when its guard is garbage-collected, and
+    the guard would then restore the gradient mode from before the inference mode.
+
+    Args:
+        interpreter: the interpreter that runs a graph in the `with` block.
     """
     try:
         yield

@@ -874,7 +874,9 @@ def test_scalars_have_the_rank_of_tensors_with_a_last_axis_of_one(case: Optimize
     ]
     # Scalars of shape [] would take ONNX Runtime 60 times as long, and a Reshape of a tensor copies it.
     assert ranks
-    assert all(len(different) == 1 for different in ranks)
+    assert all(len(different) == 1 for different in ranks), (
+        "if an element's step depends on other elements, set elementwise: ClassVar[bool] = False in the class"
+    )
     reshaped = [node.inputs[0] for node in model.graph if node.op_type == "Reshape"]
     assert all(value.shape == () for value in reshaped)
 
@@ -1047,7 +1049,7 @@ def test_names_make_default_optimizers() -> None:
         (lambda: RMSprop(alpha=1.5), "alpha is 1.5; it must be between 0 and 1"),
         (lambda: ClipGradNorm(0.0), "max_norm is 0.0; it must be a positive number"),
         (lambda: ClipGradValue(-1.0), "value is -1.0; it must be a positive number"),
-        (lambda: make_optimizer("lamb"), f"received 'lamb'; give one of {', '.join(sorted(OPTIMIZERS))}"),
+        (lambda: make_optimizer("nope"), f"received 'nope'; give one of {', '.join(sorted(OPTIMIZERS))}"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(make: Callable[[], object], message: str) -> None:

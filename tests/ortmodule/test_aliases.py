@@ -317,6 +317,54 @@ def test_an_expanded_argument_that_is_written_to_is_left_to_pytorch() -> None:
     compare(Of(first_row), program, warns="several elements are one in memory")
 
 
+def filled_grid(_: Of, x: torch.Tensor) -> Any:
+    grid = torch.meshgrid(x, x, indexing="ij")[0]
+    grid.fill_(0.5)
+    return grid * x
+
+
+def set_rows(_: Of, x: torch.Tensor) -> Any:
+    rows = x.unsqueeze(0).expand(2, 4)
+    rows[[1, -2, 1]] = 1
+    return rows * 2
+
+
+def set_row_of_a_view(_: Of, x: torch.Tensor) -> Any:
+    rows = (x * 2).expand(3, 4)
+    rows[0][1:].zero_()
+    return rows + 1
+
+
+def result_of_out(_: Of, x: torch.Tensor) -> Any:
+    rows = torch.zeros(1, 4).expand(3, 4)
+    torch.mul(x, 2, out=rows[0])
+    return rows + 1
+
+
+@pytest.mark.filterwarnings("ignore:Use of index_put_ on expanded tensors is deprecated")
+@pytest.mark.parametrize("forward", [filled_grid, set_rows, set_row_of_a_view, result_of_out])
+def test_writes_to_expanded_tensors_are_left_to_pytorch(forward: Callable[..., Any]) -> None:
+    """Functionalization (PyTorch 2.13) adds up the copies: `filled_grid` would hold other numbers than 0.5."""
+    start = torch.randn(4)
+
+    def program(module: nn.Module) -> Any:
+        x = start.clone()
+        return module(x), x
+
+    compare(Of(forward), program, warns="several elements are one in memory")
+
+
+def test_a_tensor_that_is_expanded_elsewhere_may_be_written_to() -> None:
+    def forward(_: Of, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        rows = y.expand(3, 4)
+        y.add_(1)
+        return rows + x
+
+    start = torch.randn(4)
+    compare(Of(forward), lambda module: module(start.clone()))
+
+
 def smallest_row(module: Of, x: torch.Tensor) -> Any:
     """Returns a row that is no longer the smallest one when the write is done."""
     row = x.narrow(0, x.sum(1).argmin().item(), 1)

@@ -140,3 +140,33 @@ def test_second_derivatives_of_inputs_made_in_inference_mode() -> None:
         return torch.autograd.grad(sum(part.square().sum() for part in first), weights)
 
     torch.testing.assert_close(penalty(ORTModule(module), made), penalty(module, made.clone()))
+
+
+class WithoutInference(nn.Module):
+    """Leaves the inference mode, which enables gradients."""
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.mode = mode
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = x * self.weight
+        with torch.inference_mode(self.mode):
+            inside = before * self.weight
+        return before, inside, before * self.weight
+
+
+@pytest.mark.filterwarnings("ignore:.*the graph enables gradients that its caller")
+@pytest.mark.parametrize("mode", [False, True])
+@pytest.mark.parametrize("enabled", [False, True])
+def test_inference_mode_false_enables_gradients(enabled: bool, mode: bool) -> None:
+    plain = WithoutInference(mode)
+    flags = []
+    for module in (ORTModule(plain), plain):
+        torch._dynamo.reset()
+        with torch.set_grad_enabled(enabled):
+            flags.append([y.requires_grad for y in module(torch.ones(2))])
+            assert torch.is_grad_enabled() == enabled
+    assert flags[0] == flags[1]
+    assert any(flags[0]) == (enabled or not mode)

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from onnxtrain.ortmodule._torch import pytree, set_grad_enabled
+from onnxtrain.ortmodule._torch import (
+    enter_inference_mode,
+    exit_inference_mode,
+    pytree,
+    set_grad_enabled,
+)
 from onnxtrain.ortmodule.capture._nodes import memory_of, plain_tensors_in, writes_in_place
 
 
@@ -21,12 +26,17 @@ def correct_requires_grad(graph_module: fx.GraphModule) -> None:
     # do: `torch.nn.functional.pad` is decomposed, and its `prims.copy_to` sets the flag. The graph would have a
     # gradient where eager PyTorch has none.
     enabled = torch.is_grad_enabled()
+    before: dict[fx.Node, bool] = {}
     written = _written_memory(graph_module)
     # Memory of corrected results. Values computed from these alone don't require a gradient either.
     wrong: set[int] = set()
     for node in graph_module.graph.nodes:
         if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
+        elif node.target is enter_inference_mode:
+            before[node], enabled = enabled, not node.args[0]
+        elif node.target is exit_inference_mode:
+            enabled = before[node.args[0]]
         if node.op not in ("call_function", "call_method"):
             continue
         sources = [

@@ -1,7 +1,8 @@
-"""Detects inputs of a captured graph that overlap an input that the graph writes to.
+"""Detects memory under several names, or several elements, that a captured graph writes to.
 
 ONNX Runtime computes the new value into separate memory. It is copied back after the graph has run, so for a second
-input with the same memory, the graph would read the old value. Eager PyTorch reads the new value.
+input with the same memory, the graph would read the old value. Eager PyTorch reads the new value. A write to an expanded
+tensor (`x.expand(3, -1).fill_(1)`) is undone incorrectly by functionalization (PyTorch 2.13), which adds up the copies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import compute_overlapping_tensors, is_of_module
-from onnxtrain.ortmodule.capture._nodes import memory_of, node_memory
+from onnxtrain.ortmodule.capture._nodes import memory_of, node_memory, writes_in_place
 
 
 class Overlaps:
@@ -29,7 +30,8 @@ class Overlaps:
             and at least one of them is an argument, i.e. neither a parameter nor a buffer.
 
     Raises:
-        NotImplementedError: an input that the graph writes to overlaps another input or itself.
+        NotImplementedError: an input that the graph writes to overlaps another input, or a tensor that it writes to
+            overlaps itself.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
@@ -45,9 +47,11 @@ class Overlaps:
             raise NotImplementedError(
                 "the graph writes to an input that shares its memory with another one: clone one of the two"
             )
-        if any(_overlaps_itself(values[place]) for place in self._written):
+        if any(_overlaps_itself(values[place]) for place in self._written) or any(
+            map(_writes_to_expanded, graph_module.graph.nodes)
+        ):
             raise NotImplementedError(
-                "the graph writes to an input of which several elements are one in memory, e.g. after expand: clone it"
+                "the graph writes to a tensor of which several elements are one in memory, e.g. after expand: clone it"
             )
         if len(self._tensors) < 2 or not self._arguments:
             self._written = []
@@ -90,6 +94,19 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
         isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
+
+
+def _writes_to_expanded(node: fx.Node) -> bool:
+    """True if a node writes to a tensor, or to a view of a tensor, that overlaps itself."""
+    if not writes_in_place(node):
+        return False
+    target = node.kwargs.get("out") or next(iter(node.args), None)
+    memory = node_memory(target) if isinstance(target, fx.Node) else None
+    while memory is not None and isinstance(target, fx.Node) and node_memory(target) == memory:
+        if _overlaps_itself(target.meta["example_value"]):
+            return True
+        target = next(iter(target.args), None)
+    return False
 
 
 def _address_of(tensor: torch.Tensor) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.attention import AttentionPass
 from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass
+from onnxtrain.fusion.elementwise import ElementwisePass
 from onnxtrain.fusion.lists import FUSIONS, fuse_exported, fuse_forward, fuse_kernels
 from onnxtrain.fusion.mean_loss import MeanLossPass
 from onnxtrain.fusion.native import NativeOpsPass
@@ -25,6 +26,7 @@ __all__ = [
     "AttentionPass",
     "Bfloat16ProductPass",
     "Bfloat16RoundingPass",
+    "ElementwisePass",
     "Fusion",
     "FusionPass",
     "MeanLossPass",

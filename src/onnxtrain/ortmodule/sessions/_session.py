@@ -12,7 +12,13 @@ import torch
 from onnxruntime.capi import _pybind_state as binding
 
 from onnxtrain.functions import DOMAIN
-from onnxtrain.fusion import Bfloat16ProductPass, Bfloat16RoundingPass, NativeOpsPass, WideCompositesPass
+from onnxtrain.fusion import (
+    Bfloat16ProductPass,
+    Bfloat16RoundingPass,
+    ElementwisePass,
+    NativeOpsPass,
+    WideCompositesPass,
+)
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
@@ -120,6 +126,10 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
     # CUDA's kernels have neither fault.
     if device.type == "cpu":
         LongSumsPass()(model)
+        if kernel_library() is not None:
+            # Most values of a backward graph are inputs, or computed from inputs, whose shapes are known.
+            model = infer_shapes(model)
+            ElementwisePass()(model)
         ExactSigmoidPass()(model)
     AbsentInputsPass()(model)
     return model

@@ -1,0 +1,222 @@
+"""Chains of elementwise ops become programs that compute the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from fusion.rewriting import ops, rewritten
+from onnxtrain.fusion import ElementwisePass
+from onnxtrain.fusion.elementwise import INSTRUCTIONS, MOST_INPUTS, MOST_OUTPUTS
+from onnxtrain.passes import to_proto
+from onnxtrain.runtime.kernels import kernel_library, register_kernels
+from passes._models import run
+
+UNARY = ("Neg", "Abs", "Reciprocal", "Sqrt", "Exp", "Log", "Sigmoid", "Tanh", "Erf", "Relu", "Sign", "Floor", "Ceil",
+         "Round", "Softplus", "Sin", "Cos", "LeakyRelu", "Gelu")  # fmt: skip
+BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Pow")
+COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
+
+
+def net(body: str, inputs: str, outputs: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> net ({inputs}) => ({outputs}) {{ {body} }}'
+    )
+
+
+def feeds(proto: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs; symbolic sizes are 5."""
+    rng = np.random.default_rng(seed)
+    shapes = {
+        value.name: [dim.dim_value or 5 for dim in value.type.tensor_type.shape.dim]
+        for value in proto.graph.input
+    }
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def with_kernels(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    register_kernels(options, [function.name for function in proto.functions])
+    return ort.InferenceSession(proto.SerializeToString(), options).run(None, dict(feed))
+
+
+def check(proto: onnx.ModelProto, seed: int = 0) -> ir.Model:
+    """Rewrites a model, and compares its outputs, by the bodies and by the kernels, with those of the model."""
+    model = rewritten(proto, ElementwisePass())
+    new, feed = to_proto(model), feeds(proto, seed)
+    expected = run(proto, feed)
+    onnx.checker.check_model(new)
+    for got, want in zip(run(new, feed), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+    if kernel_library() is not None:
+        for got, want in zip(with_kernels(new, feed), expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    return model
+
+
+def calls(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type.startswith("Elementwise")]
+
+
+def test_a_chain_is_one_call() -> None:
+    body = "a = Add(x, b) t = Tanh(a) y = Mul(t, x)"
+    model = check(net(body, "float[n, 4] x, float[4] b", "float[n, 4] y"))
+    assert ops(model) == {"Elementwise0_float": 1}
+    (call,) = calls(model)
+    assert [value.name for value in call.outputs] == ["y"]
+
+
+def test_values_that_others_read_are_returned() -> None:
+    body = "a = Add(x, b) t = Tanh(a) p = MatMul(t, w) y = Mul(p, t) z = Neg(y)"
+    model = check(net(body, "float[n, 4] x, float[4] b, float[4, 4] w", "float[n, 4] y, float[n, 4] z"))
+    assert [[value.name for value in call.outputs] for call in calls(model)] == [["t"], ["y", "z"]]
+
+
+def test_no_call_depends_on_itself() -> None:
+    """`c` reads `a`, and `p`, which is computed from `a`: `a` and `c` are in two calls."""
+    body = "a = Exp(x) d = Neg(a) p = Softmax(d) c = Add(a, p) y = Mul(c, c)"
+    model = check(net(body, "float[3, 4] x", "float[3, 4] y"))
+    assert [call.inputs[0].name for call in calls(model)] == ["x", "a"]
+
+
+def test_two_chains_that_meet_become_one() -> None:
+    body = "a = Exp(x) b = Neg(a) c = Sin(z) d = Mul(c, c) y = Add(b, d)"
+    model = check(net(body, "float[3, 4] x, float[3, 4] z", "float[3, 4] y"))
+    assert ops(model) == {"Elementwise0_float": 1}
+
+
+def test_chains_that_depend_on_each_other_do_not_become_one() -> None:
+    body = "a = Exp(x) b = Neg(a) s = Softmax(b) c = Sin(s) d = Mul(c, c) y = Add(b, d)"
+    model = check(net(body, "float[3, 4] x", "float[3, 4] y"))
+    assert len(calls(model)) == 2
+
+
+def test_a_comparison_is_part_of_its_readers() -> None:
+    body = "c = Greater(x, b) n = IsNaN(x) o = Or(c, n) m = Not(o) a = Where(m, x, b) y = Mul(a, x)"
+    model = check(net(body, "float[n, 4] x, float[4] b", "float[n, 4] y"))
+    assert ops(model) == {"Elementwise0_float": 1}
+
+
+def test_a_comparison_that_others_read_remains() -> None:
+    body = "c = Greater(x, z) f = Cast<to = 1>(c) y = Mul(f, x)"
+    model = check(net(body, "float[n, 4] x, float[4] z", "float[n, 4] y, bool[n, 4] c"))
+    assert ops(model) == {"Elementwise0_float": 1, "Greater": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs"),
+    [
+        ("y = Exp(x)", "float[n, 4] x"),
+        # Of two shapes.
+        ("a = Exp(x) y = Add(a, z)", "float[4] x, float[n, 4] z"),
+        # Integers and booleans that are not computed from float32.
+        ("c = Equal(i, j) y = Where(c, x, x)", "float[n, 4] x, int64[n, 4] i, int64[n, 4] j"),
+        # Three operands.
+        ("a = Max(x, x, x) y = Sum(a, x)", "float[n, 4] x"),
+    ],
+)
+def test_what_is_no_chain_stays(body: str, inputs: str) -> None:
+    proto = net(body, inputs, "float[n, 4] y")
+    assert not ElementwisePass()(ir.from_proto(onnx.shape_inference.infer_shapes(proto))).modified
+
+
+def test_unknown_shapes_stay() -> None:
+    proto = net("s = NonZero(x) t = Cast<to = 1>(s) a = Exp(t) y = Neg(a)", "float[n] x", "float[p, q] y")
+    assert not calls(rewritten(proto, ElementwisePass()))
+
+
+def test_values_that_must_be_kept_stay() -> None:
+    proto = net("a = Exp(x) b = Neg(a) c = Sin(b) y = Mul(c, b)", "float[n] x", "float[n] y")
+    assert ops(rewritten(proto, ElementwisePass(["a", "b"]))) == {"Exp": 1, "Neg": 1, "Elementwise0_float": 1}
+
+
+def test_many_inputs_and_outputs() -> None:
+    count = 40
+    inputs = ", ".join(f"float[3] x{i}" for i in range(count))
+    body = "s0 = Neg(x0) " + " ".join(f"s{i} = Add(s{i - 1}, x{i})" for i in range(1, count))
+    model = check(net(body, inputs, f"float[3] s{count - 1}"))
+    assert 1 < len(calls(model)) <= 2 * count // MOST_INPUTS
+    outputs = ", ".join(f"float[3] s{i}" for i in range(count))
+    model = check(net(body, inputs, outputs))
+    assert all(len(call.outputs) <= MOST_OUTPUTS for call in calls(model))
+
+
+def test_equal_chains_share_one_function() -> None:
+    body = "a = Exp(x) b = Neg(a) m = MatMul(b, b) c = Exp(m) y = Neg(c)"
+    model = check(net(body, "float[4, 4] x", "float[4, 4] y"))
+    assert ops(model) == {"Elementwise0_float": 2, "MatMul": 1}
+
+
+def test_a_value_that_a_branch_reads_is_returned() -> None:
+    body = """a = Exp(x) b = Neg(a)
+        s = If(c) <
+            then_branch = t () => (float[3] p) { p = Softmax(a) }, else_branch = e () => (float[3] q) { q = Neg(x) }
+        >
+        y = Add(b, s)"""
+    proto = net(body, "float[3] x, bool c", "float[3] y")
+    model = rewritten(proto, ElementwisePass())
+    feed = {"x": np.array([1, -2, 3], np.float32), "c": np.array(True)}
+    np.testing.assert_array_equal(run(to_proto(model), feed)[0], run(proto, feed)[0])
+
+
+def random_net(seed: int) -> onnx.ModelProto:
+    """A random net of elementwise ops, comparisons, products, sums and softmax, with broadcasting inputs."""
+    rng = np.random.default_rng(seed)
+    shapes = {"full": "n, 4, 6", "last": "6", "rows": "n, 1, 1", "middle": "4, 1", "one": "1", "scalar": ""}
+    inputs = [f"float[{shape}] {name}" if shape else f"float {name}" for name, shape in shapes.items()]
+    full, masks, lines = ["full"], [], []
+    other = list(shapes)
+
+    def pick(names: list[str]) -> str:
+        # Most often a recent value, so that chains are long.
+        return names[max(0, len(names) - 1 - int(rng.exponential(3)))]
+
+    for number in range(int(rng.integers(4, 40))):
+        name, kind = f"v{number}", rng.random()
+        operand = pick(full) if rng.random() < 0.6 else other[rng.integers(len(other))]
+        if kind < 0.35:
+            lines.append(f"{name} = {UNARY[rng.integers(len(UNARY))]}({pick(full)})")
+        elif kind < 0.75:
+            pair = [pick(full), operand] if rng.random() < 0.5 else [operand, pick(full)]
+            lines.append(f"{name} = {BINARY[rng.integers(len(BINARY))]}({', '.join(pair)})")
+        elif kind < 0.85:
+            lines.append(
+                f"m{number} = {COMPARISONS[rng.integers(len(COMPARISONS))]}({pick(full)}, {operand})"
+            )
+            masks.append(f"m{number}")
+            lines.append(f"{name} = Where({pick(masks)}, {pick(full)}, {operand})")
+        elif kind < 0.9 and masks:
+            lines.append(f"{name} = Cast<to = 1>({pick(masks)})")
+        elif kind < 0.95:
+            lines.append(f"{name} = Softmax({pick(full)})")
+        else:
+            lines.append(f"{name} = ReduceSum<keepdims = 1>({pick(full)})")
+            other.append(name)
+            continue
+        full.append(name)
+    results = sorted({full[-1], *(pick(full[1:] or full) for _ in range(3))} - {"full"})
+    outputs = ", ".join(f"float[n, 4, 6] {name}" for name in results)
+    return net(" ".join(lines), ", ".join(inputs), outputs)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("seed", range(150))
+def test_random_nets(seed: int) -> None:
+    proto = random_net(seed)
+    feed = feeds(proto, seed)
+    model = rewritten(proto, ElementwisePass())
+    expected = run(proto, feed)
+    for got, want in zip(run(to_proto(model), feed), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_every_instruction_is_drawn() -> None:
+    drawn = {node.op_type for seed in range(150) for node in random_net(seed).graph.node}
+    assert set(INSTRUCTIONS) - drawn == {"IsNaN", "And", "Or", "Not"}

@@ -443,7 +443,8 @@ def _rewrite(
     if len(nodes) == 1 and (nodes[0].domain == DOMAIN or len(program.steps) == 1):
         return False
     if (
-        len(inputs) > MOST_INPUTS
+        not inputs
+        or len(inputs) > MOST_INPUTS
         or len(returned) > MOST_OUTPUTS
         or len(program.instructions) > MOST_INSTRUCTIONS
         or not _broadcast_to(inputs, dims)

@@ -50,9 +50,9 @@ class Run {
   void compute(const Threads& threads) const;
 
  private:
-  void read(const Program& program, std::size_t input, const Tensor<const float>& tensor);
+  void read(std::size_t input, const Tensor<const float>& tensor);
   void order(const Program& program);
-  bool read_after_writing(const Program& program, const Returned& output, std::size_t writer) const;
+  bool read_after_writing(const Returned& output, std::size_t writer) const;
   void choose_blocks();
   void block(std::size_t begin, std::size_t n, Place* places, float* memory) const;
 
@@ -88,7 +88,7 @@ Run::Run(const Program& program, Context& context)
     elements_ = 0;
     return;
   }
-  for (std::size_t i = 0; i < program.inputs(); ++i) read(program, i, inputs[i]);
+  for (std::size_t i = 0; i < program.inputs(); ++i) read(i, inputs[i]);
   for (std::size_t i = 0; i < program.constants().size(); ++i) {
     float& number = numbers_[program.inputs() + i];
     number = program.constants()[i];
@@ -98,7 +98,7 @@ Run::Run(const Program& program, Context& context)
   choose_blocks();
 }
 
-void Run::read(const Program&, std::size_t input, const Tensor<const float>& tensor) {
+void Run::read(std::size_t input, const Tensor<const float>& tensor) {
   const Reading how = reading(tensor.shape, shape_);
   if (how.one_number()) {
     // Copied, as an output may lie there.
@@ -127,15 +127,16 @@ void Run::order(const Program& program) {
   // The first output of a value takes its elements, unless it lies in the memory of an input that is read later.
   for (std::size_t i = 0; i < steps_.size(); ++i)
     for (const Returned& output : returned_)
-      if (output.value == steps_[i].instruction->result && !read_after_writing(program, output, i)) {
+      if (output.value == steps_[i].instruction->result && !read_after_writing(output, i)) {
         steps_[i].output = output.data;
         break;
       }
 }
 
-bool Run::read_after_writing(const Program&, const Returned& output, std::size_t writer) const {
+bool Run::read_after_writing(const Returned& output, std::size_t writer) const {
   for (const Varying& input : varying_) {
     if (input.data != output.data) continue;
+    require(input.slot == none, "an output may not lie in the memory of an input of another shape");
     for (const Returned& other : returned_)
       if (other.value == input.value) return true;
     for (std::size_t i = writer + 1; i < steps_.size(); ++i)
@@ -219,6 +220,7 @@ struct Elementwise {
   static constexpr Floats<Program::most_inputs> inputs{};
   static constexpr Floats<Program::most_outputs> outputs{};
   static constexpr std::size_t optional_from = 1;
+  static constexpr int in_place[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
   explicit Elementwise(const Attributes& attributes) : program_(attributes) {}
 

@@ -26,11 +26,11 @@ inline vfloat precise_sigmoid(vfloat x) {
 
 // Below 0.625 x + x³ P(x²), by Remez for relative error (4.4e-9); above 1 - 2 / (e²ˣ + 1).
 inline vfloat precise_tanh(vfloat x) {
-  const vfloat a = magnitude(x), s = x * x;
+  const vfloat a = magnitude(x), s = a * a;
   const vfloat p = detail::horner(s, -0.3333328195467953f, 0.1333144258328011f, -0.0537397499491466f,
                                   0.020639208510990905f, -0.005705129889910518f);
   const vfloat far = 1.f - 2.f / (exp(a + a) + 1.f);
-  return select(a < 0.625f, x + x * s * p, with_sign(far, x));
+  return with_sign(select(a < 0.625f, a + a * s * p, far), x);
 }
 
 // Below 0.925 x + x P(x²), by Remez for relative error (1.8e-8); above 1 - exp(-t - t Q(t)) of t = |x|

@@ -10,6 +10,7 @@
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
+void add_elementwise(Domain& domain);
 void add_indexing(Domain& domain);
 void add_losses(Domain& domain);
 void add_max_pool(Domain& domain);
@@ -20,6 +21,7 @@ void add_recurrent(Domain& domain);
 inline void add_all(Domain& domain) {
   add_pointwise(domain);
   add_softmax(domain);
+  add_elementwise(domain);
   add_attention(domain);
   add_attention_gradient(domain);
   add_convolutions(domain);

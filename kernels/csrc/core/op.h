@@ -91,6 +91,14 @@ class Attributes {
     detail::check(api_, api_.KernelInfoGetAttribute_float(info_, name, &value), name);
     return value;
   }
+  std::vector<int64_t> integers_if_given(const char* name) const {
+    std::size_t size = 0;
+    if (OrtStatus* absent = api_.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size)) {
+      api_.ReleaseStatus(absent);
+      return {};
+    }
+    return integers(name);
+  }
   std::vector<int64_t> integers(const char* name) const {
     std::size_t size = 0;
     detail::check(api_, api_.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size), name);

@@ -26,6 +26,7 @@ constexpr std::size_t lanes = 4, registers = 16;
 
 typedef float vfloat __attribute__((vector_size(lanes * sizeof(float))));
 typedef int32_t vint __attribute__((vector_size(lanes * sizeof(int32_t))));
+typedef uint32_t vuint __attribute__((vector_size(lanes * sizeof(uint32_t))));
 
 #if defined(__aarch64__)
 // GCC would move what memcpy copies through two integer registers.
@@ -135,10 +136,39 @@ inline vfloat second_alternating(vfloat a, vfloat b) {
   return shuffle(a, b, indices([](int i) { return static_cast<int>(lanes) / 2 + i / 2 + i % 2 * static_cast<int>(lanes); }));
 }
 
+// The bits of a vector as the other type of element.
+inline vfloat as_floats(vint bits) { return (vfloat)bits; }
+inline vint as_ints(vfloat a) { return (vint)a; }
+
+// Compilers make one instruction of each of these, as the baseline has one for them.
 inline vfloat sqrt(vfloat a) {
   vfloat r;
   for (std::size_t i = 0; i < lanes; ++i) r[i] = __builtin_sqrtf(a[i]);
   return r;
+}
+inline vfloat floor(vfloat a) {
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_maskz_roundscale_ps(0xffff, (__m512)a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#elif defined(__AVX2__)
+  return (vfloat)_mm256_round_ps((__m256)a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#else
+  vfloat r;
+  for (std::size_t i = 0; i < lanes; ++i) r[i] = __builtin_floorf(a[i]);
+  return r;
+#endif
+}
+inline vfloat ceil(vfloat a) { return -floor(-a); }
+// To the nearest integer, and halves to the even one.
+inline vfloat round(vfloat a) {
+#if defined(__AVX512F__)
+  return (vfloat)_mm512_maskz_roundscale_ps(0xffff, (__m512)a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__AVX2__)
+  return (vfloat)_mm256_round_ps((__m256)a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  vfloat r;
+  for (std::size_t i = 0; i < lanes; ++i) r[i] = __builtin_rintf(a[i]);
+  return r;
+#endif
 }
 
 // Sum of the lanes, by halves: the order is fixed.
@@ -176,6 +206,30 @@ inline vfloat exp(vfloat x) {
   y = y * low * high;
   y = select(x < splat(-87.33654f), vfloat{}, y);
   return select(x == x, y, x);
+}
+
+// ln x. x = 2ᵏ (1 + f) with 1 + f in [√½, √2); ln(1 + f) = f - f² / 2 + f³ g(f), g by Remez for relative error (7.5e-10).
+inline vfloat log(vfloat x) {
+  const vint tiny = x < 1.17549435e-38f;  // denormal numbers are scaled by 2^23
+  // Less the bits of √½. Those of negative numbers overflow.
+  const vint bits = (vint)((vuint)select(tiny, x * 8388608.f, x) - 0x3f3504f3u);
+  const vfloat k = __builtin_convertvector((bits >> 23) - (tiny & 23), vfloat);
+  const vfloat f = as_floats((bits & 0x7fffff) + 0x3f3504f3) - 1.f, square = f * f;
+  const vfloat g = detail::horner(f, 0.33333312605139376f, -0.2500000960387701f, 0.20002118588623033f,
+                                  -0.16667995544062147f, 0.14219553499770857f, -0.12405595156777377f,
+                                  0.11888160490808636f, -0.11675614166993367f, 0.06746598401107058f);
+  // ln 2 in two parts, of which the first times k is exact.
+  vfloat y = k * 0.693359375f + (f + (square * f * g - k * 2.12194440e-4f - square * 0.5f));
+  y = select(x == 0.f, splat(-__builtin_inff()), y);
+  y = select(x < 0.f, splat(__builtin_nanf("")), y);
+  return select(x < __builtin_inff(), y, x);
+}
+
+// ln(1 + x): what rounding takes from u = 1 + x is added again, divided by u.
+inline vfloat log1p(vfloat x) {
+  const vfloat u = x + 1.f;
+  const vfloat y = log(u) + select((u > 0.f) & (u < __builtin_inff()), (x - (u - 1.f)) / u, vfloat{});
+  return select(u == 1.f, x, y);
 }
 
 // 1 / (1 + e⁻ˣ)

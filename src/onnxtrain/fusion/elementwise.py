@@ -29,6 +29,8 @@ MOST_INPUTS, MOST_OUTPUTS, MOST_INSTRUCTIONS = 16, 8, 256
 
 _OPCODES = {name: code for code, name in enumerate(INSTRUCTIONS)}
 _MASKS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "And", "Or", "Not"})
+# The kernel computes them one number at a time; ONNX Runtime's own kernels are faster.
+_SLOW = frozenset({"Sin", "Cos", "Pow"})
 _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 
 _Dims = tuple[int | str, ...]
@@ -223,11 +225,11 @@ def _is_instruction(node: ir.Node) -> bool:
         return node.inputs[0] is not None and node.inputs[0].dtype == _BOOL
     if node.op_type == "Gelu":
         return node.attributes.get_string("approximate", "none") == "none"
+    if node.op_type == "Pow":
+        return node.inputs[1] is not None and _number(node.inputs[1]) in (2.0, 3.0)
     if node.op_type in _EXPANSIONS:
         return True
-    if node.op_type == "Pow":
-        return node.inputs[1] is not None and node.inputs[1].dtype == _FLOAT
-    return node.op_type in _OPCODES and node.op_type not in _MASKS
+    return node.op_type in _OPCODES and node.op_type not in (*_MASKS, *_SLOW)
 
 
 def _is_program(function: ir.Function) -> bool:
@@ -408,7 +410,13 @@ def _gelu(program: _Program, node: ir.Node, x: _Ref) -> _Ref:
     return program.emit("Mul", program.emit("Mul", x, 0.5), probability)
 
 
-_EXPANSIONS: dict[str, Callable[..., _Ref]] = {"LeakyRelu": _leaky_relu, "Gelu": _gelu}
+def _pow(program: _Program, node: ir.Node, x: _Ref, _: _Ref) -> _Ref:
+    square = program.emit("Mul", x, x)
+    exponent = node.inputs[1]
+    return program.emit("Mul", square, x) if exponent is not None and _number(exponent) == 3 else square
+
+
+_EXPANSIONS: dict[str, Callable[..., _Ref]] = {"LeakyRelu": _leaky_relu, "Gelu": _gelu, "Pow": _pow}
 """Standard ops that are several instructions."""
 
 
@@ -439,8 +447,12 @@ def _rewrite(
         or any(id(use.node) not in members for use in node.outputs[0].uses())
     ]
     inputs = list(program.inputs)
-    # One native function, or one op, is not faster as a program.
-    if len(nodes) == 1 and (nodes[0].domain == DOMAIN or len(program.steps) == 1):
+    # One native function, or one op, is not faster as a program. ONNX Runtime's Sigmoid is inexact.
+    if (
+        len(nodes) == 1
+        and (nodes[0].domain == DOMAIN or len(program.steps) == 1)
+        and nodes[0].op_type != "Sigmoid"
+    ):
         return False
     if (
         not inputs

@@ -3,8 +3,8 @@
 ONNX Runtime computes the new value into separate memory. It is copied back after the graph has run, so for a second
 input with the same memory, the graph would read the old value. Eager PyTorch reads the new value.
 
-A write to an expanded tensor, e.g. `x.expand(3, -1).fill_(1)`, is not kept as a write to `x`: functionalization (PyTorch
-2.13) adds up the copies.
+A write to an expanded tensor, e.g. `x.expand(3, -1).fill_(1)`, is not kept as a write to `x`: functionalization
+(PyTorch 2.13) adds up the copies.
 """
 
 from __future__ import annotations

@@ -15,7 +15,11 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 def _break_at_bounded_deques() -> Callable[[], None]:
-    """Patches Dynamo to break a graph at a bounded deque older than the graph; returns the undo function."""
+    """Patches Dynamo to break the graph at a `deque(maxlen=...)` created outside the graph.
+
+    Returns:
+        The undo function.
+    """
     # Not `wrap_listlike`: Dynamo keeps it in a table that it fills once per process.
     before = VariableBuilder._wrap
 

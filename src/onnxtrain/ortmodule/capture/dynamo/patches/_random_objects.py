@@ -18,7 +18,11 @@ _STATE_SETTERS = ("seed", "setstate")
 
 
 def _break_at_draws() -> Callable[[], None]:
-    """Patches Dynamo to break a graph at draws from generators older than the graph; returns the undo function."""
+    """Patches Dynamo to break the graph at draws from a `random.Random` created outside the graph.
+
+    Returns:
+        The undo function.
+    """
     before = RandomVariable.call_method
 
     @functools.wraps(before)

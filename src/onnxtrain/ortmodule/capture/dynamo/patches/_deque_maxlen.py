@@ -1,4 +1,4 @@
-"""Breaks the graph at a `collections.deque(maxlen=...)` that is older than the graph.
+"""Breaks the graph at a `collections.deque(maxlen=...)` that was created outside the graph.
 
 Dynamo (PyTorch 2.13) drops the `maxlen` of a deque that the captured function did not create: after `append` the deque
 has one element too many.

@@ -1,4 +1,4 @@
-"""Breaks the graph where the captured function draws from a `random.Random` that is older than the graph.
+"""Breaks the graph where the captured function draws from a `random.Random` that was created outside the graph.
 
 Dynamo (PyTorch 2.13) makes the state of the generator a constant of the graph, without a guard: each call draws the
 same numbers as the first call (https://github.com/pytorch/pytorch/issues/145445). PyTorch 2.14 and 2.15 still do so for

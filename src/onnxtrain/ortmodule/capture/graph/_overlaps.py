@@ -20,7 +20,9 @@ from onnxtrain.ortmodule.capture._nodes import memory_of, node_memory, writes_in
 
 
 class Overlaps:
-    """Checks whether inputs share memory: all inputs when the graph is captured, and arguments again in each call.
+    """Detects inputs that overlap an input that the graph writes to.
+
+    The constructor checks the inputs of the captured call; :meth:`found` checks the arguments of a later call.
 
     Args:
         graph_module: a Dynamo graph.

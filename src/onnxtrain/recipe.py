@@ -81,7 +81,7 @@ Recompute = bool | Literal["cheap"]
 
 @dataclass(frozen=True)
 class ShellOption:
-    """Option of the command line that sets a field of :class:`Recipe`.
+    """Command-line option that sets a field of :class:`Recipe`.
 
     Attributes:
         help: help text.
@@ -106,8 +106,8 @@ def _field(default: Any, option: ShellOption | str) -> Any:
 
     Args:
         default: default value.
-        option: the command-line option that sets the field. If several options set it, a string with their names. If
-            none does, a string with the reason.
+        option: the command-line option that sets the field, or a string: the names of the options if several set the
+            field, or the reason why no option sets it.
     """
     return dataclasses.field(default=default, metadata={"shell": option})
 
@@ -409,12 +409,13 @@ def filled_recipe(
     """Returns the recipe that was passed to a function, or builds one from the function's other arguments.
 
     Args:
-        function: the function, e.g. `generate_artifacts`; its signature contains the default values.
-        recipe: the value of its `recipe` argument.
-        arguments: the values of its arguments named like fields of a recipe, by name.
+        function: the function, e.g. `generate_artifacts`. An argument counts as passed if it differs from the default
+            in the function's signature.
+        recipe: the function's `recipe` argument; None to build a recipe.
+        arguments: the function's arguments that set fields of a recipe, by name, e.g. {"optimizer": "sgd"}.
 
     Raises:
-        TypeError: `recipe` is not a Recipe, or one of its fields was also passed as an argument.
+        TypeError: `recipe` is not a Recipe, or was passed together with one of `arguments`.
     """
     if recipe is None:
         return Recipe(**arguments)

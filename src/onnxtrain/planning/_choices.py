@@ -37,7 +37,7 @@ _PASSED_ON = VIEWS | {"Cast", "DequantizeLinear", "Transpose"}
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of parameters to train.
+    """A selection of parameters, or of layers with LoRA adapters, that could be trained.
 
     Attributes:
         name: description, e.g. "LoRA of rank 8, attention".
@@ -45,8 +45,8 @@ class Choice:
             train by default.
         lora: configuration of the adapters, for `generate_artifacts`; None to train without adapters.
         trained: number of trained elements, e.g. 2048.
-        reached: number of elements that training can change, directly or through adapters. An adapter counts as all
-            weights of its layer, so this measures what can be learned, not what it costs.
+        reached: number of elements that training can change, directly or through adapters: a measure of how far the
+            model can adapt. An adapter counts as all weights of its layer.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """All choices for a model.
+    """All choices of what to train in a model, from :func:`list_choices`.
 
     Attributes:
         choices: the choices, in display order.
@@ -76,18 +76,19 @@ def list_choices(
     frozen: Sequence[str] | None,
     ranks: Sequence[int],
 ) -> Choices:
-    """Lists which parameters of a model could be trained: all, LoRA adapters, the last layers, or biases and norms.
+    """Lists the choices of what to train: all parameters, LoRA adapters, the last layers, or biases and norms.
 
     Args:
         source: the model as the user passed it, to find the linear layers that adapters can be added to.
         model: the same model in canonical form.
-        requires_grad: names and patterns of the parameters to choose from; no adapters are listed. If None, all
-            parameters that train by default are considered, and adapters are listed as well.
-        frozen: names and patterns of parameters that are never trained. They do not affect adapters.
+        requires_grad: names and patterns of the parameters to choose from. If None, all parameters that train by
+            default are considered, and adapters are listed as well; otherwise, adapters are not listed.
+        frozen: names and patterns of parameters that are never trained. Adapters may be added to frozen layers.
         ranks: LoRA ranks, e.g. (4, 8).
 
     Raises:
-        NothingToTrain: no parameters are left to train, and no adapters are listed or `frozen` is not empty.
+        NothingToTrain: no parameters are left to train. If there are adapters to list, this is an error only with
+            `frozen`.
         GraphBuildError: a name or pattern is unknown, or a rank is not between 1 and 65,536.
     """
     layers = linear_layers(source)
@@ -139,9 +140,10 @@ def _parameter_choices(
     Args:
         model: model in canonical form.
         trainable: names of the parameters to choose from.
-        universe: names of all parameters that the patterns of a choice may match.
+        universe: names of the parameters that a choice's patterns are checked against: a pattern must not match any
+            parameter outside the choice.
         sizes: number of elements of each parameter.
-        everything: patterns that match all of `trainable`; None for the default.
+        everything: patterns for the choice of all parameters; None if these are the parameters that train by default.
         title_of_all: name of the choice of all parameters.
     """
     order = _reading_order(model, trainable)

@@ -43,9 +43,10 @@ def watch(limit: int) -> None:
 
 
 def main(directory: Path, steps: int, limit: int, threads: int) -> None:
-    """Trains `steps` steps, evaluates a batch and saves a checkpoint; prints the peak memory and step time as JSON.
+    """Trains for `steps` steps, evaluates a batch and saves a checkpoint; prints peak memory and step time as JSON.
 
-    The output is `{"peak": BYTES, "seconds": SECONDS}`, with the median time of a step.
+    The output is `{"peak": BYTES, "seconds": SECONDS}`, with the median step time. The first step is not timed, unless
+    it is the only one.
 
     Args:
         directory: directory with the artifacts and `inputs.npz`.

@@ -43,7 +43,7 @@ def run_steps(directory: Path, steps: int, limit: int, threads: int | None) -> M
     Args:
         directory: directory with the artifacts and `inputs.npz`.
         steps: number of training steps.
-        limit: memory limit in bytes; the process is stopped if it exceeds it.
+        limit: memory limit of the process in bytes; if the process exceeds the limit, it is stopped.
         threads: number of threads per op; None for ONNX Runtime's default.
 
     Raises:
@@ -93,7 +93,7 @@ def write_inputs(
         dims: sizes of symbolic axes, by name.
 
     Raises:
-        InputError: the rank of an input or target is unknown, or the size of an axis other than the first.
+        InputError: an input or target has an unknown rank, or an unknown size in an axis other than the first.
     """
     rng = np.random.default_rng(0)
     bounds = {str(value.name): index_bound(value) for value in model.graph.inputs}

@@ -273,7 +273,10 @@ def _measured(choice: PlanChoice, measured: Measured, limit: int) -> PlanChoice:
 def _with_recommendation(
     plan: Sequence[PlanChoice], reach: Mapping[str, tuple[int, int]]
 ) -> Iterator[PlanChoice]:
-    """Yields all choices, after marking the fitting choice with the largest `reach` as recommended, if any fits.
+    """Yields all choices; of those that fit into memory, the choice with the largest `reach` is marked as recommended.
+
+    At equal reach, this is the choice without recomputation, because it is faster. If no choice fits into memory, none
+    is marked.
 
     Args:
         plan: all choices with their measurements.

@@ -147,7 +147,7 @@ def _round_master_of_bias(op: Emitter, bias: IntegerBias) -> None:
 
 
 def _zero(op: Emitter, weight: IntegerWeight) -> ir.Value:
-    """Returns a zero point of 0 in the weight's integer dtype; without one, QuantizeLinear would return uint8."""
+    """Returns a zero point of 0 in the weight's integer dtype, so that QuantizeLinear does not default to uint8."""
     assert weight.value.dtype is not None
     zeros = np.zeros(constant(weight.scale).shape, weight.value.dtype.numpy())
     return op.const(zeros, weight.value.dtype)

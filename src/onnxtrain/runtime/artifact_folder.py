@@ -48,13 +48,13 @@ def is_manifest(path: Path) -> bool:
 
 
 def own_file(directory: Path, name: str) -> Path:
-    """Returns `directory / name` after checking that the file, which may be missing, is really in the directory.
+    """Returns `directory / name` after checking that this path does not lead outside the directory.
 
-    The directory may come from an untrusted source.
+    The check is necessary because the directory may come from an untrusted source.
 
     Args:
-        directory: directory of the run. It may be a symbolic link itself.
-        name: name in the directory, e.g. "checkpoint".
+        directory: directory of a training run. It may be a symbolic link itself.
+        name: name of a file in the directory, e.g. "checkpoint". The file may be missing.
 
     Raises:
         CheckpointError: the file is a symbolic link that points outside the directory, or is a directory, a pipe or a
@@ -78,7 +78,7 @@ def own_file(directory: Path, name: str) -> Path:
 
 
 def require_inside(folder: str | os.PathLike[str], directory: Path) -> None:
-    """Raises CheckpointError if `folder` is a path in a run's directory, but a symbolic link leads outside of it."""
+    """Raises CheckpointError if a symbolic link makes `folder`, a path in a training run's directory, lead outside."""
     folder = Path(folder).absolute()
     below = folder.is_relative_to(directory.absolute())
     if below and not folder.resolve().is_relative_to(directory.resolve()):
@@ -90,12 +90,17 @@ def require_inside(folder: str | os.PathLike[str], directory: Path) -> None:
 
 
 def keep_inside(path: str | os.PathLike[str], directory: Path) -> None:
-    """Removes a symbolic link, pipe or device at `path` in a run's directory, so that writing creates a file there.
+    """Removes a symbolic link, pipe, socket or device at `path`, so that a write creates a new file.
 
-    If `path` is not in `directory`, it is the user's own, and nothing is removed.
+    The directory of a training run may come from an untrusted source. A path outside of `directory` was chosen by the
+    user, so nothing is removed there.
+
+    Args:
+        path: the file to write.
+        directory: directory of the training run.
 
     Raises:
-        CheckpointError: the folder of `path` leads outside the directory through a symbolic link.
+        CheckpointError: the folder of `path` is in `directory`, but a symbolic link makes it lead outside.
     """
     folder = Path(path).absolute().parent
     require_inside(folder, directory)

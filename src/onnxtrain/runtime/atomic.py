@@ -84,7 +84,9 @@ def remove_special_file(path: str | os.PathLike[str]) -> None:
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """True if a path refers to a device, a pipe or a socket, or is a link to an open file.
+    """True if a path must be written to in place, not replaced by a rename: a device, a pipe or a socket.
+
+    Links in /dev and /proc to open files count as well, e.g. /dev/stdout.
 
     >>> is_stream(os.devnull), is_stream("model.onnx")
     (True, False)
@@ -240,13 +242,17 @@ def _is_name(name: object) -> bool:
 
 
 def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
-    """Parses a journal.
+    """Parses a journal: the file that lists the remaining renames and removals of a save.
+
+    The journal may come from an untrusted source.
 
     Returns:
         The renames, as pairs of temporary and final names, and the names of the files to remove.
 
     Raises:
-        ValueError: a file is outside the journal's directory, or its name is not of a kind that this package writes.
+        ValueError: the journal is not valid JSON, contains a path instead of a name, renames a file that is not one of
+            this package's temporary files, or removes a file other than "best" and external data.
+        KeyError, TypeError: the JSON text has a different structure.
     """
     content = parse_json(text)
     moves = [(temporary, name) for temporary, name in content["moves"]]
@@ -319,10 +325,11 @@ def _finish(directory: str) -> None:
 def finish_interrupted(path: str | os.PathLike[str]) -> None:
     """Completes an interrupted save in the directory of the file `path`, if its journal was already committed.
 
-    Call it before reading a file that is saved together with others.
+    If `path` is a symbolic link, this includes the directory of its target. Call the function before reading a file
+    that is part of a :class:`FileSet`, e.g. a checkpoint.
 
     Raises:
-        OSError: pending renames cannot be performed, e.g. because the directory is not writable.
+        OSError: the journal is corrupt, or its renames cannot be performed, e.g. because the directory is not writable.
     """
     path = os.path.abspath(os.fspath(path))
     # A link and its target may be in different directories.
@@ -467,11 +474,12 @@ def replace_file(uri: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Opens a temporary binary file, which replaces the file `uri` when the block ends without an exception.
 
     If the process is killed, `uri` has either the old or the new content, and the next save of the same `uri` removes
-    the temporary file. If `uri` is a symbolic link, its target is replaced. If it is a device or pipe, the content is
-    written to it when the block ends.
+    the temporary file. If `uri` is a symbolic link, its target is replaced. A device, pipe or socket is not replaced:
+    the content is appended to it when the block ends.
 
     Args:
-        uri: path from the user. For a name in a run's directory, use :class:`FileSet`.
+        uri: path that the user has chosen. For a file in the directory of a training run, use :class:`FileSet`, which
+            does not follow symbolic links.
 
     Raises:
         OSError: the directory is missing or not writable, or the disk is full. The old content is not modified.

@@ -35,7 +35,7 @@ class DType:
 
     @property
     def held(self) -> np.dtype[Any]:
-        """Numpy dtype in which users see such tensors: `storage`, or float32 for bfloat16 (an exact conversion)."""
+        """Numpy dtype of the arrays that users pass and receive: `storage`, or float32 for bfloat16."""
         return np.dtype(np.float32) if self.name == "bfloat16" else self.storage
 
 
@@ -81,7 +81,7 @@ def widen(array: Array, dtype: DType) -> Array:
 
 
 def narrow(array: Array, dtype: DType) -> Array:
-    """Converts an array from :func:`widen` back to the storage dtype of `dtype`, rounding to nearest even."""
+    """Reverses :func:`widen`: converts an array to the storage dtype of `dtype`, rounding to nearest even."""
     if dtype.name != "bfloat16":
         return array.astype(dtype.storage, copy=False)
     bits = array.view(np.uint32)

@@ -288,16 +288,18 @@ def export_inference_model(
     uri: str | os.PathLike[str],
     output_names: Sequence[str],
 ) -> None:
-    """Writes a model with the part of the eval model that computes `output_names`, and parameters as initializers.
+    """Exports the part of the eval model that computes `output_names`, with the parameters as initializers.
 
     Args:
         eval_model: path or bytes of the eval model; its parameters and statistics are graph inputs.
         parameters: values of the parameters and statistics by name.
-        uri: path of the model file, which is replaced atomically.
+        uri: path of the model file, which is replaced atomically. If the model exceeds 2 GB, a second file in the same
+            directory contains the data of its tensors.
         output_names: names of the outputs, in order, e.g. ["logits"].
 
     Raises:
-        InputError: a name is not a value of the eval model, or no node computes any of them.
+        InputError: `output_names` is empty, contains a name twice, contains a name that is not a value of the eval
+            model, or contains only inputs and parameters.
         ModelLoadError: the eval model cannot be read.
         ModelError: the file cannot be written.
     """

@@ -115,7 +115,8 @@ def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
         directory: directory of the model.
 
     Raises:
-        ValueError: the file is missing, too short, or outside `directory`. The message says which, and what to do.
+        ValueError: the file is missing, too short, or outside `directory`, or the location is not a path. The message
+            describes the problem.
     """
     base = Path(directory).resolve()
     what = f"the data of '{data.name}' should be in '{Path(directory) / data.location}'"
@@ -236,7 +237,8 @@ def check_external_data(model: str | bytes) -> None:
         model: path of the model file, or its bytes. A model passed as bytes must have no external data.
 
     Raises:
-        ValueError: data is missing, incomplete or outside the directory. The message says which, and what to do.
+        ValueError: data is missing, incomplete or outside the directory, or the model was passed as bytes and has
+            external data. The message describes the problem.
         OSError: the model file cannot be read.
     """
     if isinstance(model, bytes):

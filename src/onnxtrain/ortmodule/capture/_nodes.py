@@ -156,7 +156,7 @@ def saved_tensors_of(function: Any) -> Iterator[torch.Tensor]:
 
 
 def writes_in_place(node: fx.Node) -> bool:
-    """True if a node writes in place: to its first argument, e.g. `mul_` or `operator.setitem`, or to `out=`."""
+    """True if a node writes to its first argument in place, e.g. `mul_` or `operator.setitem`, or writes to `out=`."""
     if node.op == "call_function" and node.target in _IN_PLACE:
         return True
     if node.kwargs.get("inplace") is True or "out" in node.kwargs:

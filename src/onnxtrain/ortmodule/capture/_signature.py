@@ -37,9 +37,10 @@ class GraphInput:
         written_with_grad: True if the graph's in-place write sets the input's `grad_fn`, e.g. `x.mul_(weight)`.
             Meaningful only for inputs that the graph writes to.
         counts_writes: True if the graph's writes increment the input's version counter. Writes through `.data` do not.
-        reassigned: True if the input gets the memory of its new value, as by `x.data = value`.
+        reassigned: True if the graph assigns to `.data`, e.g. `x.data = value`. After a run, the input's `.data` is set
+            to the new value, instead of being overwritten.
         zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from the value
-            written to this input. Inputs whose zero gradient follows from the graph itself are left out.
+            written to this input. Inputs that this value depends on in the ONNX graph get zeros even if not listed.
         saves: indices of the inputs that eager PyTorch saves for the gradient of the value written to this input, or
             None if unknown.
     """
@@ -61,7 +62,7 @@ class GraphOutput:
         requires_grad: True if it requires a gradient.
         layout: its memory layout in eager PyTorch, e.g. (0, 2, 3, 1), or None if it is contiguous or not dense.
         zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from this
-            output, e.g. {2, 3}. Inputs whose zero gradient follows from the graph itself are left out.
+            output, e.g. {2, 3}. Inputs that the output depends on in the ONNX graph get zeros even if not listed.
         saves: indices of the inputs that eager PyTorch saves for the gradient of this output, e.g. both factors of a
             product, or None if unknown. Eager PyTorch raises if the caller writes to one of these inputs before
             backward; the caller may write to all other inputs.
@@ -79,8 +80,10 @@ class GraphSignature:
 
     Attributes:
         inputs: one per placeholder.
-        outputs: one per output of the graph after its views were removed. The last ones may be bases of views.
-        returned: number of outputs that the caller gets, views included.
+        outputs: one per output of the graph after :func:`split_views`. Outputs from index `returned` on are inputs of
+            `views.graph`.
+        returned: number of outputs before `split_views`: the outputs that the caller gets, including views, and the
+            conditions of assertions.
         device: the device of all tensors.
         views: the outputs that PyTorch creates as views, or None if there are none.
         overlaps: detects inputs that overlap an input that the graph writes to; None for a part of a graph.
@@ -148,5 +151,5 @@ def _output(result: Any, zero_grads: frozenset[int], saves: frozenset[int] | Non
 
 
 def _has_history(value: Any) -> bool:
-    """True if an input has a `grad_fn` after the graph has run, e.g. from `x.mul_(weight)` or from the caller."""
+    """True if an input has a `grad_fn` after the graph has run, from the caller or a write such as `x.mul_(weight)`."""
     return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf

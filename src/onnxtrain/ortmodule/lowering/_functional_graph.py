@@ -86,7 +86,7 @@ _DECOMPOSED = (
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    """Returns the decomposition table for `make_fx`, which maps overloads of the ops in `_DECOMPOSED` to functions."""
+    """Returns the decompositions for `make_fx` by overload: PyTorch's for `_DECOMPOSED`, and `_euclidean_dist`."""
     table = _torch.decompositions
     aten = torch.ops.aten
     packets = (getattr(aten, name) for name in _DECOMPOSED)
@@ -188,7 +188,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
 class _Interpreter(fx.Interpreter):
     """Runs a Dynamo graph for tracing, and adds the ops that stop or redirect gradients according to `flow`.
 
-    The traced graph then has the same gradients as in eager PyTorch.
+    The traced graph then has the same gradients as the Dynamo graph has in eager PyTorch.
     """
 
     def __init__(self, graph_module: fx.GraphModule, flow: GradientFlow) -> None:
@@ -229,7 +229,10 @@ class _Interpreter(fx.Interpreter):
 
 
 class _FunctionalMode(FunctionalTensorMode):
-    """Functionalizes operators, except those that return nothing and only raise errors, e.g. for singular matrices."""
+    """Functionalizes operators. Replaces error checks, e.g. for singular matrices, with the custom ops in `CHECKS`.
+
+    `bernoulli_` without a generator draws in the memory order of its tensor, as in eager PyTorch.
+    """
 
     # AOTAutograd (PyTorch 2.13) keeps them with effect tokens, which would be additional inputs and outputs.
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -243,7 +246,11 @@ class _FunctionalMode(FunctionalTensorMode):
 
 
 def _functionalized(run: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Returns `run(*args)`, computed without in-place operators, and then copies the new values into mutated `args`."""
+    """Computes `run(*args)` without in-place operators, then copies the new values of mutated tensors back into `args`.
+
+    Returns:
+        The outputs of `run`.
+    """
     # As in AOTAutograd. Unlike `torch.func.functionalize`, this supports symbolic sizes, and functionalizes the
     # in-place operators within composite operators.
     with _FunctionalMode():

@@ -68,7 +68,7 @@ class GraphLowering:
 
     Attributes:
         graph_module: the ATen graph.
-        result: the result, which `run` completes.
+        result: the ONNX graph and its inputs and outputs, built and returned by `run`.
         low: the `Lowering`, the first argument of lowering functions.
         env: maps each ATen node lowered so far to an ONNX value, a `Complex`, a Python number, or a tuple of these.
         placeholders: the inputs of the ATen graph, in order.
@@ -125,7 +125,7 @@ class GraphLowering:
         return value
 
     def _add_inputs(self) -> None:
-        """Adds the ONNX inputs, and sets `env` and `original` of the placeholders."""
+        """Adds the ONNX inputs, and stores the lowered value of each placeholder in `env` and `original`."""
         for index, node in enumerate(self.placeholders):
             fake = node.meta["val"]
             # Numbers are handled after the tensors, because most are sizes of a tensor.
@@ -154,10 +154,14 @@ class GraphLowering:
         return Complex(*parts)
 
     def _symbolic_number(self, index: int, node: fx.Node) -> Any:
-        """Returns the lowered value of placeholder `index`, whose value is a number and not a tensor.
+        """Returns the lowered value of a placeholder that is a Python number or a symbolic number, not a tensor.
 
         An int is returned unchanged. A symbol is read from the shape of an input tensor that has an axis of this size.
-        If there is no such tensor, an ONNX input is added for the symbol.
+        If there is no such tensor, or for a float, an ONNX input is added.
+
+        Args:
+            index: index of the placeholder.
+            node: the placeholder.
         """
         symbol = node.meta["val"]
         if isinstance(symbol, int):
@@ -238,7 +242,9 @@ class GraphLowering:
         return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
 
     def _specialized(self, node: fx.Node) -> Any:
-        """Returns the value of a symbolic number, and adds a guard on it. Other lowered values are returned unchanged.
+        """Specializes a symbolic number: guards on its current value, and returns that value.
+
+        Other lowered values are returned unchanged.
 
         Raises:
             UnsupportedATenOp: the number depends on the data.
@@ -253,7 +259,14 @@ class GraphLowering:
         return self.low.specialized(symbol)
 
     def _empty_result(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
-        """Returns an empty result for a node, without running its lowering."""
+        """Returns a result that has no elements, without calling the node's lowering function.
+
+        Floating-point arguments of the node get gradients of zero instead of None.
+
+        Args:
+            node: the ATen node.
+            fake: the fake tensor of the result.
+        """
         op, dtype = self.low.op, DTYPES[fake.dtype]
         # Adding a Floor of each floating-point argument, which has no elements either, makes the arguments' gradients
         # zero instead of None.
@@ -268,11 +281,14 @@ class GraphLowering:
         return value
 
     def _as_traced(self, result: Any, fake: Any) -> Any:
-        """Returns a result, or a tuple of results, with the dtype and shape that PyTorch traced.
+        """Casts a result, or each result of a tuple, to the dtype that PyTorch traced, and sets the traced shape.
 
         Args:
             result: result of the lowering function.
             fake: the fake tensor, or the tuple of fake tensors, of the ATen node.
+
+        Raises:
+            UnsupportedATenOp: ONNX lacks the dtype.
         """
         if isinstance(result, tuple | list):
             return tuple(self._as_traced(r, f) for r, f in zip(result, fake, strict=False))
@@ -337,7 +353,7 @@ def _find_lowering(node: fx.Node, name: str) -> LoweringFunction:
         name: name of the called function without `_copy`, e.g. "aten.view.default".
 
     Raises:
-        UnsupportedATenOp: no lowering is registered for it.
+        UnsupportedATenOp: no lowering is registered for the called function.
     """
     python = getattr(node.target, "__name__", "")
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
@@ -352,7 +368,10 @@ def _find_lowering(node: fx.Node, name: str) -> LoweringFunction:
 
 
 def _has_no_elements(fake: Any) -> bool:
-    """True if a result, or each tensor of a tuple of results, has a fixed shape with a size of 0."""
+    """True if a result, or each tensor of a tuple of results, has a static shape with an axis of size 0.
+
+    False for dtypes that are not in `DTYPES`, e.g. complex64.
+    """
     if isinstance(fake, tuple | list):
         return any(part is not None for part in fake) and all(
             part is None or _has_no_elements(part) for part in fake
@@ -369,10 +388,11 @@ _NUMBER_ANNOTATIONS = frozenset(
 
 @functools.cache
 def _parameters_of(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Inspects the signature of a lowering function, without its first parameter.
+    """Inspects the signature of a lowering function, except for its first parameter.
 
     Returns:
-        The names of the positional parameters, and the names of all parameters annotated as Python numbers.
+        The names of the positional parameters, and the names of all parameters annotated as Python numbers or lists of
+        integers.
     """
     # The first parameter is the `Lowering`.
     parameters = list(inspect.signature(function).parameters.values())[1:]

@@ -44,14 +44,14 @@ class Part:
 
 
 def partition(graph_module: fx.GraphModule, in_pytorch: dict[fx.Node, str]) -> list[Part]:
-    """Partitions a graph. Returns the parts in the order in which they run.
+    """Splits a graph into parts that run in ONNX Runtime or in PyTorch, and returns the parts in execution order.
 
-    Returns an empty list if no part would be worth an ONNX Runtime session.
+    The list is empty if no part is worth an ONNX Runtime session.
 
     Args:
         graph_module: a functional graph. It may end with `aten.copy_` to placeholders, which belong to no part.
-        in_pytorch: the nodes that PyTorch runs, each with the reason. Nodes of parts that are not worth a session are
-            added, in place.
+        in_pytorch: the nodes that PyTorch runs, each with the reason. `partition` adds the nodes of parts that are not
+            worth an ONNX Runtime session.
     """
     while True:
         levels = _Levels(graph_module.graph, in_pytorch).assign()
@@ -81,7 +81,7 @@ def calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 def mutations(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Maps each mutated placeholder to the node of its new value, which the graph copies back at its end."""
+    """Maps each mutated placeholder to the node that computes its new value."""
     return {node.args[0]: node.args[1] for node in graph.nodes if _writes_back(node)}
 
 
@@ -165,7 +165,7 @@ class _Levels:
 def _shared_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Returns the nodes that belong to no level: placeholders, attributes, the output, and numbers computed from these.
 
-    Each part has its own copies of the ones that it reads.
+    Each part gets its own copies of the shared nodes that it reads.
     """
     shared_nodes: set[fx.Node] = set()
     for node in graph.nodes:
@@ -211,7 +211,10 @@ def _part(graph_module: fx.GraphModule, nodes: set[fx.Node], in_pytorch: bool) -
 
 
 def _read_nodes(graph: fx.Graph, order: list[fx.Node], inside: set[fx.Node]) -> tuple[fx.Node, ...]:
-    """Returns the nodes of the graph that become placeholders of a part.
+    """Returns the nodes that a part takes as inputs, in the order of the graph.
+
+    These are the nodes outside the part that it reads, and all placeholders that are numbers. Attributes, and numbers
+    computed from placeholders, are copied into the part instead.
 
     Args:
         graph: the whole graph.

@@ -43,7 +43,7 @@ COMPONENTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 @dataclass(frozen=True)
 class Complex:
-    """A complex tensor, which ONNX lacks.
+    """A complex tensor, stored as two real tensors, because most ONNX ops do not support complex dtypes.
 
     Attributes:
         re: the real part.
@@ -55,7 +55,7 @@ class Complex:
 
 
 class UnsupportedATenOp(Exception):
-    """Raised for an ATen op or arguments that ONNX Runtime cannot run. The message names the op and the reason."""
+    """Raised if an ATen op, or its arguments, cannot be lowered. The message names the op and the reason."""
 
 
 LoweringFunction = Callable[..., Any]
@@ -162,7 +162,7 @@ class Lowering:
         env: the lowered value of each ATen node so far.
         placeholders: the inputs of the ATen graph.
         random: the random inputs so far, each with its ONNX value.
-        assertions: boolean ONNX values that must be true after the run, each with the message of its error.
+        assertions: pairs (boolean ONNX value that must be true at run time, message of the error to raise otherwise).
     """
 
     def __init__(self, graph: ir.Graph, model: ir.Model) -> None:
@@ -187,7 +187,10 @@ class Lowering:
 
     @property
     def is_double(self) -> bool:
-        """True if the (first) result is float64. Constants must then not be attributes, which are float32 in ONNX."""
+        """True if the (first) result is float64.
+
+        Constants must then be tensors instead of attributes, because floating-point attributes are float32 in ONNX.
+        """
         return self.dtype == ir.DataType.DOUBLE
 
     def fake(self, index: int) -> Any:
@@ -212,7 +215,10 @@ class Lowering:
         return any(user.target is operator.getitem and user.args[1] == index for user in self.node.users)
 
     def specialized(self, number: Any) -> Any:
-        """Returns the value of a symbolic number, and adds a guard on it. Other numbers are returned unchanged."""
+        """Specializes a symbolic number: guards on its current value, and returns that value.
+
+        Other numbers are returned unchanged.
+        """
         if isinstance(number, torch.SymInt):
             return int(number)
         if isinstance(number, torch.SymFloat):
@@ -247,7 +253,7 @@ class Lowering:
         """Casts an ONNX value to `dtype`, or turns a Python number into a constant of `dtype`.
 
         Raises:
-            UnsupportedATenOp: the number is out of range for `dtype`. PyTorch then runs the op, and raises or rounds.
+            UnsupportedATenOp: the number is out of range for `dtype`. PyTorch then runs the op.
         """
         # A Cast to the same dtype would keep fusions from seeing the chain.
         if isinstance(value, ir.Value):
@@ -304,7 +310,7 @@ class Lowering:
         return ir.Shape([_dimension(size) for size in fake.shape])
 
     def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor], like: torch.Tensor) -> ir.Value:
-        """Adds a graph input whose value `draw` computes at each call, and returns it.
+        """Adds and returns a graph input that is filled with new random numbers at each call.
 
         Args:
             draw: returns a random tensor of the given shape.
@@ -372,8 +378,8 @@ def run_time_sizes(
 
     Args:
         shape: sizes, as ints or symbols.
-        placeholders: the inputs of the ATen graph. The function reads each symbol from an argument or from one of its
-            axes, which are found with the example values of the placeholders.
+        placeholders: the inputs of the ATen graph. Their example values show which argument, or which axis of a tensor
+            argument, has the value of each symbol.
 
     Returns:
         The function, or None if the shape depends on the data, e.g. on the number of true elements of a mask.

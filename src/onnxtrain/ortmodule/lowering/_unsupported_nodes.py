@@ -55,9 +55,14 @@ class _TrialLowering(GraphLowering):
         return unsupported
 
     def _unknown(self, fake: Any) -> Any:
-        """Returns a new ONNX input with the dtype and shape of `fake`, or a tuple of inputs for a tuple.
+        """Adds an ONNX input that stands in for a placeholder or for the result of an unsupported node.
 
-        Python numbers are returned unchanged. Returns `_NO_ONNX_TYPE` for types that ONNX lacks.
+        Args:
+            fake: the value as PyTorch traced it.
+
+        Returns:
+            An ONNX value with the dtype and shape of `fake`, a `Complex` of two for a complex tensor, or a tuple of
+            these. Python numbers are returned unchanged. `_NO_ONNX_TYPE` if ONNX lacks the type.
         """
         if isinstance(fake, tuple | list):
             return tuple(self._unknown(part) for part in fake)

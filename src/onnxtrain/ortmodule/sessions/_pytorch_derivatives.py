@@ -95,7 +95,10 @@ class Replay:
         needs: Sequence[bool],
         cotangents: Mapping[int, torch.Tensor],
     ) -> list[bool] | None:
-        """Determines which gradients require a gradient in eager PyTorch with `create_graph=True`.
+        """Predicts the `requires_grad` of each gradient that eager PyTorch would compute with `create_graph=True`.
+
+        The caller detaches a gradient from ONNX Runtime if the prediction is False. Runs the program and its backward
+        on fake tensors.
 
         Args:
             inputs: the inputs of the program. Their `requires_grad` matters, not their data.
@@ -103,7 +106,7 @@ class Replay:
             cotangents: maps the index of an output to its cotangent. Their `requires_grad` matters, not their data.
 
         Returns:
-            For each input, True if its gradient requires a gradient; None if an operator cannot run on fake tensors.
+            For each input, True if its gradient requires grad. None if an operator cannot run on fake tensors.
         """
         # This doesn't follow from the formula: in PyTorch a gradient requires a gradient if any tensor that the
         # operator's backward takes does, even if the gradient doesn't depend on that tensor.
@@ -125,12 +128,15 @@ class Replay:
     def derivative(
         self, needs: Sequence[bool], received: Sequence[int], slots: Sequence[int | None]
     ) -> Replay:
-        """Returns the replay of this program's vector-Jacobian product, which `Program.vjp` builds for ONNX Runtime.
+        """Returns the PyTorch counterpart of `Program.vjp`: a replay of this program's vector-Jacobian product.
+
+        Its inputs are the inputs of this program, then the cotangents of the outputs in `received`.
 
         Args:
             needs: for each input of this program, True if it needs a gradient.
             received: indices of the outputs of this program that received a cotangent.
-            slots: for each input of this program, the index of its gradient in the new program's outputs, or None.
+            slots: for each input of this program, the index of its gradient in the outputs of the new program, or None
+                if the new program doesn't return this gradient.
         """
 
         def outputs(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -162,7 +168,7 @@ def _outside_transforms() -> Iterator[None]:
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns an alias of a tensor that requires a gradient, so that gradients with respect to it can be computed."""
+    """Returns an alias that requires grad, so that the gradient with respect to `tensor` can be computed."""
     # The tensor itself is not used, because its hooks would be called with gradients that never reach it. The alias
     # keeps the autograd history, which second derivatives need.
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
@@ -208,11 +214,11 @@ class ReplayedGraph:
         return partial(self._outputs, [args[index] for index in self.numbers])
 
     def _outputs(self, numbers: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs the captured graph on inputs of the ONNX graph; returns outputs of the ONNX graph.
+        """Runs the captured graph in PyTorch, with the inputs and outputs of the ONNX graph.
 
         Args:
             numbers: the arguments of the captured graph that are not tensors.
-            tensors: the inputs of the ONNX graph, including random numbers.
+            tensors: the inputs of the ONNX graph. Random numbers, for random operators to return, come last.
         """
         lowered = self._lowered
         args: list[Any] = [None] * self._places

@@ -67,7 +67,7 @@ def check_onnxruntime() -> None:
 
 
 def common_device(tensors: Iterable[torch.Tensor]) -> torch.device:
-    """Returns the device of all tensors, or the CPU if there are none.
+    """Returns the device that all tensors are on, or the CPU if there are no tensors.
 
     Raises:
         ORTModuleDeviceException: the tensors are on several devices, or on a device without an execution provider.
@@ -90,11 +90,13 @@ def common_device(tensors: Iterable[torch.Tensor]) -> torch.device:
 def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
     """Rewrites nodes that ONNX Runtime has no kernel for, or computes incorrectly, on a device.
 
+    Appends a Transpose to each output in `layouts`, so that its axes are in memory order.
+
     Args:
         model: the model; it may be changed in place.
         device: the device on which the model will run.
-        layouts: maps the index of each output that is not contiguous in eager PyTorch to its layout, e.g.
-            {0: (0, 2, 3, 1)}.
+        layouts: for each output that is not contiguous in eager PyTorch, by index: its axes in memory order, slowest
+            first, e.g. {0: (0, 2, 3, 1)} for an output in channels_last.
 
     Returns:
         The rewritten model: `model` itself, or a copy.
@@ -142,8 +144,8 @@ class Session:
         model: the model. Parameters are inputs; initializers are constants.
         device: the device of inputs and outputs.
         severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
-        layouts: maps the index of each output that is not contiguous in eager PyTorch to its layout, e.g.
-            {0: (0, 2, 3, 1)}.
+        layouts: for each output that is not contiguous in eager PyTorch, by index: its axes in memory order, slowest
+            first, e.g. {0: (0, 2, 3, 1)} for an output in channels_last.
 
     Attributes:
         nodes: number of nodes of the model after rewriting, e.g. 12.
@@ -206,8 +208,9 @@ class Session:
         """Runs the model; returns its outputs in the order of the graph.
 
         Args:
-            values: the inputs: tensors, and OrtValues returned by `run_keeping` of another session.
-            trusted: True if a tensor at the address of an earlier tensor is known to have the same shape and dtype.
+            values: the inputs: tensors, and OrtValues returned by another session's `run_keeping`.
+            trusted: True to reuse the cached OrtValue of an earlier tensor at the same address. Pass False if a tensor
+                may reuse the memory of an earlier tensor with a different shape or dtype.
         """
         if not self._outputs:
             return []
@@ -218,7 +221,10 @@ class Session:
     def run_keeping(
         self, tensors: Sequence[torch.Tensor], count: int
     ) -> tuple[list[torch.Tensor], list[binding.OrtValue]]:
-        """Runs the model on tensors; returns the first `count` outputs as tensors, and the others as OrtValues."""
+        """Runs the model; returns the first `count` outputs as tensors, and the residuals that follow as OrtValues.
+
+        Another session's `run`, e.g. of the backward graph, accepts OrtValues directly.
+        """
         if not self._outputs:
             return [], []
         results = self._run(tensors, True)
@@ -244,10 +250,12 @@ class Session:
         return results
 
     def _as_in_pytorch(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Converts outputs, in place, to the dtypes, memory and layouts that they have in eager PyTorch.
+        """Makes outputs match eager PyTorch: restores the bool dtype, and the strides of outputs with a layout.
+
+        Outputs without elements get new memory, which PyTorch can resize.
 
         Args:
-            outputs: all outputs of the graph, or the first ones.
+            outputs: outputs of the graph, from the first one on. The list is modified in place and returned.
         """
         count = len(outputs)
         # DLPack returns Boolean tensors as bytes.

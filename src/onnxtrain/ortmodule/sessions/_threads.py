@@ -2,7 +2,7 @@
 
 Both have a thread pool with one thread per core. While idle PyTorch threads spin, ONNX Runtime's threads don't get the
 cores. :func:`threads_for` chooses the number of threads of a session, :func:`choose_step_threads` the number of threads
-of an optimizer step, and :func:`share_cores` makes optimizer steps end PyTorch's threads.
+of an optimizer step, and :func:`share_cores` makes PyTorch's threads shut down after each optimizer step.
 """
 
 from __future__ import annotations
@@ -94,14 +94,16 @@ def _elements(value: ir.Value) -> float:
 
 
 class CoreSharing:
-    """Times the first runs of a session, then calls `choose_step_threads` and, if runs are long, `share_cores`.
+    """Chooses how PyTorch and ONNX Runtime share the CPU's cores, from the durations of a session's first runs.
+
+    After these runs, it calls `choose_step_threads` and, if even the shortest run was long, `share_cores`.
 
     Args:
         device: the device of the session.
         clock: returns the time in seconds.
 
     Attributes:
-        is_settled: True if no further run needs to be timed.
+        is_settled: True if no further run needs to be timed; always True for a GPU.
     """
 
     # Short runs gain more from cores that PyTorch's spinning threads keep awake: an idle core takes some ten
@@ -128,7 +130,10 @@ class CoreSharing:
 
 
 def share_cores() -> None:
-    """Makes optimizer steps end PyTorch's threads, which frees the cores for ONNX Runtime's threads."""
+    """Makes PyTorch's threads shut down after each optimizer step, which frees the cores for ONNX Runtime's threads.
+
+    Does nothing if `choose_step_threads` registers no hooks.
+    """
     # Threads of GNU OpenMP spin for some milliseconds after an op. Only environment variables, read at program start,
     # change this duration. PyTorch's next op starts new threads in 0.1 ms.
     threads = choose_step_threads()
@@ -156,13 +161,13 @@ def choose_step_threads() -> _StepThreads | None:
 
 
 class _StepThreads:
-    """Hooks for all optimizers that choose the number of threads of a step, and may end PyTorch's threads after it.
+    """Optimizer hooks that run short steps on one thread, and can shut down PyTorch's threads after each step.
 
     Args:
         openmp: the GNU OpenMP library that PyTorch uses.
 
     Attributes:
-        ends_threads: True if PyTorch's threads are ended after each step.
+        ends_threads: True to shut down PyTorch's OpenMP threads after each step.
     """
 
     def __init__(self, openmp: ctypes.CDLL) -> None:
@@ -176,7 +181,10 @@ class _StepThreads:
     def before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Sets the number of threads to 1 before a short step."""
+        """Sets the number of threads to 1 before a short step of an elementwise optimizer, e.g. Adam.
+
+        A step that is called with a closure is never short, because the closure computes gradients.
+        """
         # With a closure, the step computes the model's gradients, too.
         if (
             len(args) > 1
@@ -191,7 +199,7 @@ class _StepThreads:
         self._openmp.omp_set_num_threads(1)
 
     def after_step(self, *_: object) -> None:
-        """Restores PyTorch's number of threads, and ends its threads if `ends_threads` is set."""
+        """Restores PyTorch's number of threads, and shuts down its threads if `ends_threads` is set."""
         threads = getattr(self._of_thread, "threads", None)
         if threads is not None:
             self._openmp.omp_set_num_threads(threads)

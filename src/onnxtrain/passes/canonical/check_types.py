@@ -42,14 +42,15 @@ def check_types(model: ir.Model) -> None:
 
 @functools.cache
 def _variables(op_type: str, opset: int, count: int) -> tuple[str, ...]:
-    """Returns the type variable of each input of an op, e.g. ("T", "T", "tensor(int64)").
+    """Returns the schema's type of each input of an op: a type variable or a fixed type, e.g. ("T", "tensor(int64)").
 
-    The type variable is "" for an input that accepts any dtype. Returns () for an op without a schema.
+    The type is "" for inputs that may each have a different dtype, e.g. the states of Loop. Returns () for an op
+    without a schema.
 
     Args:
         op_type: a standard op.
         opset: its opset.
-        count: number of inputs of the node. A variadic input's type variable is repeated up to this number.
+        count: number of inputs of the node. The type of a variadic input is repeated up to this number.
     """
     try:
         schema = onnx.defs.get_schema(op_type, opset, "")

@@ -17,10 +17,10 @@ _BATCH_NORM_MODE = 14
 
 
 def drop_saved_statistics(model: ir.Model, opset: int) -> None:
-    """Removes outputs 4 and 5 of BatchNormalization, the saved mean and variance of the batch, in place.
+    """Removes, in place, the saved mean and variance that a BatchNormalization returns.
 
-    The version converter rejects these outputs. PyTorch writes them when it exports in training mode to opset 13 or
-    older. They are meant for a backward pass, so nothing in the file reads them.
+    These are its fourth and fifth output, which the version converter rejects. PyTorch writes them when it exports in
+    training mode to opset 13 or older. They are meant for a backward pass, so nothing in the file reads them.
 
     Raises:
         UnsupportedOpsetError: a node or a graph output reads a saved statistic.
@@ -42,7 +42,7 @@ def drop_saved_statistics(model: ir.Model, opset: int) -> None:
 
 
 def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
-    """Repairs ops whose results the version converter has changed, in place.
+    """Repairs, in place, ops whose results the version converter has changed.
 
     Args:
         model: a model that the version converter has converted from `opset` to the canonical opset.
@@ -96,7 +96,7 @@ def _restore_resize(node: ir.Node) -> None:
 
 
 def _restore_hardmax(node: ir.Node) -> None:
-    """Flattens the input of Hardmax to a matrix at `axis`, as Hardmax-11 does. Hardmax-13 reduces a single axis."""
+    """Flattens the input of Hardmax to a matrix at `axis`, as Hardmax-11 does. Hardmax-13 works along one axis."""
     axis = node.attributes.get_int("axis", 1)
     source = node.inputs[0]
     result = node.outputs[0]

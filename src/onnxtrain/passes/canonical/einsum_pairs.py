@@ -34,7 +34,7 @@ class EinsumPairsPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites nodes of the model in place, including subgraphs and functions."""
+        """Rewrites Einsum nodes of the main graph, its subgraphs and the model's functions, in place."""
         modified = False
         for graph in (model.graph, *(function.graph for function in model.functions.values())):
             for node in tuple(ir.traversal.RecursiveGraphIterator(graph)):

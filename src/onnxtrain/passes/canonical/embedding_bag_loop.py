@@ -143,7 +143,7 @@ def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 
 def _through(value: ir.Value | None) -> ir.Value:
-    """Follows a value back through Identity, Cast, CastLike, Reshape and Squeeze, and returns the first value."""
+    """Follows a value back through Identity, Cast, CastLike, Reshape and Squeeze, and returns the original value."""
     assert value is not None
     while True:
         node = value.producer()

@@ -6,13 +6,13 @@ import onnx_ir as ir
 
 
 class DefaultsPass(ir.passes.InPlacePass):
-    """Adds `onesided=1`, the default, to STFT nodes without the attribute, including subgraphs.
+    """Adds the default `onesided=1` to STFT nodes that lack the attribute, in the main graph and its subgraphs.
 
     onnx's shape inference (1.23) assumes a default of 0 and infers twice as many frequencies.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Annotates nodes of the model in place."""
+        """Adds the attribute in place."""
         modified = False
         for node in model.graph.all_nodes():
             if node.domain == "" and node.op_type == "STFT" and "onesided" not in node.attributes:

@@ -21,7 +21,7 @@ blocks has about 20,000."""
 
 
 def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | None = None) -> ir.Model:
-    """Returns `model` with calls of its functions replaced by their bodies; may modify `model`.
+    """Returns `model` with calls to its functions replaced by the function bodies; may modify `model`.
 
     Args:
         model: any model.
@@ -104,11 +104,11 @@ def _inline_other_opsets(model: ir.Model) -> ir.Model:
 
 
 def _prepare(model: ir.Model) -> None:
-    """Prepares functions and calls for InlinePass, which renames each output of a body to its name at the call.
+    """Prepares functions and calls for InlinePass, which gives the outputs of a body the names that the call uses.
 
-    Renaming must not affect a value of the caller, so an output that is an input of the function, or is returned twice,
-    becomes an Identity. Omitted outputs of a call get the name None instead of "", because the body may read the value
-    that would be renamed to "".
+    This must not rename a value of the caller, so a function output that is also an input, or is returned twice, is
+    replaced with an Identity of the value. Omitted outputs of a call are named None instead of "", because the body may
+    itself read the value, which must not be renamed to "".
     """
     for function in model.functions.values():
         taken = set(function.inputs)

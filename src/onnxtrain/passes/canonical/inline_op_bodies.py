@@ -32,7 +32,7 @@ def _schema(op_type: str, opset: int) -> Any:
 
 
 def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) -> ir.Model:
-    """Returns a copy of `model` in which ops are replaced by their function bodies, including subgraphs.
+    """Returns a copy of `model` with ops replaced by their function bodies, in the main graph and its subgraphs.
 
     Ops within bodies are expanded in turn. An op is not replaced if its body cannot be built: if it has a graph
     attribute, or if the body depends on input types that are unknown.
@@ -78,7 +78,13 @@ def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir
 
 
 def _body_of(node: ir.Node, model: ir.Model) -> ir.Function | None:
-    """Returns the function body of `node` from the registry or its schema. Returns None if it cannot be built yet."""
+    """Returns the function body of `node`: from `op_bodies` if the op is registered there, else from its schema.
+
+    In the latter case, missing attributes with defaults are added to `node`, because the body refers to them.
+
+    Returns:
+        The body. None if onnx cannot build it, e.g. because input types have not been inferred yet.
+    """
     opset = model.graph.opset_imports[""]
     make = op_bodies().get((node.domain, node.op_type))
     if make is not None:
@@ -142,12 +148,12 @@ def _type_proto(value: ir.Value) -> bytes:
 
 
 def _turn_into_call(model: ir.Model, node: ir.Node, function: ir.Function, index: int) -> None:
-    """Turns `node` into a call of `function`, which is added to the model. InlinePass then inlines the call.
+    """Turns `node` into a call to `function`, and adds `function` to the model. InlinePass then inlines the call.
 
     Args:
         model: the model.
         node: the node to replace.
-        function: the function body of the node, which is renamed.
+        function: the function body of the node. The function, and its nodes and values, are renamed.
         index: number that makes the function's name unique.
     """
     function.domain, function.name = _DOMAIN, f"{node.op_type}_{index}"

@@ -25,20 +25,20 @@ _RANKS: Mapping[str, Mapping[int, int]] = {
 
 
 class InputRanksPass(ir.passes.InPlacePass):
-    """Reshapes axes, sizes and pads to the rank of the op's schema, e.g. the scalar axes of an Unsqueeze.
+    """Reshapes inputs such as axes, sizes and pads to the rank that the op's schema requires.
 
-    `torch.onnx.export` writes scalar axes for `scaled_dot_product_attention(enable_gqa=True)`. All later passes and
-    gradient rules rely on the schema's rank.
+    E.g. scalar axes of an Unsqueeze become a vector. `torch.onnx.export` writes scalar axes for
+    `scaled_dot_product_attention(enable_gqa=True)`. All later passes and gradient rules rely on the schema's ranks.
 
     Args:
-        unknown: True to also reshape values of unknown rank; shapes must have been inferred.
+        unknown: True to also reshape inputs of unknown rank. Shapes must have been inferred.
     """
 
     def __init__(self, unknown: bool = False) -> None:
         self._unknown = unknown
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites nodes of the model in place, including subgraphs."""
+        """Rewrites nodes of the main graph and its subgraphs in place."""
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             for index, rank in _RANKS.get(node.op_type, {}).items() if node.domain == "" else ():

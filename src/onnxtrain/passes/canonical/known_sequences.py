@@ -18,7 +18,7 @@ _MOST_PARTS = 10_000
 
 
 class KnownSequencesPass(ir.passes.InPlacePass):
-    """Makes nodes that read a sequence read its elements directly if they are known, including subgraphs.
+    """Replaces ops that read a sequence, e.g. SequenceAt, with the sequence's elements if these are known statically.
 
     PyTorch's Dynamo exporter writes `chunk`, `split` and `unbind` as SplitToSequence and SequenceAt, at every opset.
     Elements are known after SequenceConstruct and SequenceEmpty, after SequenceInsert and SequenceErase at constant
@@ -27,7 +27,7 @@ class KnownSequencesPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites the model in place; the names of outputs are kept."""
+        """Rewrites nodes of the main graph and its subgraphs in place. Graph outputs keep their names."""
         # Elements of each sequence, in order; None if they are unknown.
         elements_of: dict[ir.Value, _Elements | None] = {}
         modified = False
@@ -55,7 +55,9 @@ class KnownSequencesPass(ir.passes.InPlacePass):
 def _elements(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
     """Returns the elements of the sequence or optional that `node` reads, or None if they are unknown.
 
-    `elements_of` maps each sequence and optional so far to its elements.
+    Args:
+        node: a node that reads a sequence or optional.
+        elements_of: elements of each sequence and optional that an earlier node returns; None if they are unknown.
     """
     read = node.inputs[0] if node.inputs else None
     if node.op_type in _OPTIONAL:
@@ -70,7 +72,9 @@ def _elements(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _
 def _inserted(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
     """Returns the elements after a SequenceInsert, or None if the sequence or the position is unknown.
 
-    `elements_of` maps each sequence so far to its elements.
+    Args:
+        node: the SequenceInsert.
+        elements_of: elements of each sequence that an earlier node returns; None if they are unknown.
     """
     sequence, element, *position = node.inputs
     before = elements_of.get(sequence) if sequence is not None else None
@@ -88,7 +92,9 @@ def _inserted(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _
 def _erased(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
     """Returns the elements after a SequenceErase, or None if the sequence or the position is unknown.
 
-    `elements_of` maps each sequence so far to its elements.
+    Args:
+        node: the SequenceErase.
+        elements_of: elements of each sequence that an earlier node returns; None if they are unknown.
     """
     sequence, *position = node.inputs
     before = elements_of.get(sequence) if sequence is not None else None
@@ -101,9 +107,12 @@ def _erased(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _El
 
 
 def _split(node: ir.Node, elements_of: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Inserts a Split before a SplitToSequence and returns its outputs, or None if their number is unknown.
+    """Inserts a Split before the SplitToSequence `node`, and returns the outputs of the Split.
 
     Without an input `split`, all parts have size 1. A scalar `split` is the size of every part but the last.
+
+    Returns:
+        The outputs. None if the number of parts is unknown, 0 or very large, or if no op would read the outputs.
     """
     source = node.inputs[0]
     if source is None or not source.shape or not _is_wanted(node.outputs[0]):
@@ -212,9 +221,9 @@ def _without_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
 
 
 def _is_wanted(sequence: ir.Value) -> bool:
-    """True if a reader of a sequence, or of a sequence derived from it, could read the elements instead.
+    """True if an op that reads a sequence, or a sequence derived from it, could be replaced with elements.
 
-    Without such a reader, each round of shape inference would insert another unused Split.
+    Otherwise a SplitToSequence is not split, because each round of shape inference would insert another unused Split.
     """
     for use in sequence.uses():
         if use.node.op_type in _MAKERS or use.node.op_type == "OptionalGetElement":

@@ -12,15 +12,14 @@ _FIRST_STATE = {"Loop": (2, 2, 1), "Scan": (0, 0, 0)}
 
 
 class LoopInvariantsPass(ir.passes.InPlacePass):
-    """Replaces unchanged states of a Loop or Scan with outer values, which the body reads directly.
+    """Removes states that a Loop or Scan never changes. The body reads the initial value from the outer graph instead.
 
-    The gradient of a loop saves the state before each iteration, and adds up a cotangent of each state in each
-    iteration. For an unchanged state with one row per iteration, that takes memory and time quadratic in the number of
-    iterations.
+    The gradient of a loop saves all states before each iteration, and adds up their cotangents over the iterations. For
+    an unchanged state with one row per iteration, memory and time would be quadratic in the number of iterations.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites nodes of the model in place, including subgraphs."""
+        """Rewrites nodes of the main graph and its subgraphs in place."""
         modified = False
         # Inner loops first: a loop may carry a state through an inner loop that doesn't change it.
         for node in reversed(tuple(ir.traversal.RecursiveGraphIterator(model.graph))):
@@ -88,7 +87,7 @@ def _source(value: ir.Value) -> ir.Value:
 
 
 def _keep_outputs(body: ir.Graph, value: ir.Value) -> None:
-    """Replaces outputs of `body` that are `value` with an Identity of it, because a body must compute its outputs."""
+    """Inserts an Identity for each output of `body` that is `value` itself, because a body must compute its outputs."""
     for index, output in enumerate(body.outputs):
         if output is value:
             copy = ir.node("Identity", [value])

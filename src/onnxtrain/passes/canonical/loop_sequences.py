@@ -1,4 +1,4 @@
-"""Uses a Loop's scan outputs instead of sequences that the Loop builds by appending tensors."""
+"""Turns sequences that a Loop builds by appending tensors into scan outputs of the Loop."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
 
 
 class AppendedSequencesPass(ir.passes.InPlacePass):
-    """Uses a scan output of a Loop instead of a sequence to which each iteration appends one tensor.
+    """Turns a sequence to which each iteration of a Loop appends one tensor into a scan output of the Loop.
 
     PyTorch's exporters write such sequences for `outputs.append(y)` in a scripted loop that is followed by
-    `torch.stack(outputs)`; the Dynamo exporter writes them for `EmbeddingBag`, too. The sequence must be empty before
+    `torch.stack(outputs)`. The Dynamo exporter also writes them for `EmbeddingBag`. The sequence must be empty before
     the Loop.
 
     A scan output stacks its tensors, so all of them must have the same shape. A `ConcatFromSequence` that stacks the
@@ -29,7 +29,7 @@ class AppendedSequencesPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites nodes of the model in place, including subgraphs."""
+        """Rewrites nodes of the main graph and its subgraphs in place."""
         modified = False
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
             if node.op_type == "Loop" and node.domain == "":

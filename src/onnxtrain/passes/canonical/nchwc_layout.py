@@ -34,11 +34,13 @@ class BlockedLayoutPass(ir.passes.InPlacePass):
 
     Between ReorderInput and ReorderOutput, tensors are stored in blocks of 8 or 16 channels, the width of the CPU's
     vector registers. The last block is padded with zero channels, and weights are packed to match
-    (`onnxruntime/core/optimizer/nchwc_transformer.cc`). The pass restores plain tensors and weights `[channels out,
-    channels in / group, height, width]` without padding, named like the packed ones with `.weight` or `.bias` appended.
-    A convolution with a fused activation or sum becomes a `com.microsoft` FusedConv.
+    (`onnxruntime/core/optimizer/nchwc_transformer.cc`). The pass restores plain tensors, and weights
+    `[channels out, channels in / group, height, width]` without padding. A restored initializer is named after the
+    packed initializer, with `.weight` or `.bias` appended. A convolution with a fused activation or sum becomes a
+    `com.microsoft` FusedConv.
 
-    The file doesn't contain the block size. Like onnxruntime when it runs the file, the pass assumes this machine's.
+    The file doesn't contain the block size. Like onnxruntime when it runs the file, the pass assumes the block size of
+    the current machine.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -164,7 +166,7 @@ class _Channels:
         return None if None in needs else max(need for need in needs if need is not None)
 
     def forget_shapes(self) -> None:
-        """Removes annotated shapes of blocked tensors, which include padding channels."""
+        """Removes the annotated shapes of blocked tensors, because these shapes include padding channels."""
         for value in self._set:
             value.shape = None
 
@@ -291,8 +293,8 @@ def _become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **at
 def _block() -> int:
     """Returns onnxruntime's block size on this machine, e.g. 16 with AVX-512, or 1 if it does not block channels.
 
-    onnxruntime does not export the number, so this optimizes a Conv with one channel, whose weight is padded to one
-    block.
+    onnxruntime has no API for this number. The function lets onnxruntime optimize a Conv with one channel, and returns
+    the number of channels to which its weight was padded.
     """
     x, w, y = (
         ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 1, 1, 1]))

@@ -32,7 +32,8 @@ _SHIFTED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32,
 def lower_opset(model: ir.Model) -> ir.Model:
     """Returns `model` converted to opset 26 if its opset is newer, else `model` itself; may modify `model`.
 
-    Expects no model-local functions. LinearAttention, CausalConvWithState and SwiGLU become standard ops.
+    Expects no model-local functions. Ops that opset 26 lacks (LinearAttention, CausalConvWithState, SwiGLU) are
+    replaced by their function bodies.
 
     Raises:
         UnsupportedOpsetError: a node cannot be expressed in opset 26.
@@ -95,7 +96,7 @@ def _is_float(value: ir.Value | None) -> bool:
 
 
 def _wide_range(node: ir.Node) -> None:
-    """Computes a float16 or bfloat16 Range in float32 and rounds the result, as `stash_type=1` specifies."""
+    """Rewrites a float16 or bfloat16 Range as a float32 Range and a Cast of the result, as `stash_type=1` specifies."""
     dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
     node.attributes.pop("stash_type", None)
     if dtype not in _HALVES:

@@ -15,9 +15,9 @@ from onnxtrain.passes.io.without_weights import lean_proto, restore
 def convert_opset(model: ir.Model) -> ir.Model:
     """Converts a model to an opset between 21 and 26, and lowers its IR version to the minimum for that opset.
 
-    Models older than opset 21 are converted to 21, and models newer than opset 26 to 26. The IR version is lowered
-    because exporters write a newer one than the opset needs, which older runtimes reject. The names of values and
-    symbolic dimensions, tensors, and metadata stay the same.
+    Models older than opset 21 are converted to 21, and models newer than opset 26 to 26. Exporters often write
+    a newer IR version than the opset needs, and older runtimes would reject it. Tensors, metadata, and the names of
+    values and symbolic dimensions stay the same.
 
     Args:
         model: a model without model-local functions.
@@ -41,9 +41,9 @@ def convert_opset(model: ir.Model) -> ir.Model:
 
 
 def fit_ir_version(model: ir.Model) -> None:
-    """Sets the IR version to the minimum for the opset if it is older than that or too new for stock runtimes.
+    """Replaces an IR version that is too old for the opset, or too new for stock runtimes, with the opset's minimum.
 
-    The minimum is at least 4, the first version in which initializers need not be inputs as well.
+    The minimum is at least 4, the first IR version in which initializers need not be graph inputs as well.
     """
     minimum = _oldest_ir_version(model)
     if not minimum <= model.ir_version <= MAX_IR_VERSION:

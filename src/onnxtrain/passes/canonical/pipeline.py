@@ -124,8 +124,8 @@ def _expand_unconvertible_ops(model: ir.Model, opset: int) -> ir.Model:
     """Returns `model` with ops replaced by their function bodies if conversion would change or break them.
 
     GroupNormalization-18 scales per group, GroupNormalization-21 per channel, but the converter leaves the node
-    unchanged. ONNX Runtime (1.31) has no float64 kernels for some activations, and uses their function bodies only at
-    the opset of the body.
+    unchanged. ONNX Runtime (1.31) has no float64 kernels for some activations. It runs their function bodies instead,
+    but only in a model that has the same opset as the body, i.e. not after conversion.
     """
     if opset < _FLOAT64_BODIES_SINCE:
         return model
@@ -161,7 +161,10 @@ def _checkable_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def _check(model: ir.Model, kind: type[OnnxTrainError], message: str) -> None:
-    """Raises an error of class `kind` if onnx's checker rejects a model. {} in `message` is the checker's message."""
+    """Raises an error of class `kind` if onnx's checker rejects a model.
+
+    The error's message is `message`, in which {} is replaced with the message of the checker.
+    """
     try:
         onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:

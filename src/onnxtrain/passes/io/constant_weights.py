@@ -28,7 +28,7 @@ _WEIGHTS: Mapping[str, Collection[int]] = {
 
 
 def lift_weights(model: ir.Model) -> None:
-    """Turns Constant nodes that look like weights into initializers, in place, including subgraphs.
+    """Turns Constant nodes that look like weights, also in subgraphs, into initializers of the main graph, in place.
 
     Does nothing if a floating-point initializer has more than one element: such a model stores its weights as
     initializers, and its Constant nodes are operands of formulas.

@@ -173,7 +173,7 @@ def _detached(model: ir.Model) -> ir.Model:
 
 
 def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """Returns a tensor over the same data that can be renamed independently.
+    """Returns a tensor that shares the data of `tensor`, but can be renamed independently of it.
 
     `ir.Tensor(tensor)` requires numpy 2: with numpy 1.26, its array is float64, whatever the dtype.
     """

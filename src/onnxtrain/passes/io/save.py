@@ -83,7 +83,10 @@ class _SameKind(Protocol[_P]):
 def same_kind(
     function: Callable[Concatenate[ModelSource, _P], onnx.ModelProto | ir.Model],
 ) -> _SameKind[_P]:
-    """Annotates a function that ends in :func:`as_given`: its result is the same kind of model as its argument."""
+    """Decorator for type checkers: the function returns an IR model for an IR model, and a `ModelProto` otherwise.
+
+    The function must return the result of :func:`as_given`. The decorator doesn't change the function.
+    """
     return cast("_SameKind[_P]", function)
 
 
@@ -97,10 +100,11 @@ def save_model(
     Args:
         model: any model. External tensors that are written to a data file are copied in chunks, not loaded.
         path: the file to write, in an existing directory.
-        external_data_threshold: if the initializers have more bytes in total, those above 1 kB are written to a second
-            file, `<path>.<12 hexadecimal digits>.data`. Each call writes a new data file, so that the model at `path`
-            is always complete; the data file of a replaced model is removed. If `path` is a device or pipe, such as
-            /dev/stdout, the model is written as one file.
+        external_data_threshold: total size of the initializers, in bytes, above which a second file is written,
+            `<path>.<12 hexadecimal digits>.data`. It contains the initializers that are larger than 1 kB.
+            Each call writes a new data file, so that the model at `path` is always complete; the data file of a
+            replaced model is removed. If `path` is a device or pipe, such as /dev/stdout, the model is written as one
+            file.
     """
     path = Path(path)
     if is_stream(path):
@@ -118,14 +122,14 @@ def write_models(
     files: FileSet,
     shared_data_threshold: int = DEFAULT_SHARED_DATA_THRESHOLD,
 ) -> dict[str, list[str]]:
-    """Writes models to a set of files that are published together; weights that models share are written once.
+    """Writes models to a set of files that are published together. Large weights that models share are written once.
 
     Args:
         models: models by file name, e.g. {"training_model.onnx": model}.
         files: set of files.
-        shared_data_threshold: if the initializers common to several models have more bytes in total, those above 1 kB
-            are written to one file, to which these models refer. It is named after the first model, see
-            :func:`save_model`.
+        shared_data_threshold: total size in bytes above which shared initializers are written to one file, to which
+            the models refer. Only initializers larger than 1 kB count and are shared. The file is named after the first
+            model, see :func:`save_model`.
 
     Returns:
         Names of the data files of each model that has any, e.g. {"training_model.onnx": [...]}.
@@ -172,7 +176,8 @@ def write_model(
         files: set of files.
         name: name of the file, e.g. "net.onnx".
         external_data_threshold: see :func:`save_model`.
-        placed: tensors that are already in a data file, by the `id` of the tensor.
+        placed: initializers that are already in a data file: maps the `id` of the model's tensor to the external
+            tensor that replaces it.
 
     Returns:
         The name of the data file; None if none was written.
@@ -297,7 +302,7 @@ def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
 
 
 def _map_tensors_beside(model: ir.Model, name: str) -> None:
-    """Memory-maps tensors in data files called `<name>.*`, which saving the model `name` will remove.
+    """Memory-maps the tensors in data files `<name>.*`, before saving the model as `name` removes these files.
 
     A mapping outlives the removal of its file.
     """

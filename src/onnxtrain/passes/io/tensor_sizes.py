@@ -16,9 +16,10 @@ _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 
 
 def check_tensors(model: onnx.ModelProto) -> None:
-    """Raises an error if a tensor of a model, including attributes and functions, has the wrong amount of data.
+    """Raises an error if a tensor of a model has more or less data than its shape requires.
 
-    Later code trusts shapes and allocates memory for them, so a corrupt file could ask for terabytes.
+    Tensors in attributes, subgraphs and functions are checked as well. The size of external data is not checked. Later
+    code trusts shapes and allocates memory for them, so a corrupt file could ask for terabytes.
 
     Raises:
         ValueError: a tensor has a negative size, no dtype, too much or too little data for its shape, or contains
@@ -36,7 +37,7 @@ def check_tensors(model: onnx.ModelProto) -> None:
 
 
 def _check_data(tensor: TensorProto) -> None:
-    """Raises ValueError if a tensor in the proto has too much or too little data for its shape."""
+    """Raises ValueError if a tensor without external data has too much or too little data for its shape."""
     elements = prod(tensor.dims)
     bits = bits_of(tensor.data_type)
     if tensor.HasField("raw_data"):

@@ -36,9 +36,11 @@ def _is_big(tensor: ir.TensorProtocol | None) -> bool:
 
 
 def lean_proto(model: ir.Model) -> onnx.ModelProto:
-    """Returns `model` as a proto without large weights: large initializers become inputs, after the model's own.
+    """Returns `model` as a proto without large weights, for onnx's checker, shape inference and converter.
 
-    `model` is not modified. :func:`restore` turns these inputs back into initializers after a conversion.
+    Large initializers become graph inputs, after the existing inputs. So do initializers that have no data, or a dtype
+    unknown to onnx's C++ code. Ops of the standard domain that onnx doesn't know are moved to a separate domain.
+    `model` is not modified. :func:`restore` undoes these changes after a conversion.
     """
     if any(value.name is None and value.uses() for node in model.graph.all_nodes() for value in node.outputs):
         # A proto refers to values by name; cloning names those without one.
@@ -92,10 +94,10 @@ def _is_registered(op_type: str, opset: int) -> bool:
 
 
 def restore(lean: ir.Model, original: ir.Model) -> None:
-    """Undoes :func:`lean_proto`, in place, in a model `lean` that was converted from a lean proto of `original`.
+    """Undoes :func:`lean_proto` in place, after a lean proto of `original` was converted to the model `lean`.
 
-    Inputs that are initializers of `original` become initializers again, in the original order. Initializers that only
-    `lean` has, such as those added by a converter, follow.
+    Inputs that are initializers of `original` become initializers again, in the original order. Initializers that a
+    converter has added come last. Ops that were moved to a separate domain return to the standard domain.
     """
     for node in ir.traversal.RecursiveGraphIterator(lean.graph):
         if node.domain == _UNREGISTERED:

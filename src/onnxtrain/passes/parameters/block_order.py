@@ -7,16 +7,17 @@ import onnx_ir as ir
 
 
 def fault_of_order(node: ir.Node) -> str | None:
-    """Returns why ONNX Runtime computes a MatMulNBits with `g_idx` incorrectly, or None.
+    """Returns the reason why ONNX Runtime computes a MatMulNBits with `g_idx` incorrectly, or cannot run it.
 
-    GPTQ checkpoints with `desc_act=True` have `g_idx`. In most of them, all zero points are 8, which is computed
-    correctly, as are floating-point and absent zero points.
+    GPTQ checkpoints with `desc_act=True` have `g_idx`. ONNX Runtime supports most of these checkpoints, which have
+    4-bit weights and zero points of 8. It also supports 4-bit weights without zero points or with floating-point zero
+    points.
 
     Args:
         node: a MatMulNBits.
 
     Returns:
-        E.g. "weights of 2 bits with g_idx". None if the node has no `g_idx`, or is computed correctly.
+        The reason, e.g. "weights of 2 bits with g_idx". None if the node has no `g_idx`, or is computed correctly.
     """
     _, _, _, zero_points, order, *_ = (*node.inputs, None, None, None)
     if order is None:

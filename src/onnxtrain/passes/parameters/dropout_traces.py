@@ -19,12 +19,12 @@ _ADAPTER = "onnxtrain.adapter"
 
 
 def dropout_traces(graph: ir.Graph) -> list[ir.Node]:
-    """Returns the Identity nodes that replace Dropout modules, including subgraphs.
+    """Returns the Identity nodes that PyTorch's exporter writes in place of Dropout modules, also in subgraphs.
 
-    PyTorch's Dynamo exporter (2.13) writes an Identity for `nn.Dropout` in inference mode, without the ratio; its
-    metadata contains the class of the module. `optimize=False` keeps this Identity. A module with `p=0` leaves the same
-    Identity. Dropout2d, AlphaDropout, the function `dropout` and the `dropout_p` of attention leave no distinguishable
-    node.
+    The Dynamo exporter (2.13) writes an Identity for `nn.Dropout` in inference mode. The metadata of the Identity
+    contains the class of the module, but not the ratio. `optimize=False` keeps this Identity. A module with `p=0`
+    leaves the same Identity. Dropout2d, AlphaDropout, the function `dropout` and the `dropout_p` of attention leave no
+    distinguishable node.
 
     Args:
         graph: main graph of a model.
@@ -39,15 +39,15 @@ def dropout_traces(graph: ir.Graph) -> list[ir.Node]:
 
 
 def write_dropout(model: ir.Model, ratios: Mapping[ir.Node, float]) -> list[ir.Node]:
-    """Sets the ratios of Dropout nodes, and inserts Dropout at other nodes, in place; modes are not changed.
+    """Sets, in place, the ratios of Dropout nodes, and inserts Dropout nodes where an exporter has removed them.
 
     Args:
         model: the model.
-        ratios: ratio for each node. The node is a Dropout, a trace (:func:`dropout_traces`) to be replaced with a
-            Dropout, or any other node, whose first input gets a Dropout.
+        ratios: maps each node to its ratio. The node is a Dropout, or an Identity (see :func:`dropout_traces`), which
+            is replaced with a Dropout. For any other node, a Dropout is inserted before the node's first input.
 
     Returns:
-        The Dropout nodes in the order of `ratios`; new ones are in inference mode.
+        The Dropout nodes in the order of `ratios`. New nodes are in inference mode; other modes are not changed.
     """
     new = {node: value for node in ratios if node.op_type != "Dropout" and (value := node.inputs[0])}
     numbers = list(dict.fromkeys(ratios.values()))
@@ -79,7 +79,7 @@ def write_dropout(model: ir.Model, ratios: Mapping[ir.Node, float]) -> list[ir.N
 
 
 def mark_adapter_dropout(node: ir.Node) -> None:
-    """Marks a Dropout as an adapter's, whose ratio and mode follow the adapter's settings."""
+    """Marks a Dropout as part of a LoRA adapter: training enables it, whatever the settings of other layers."""
     node.metadata_props[_ADAPTER] = "true"
 
 

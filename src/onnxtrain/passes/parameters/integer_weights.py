@@ -49,7 +49,7 @@ class IntegerWeight:
 
     @property
     def is_bias(self) -> bool:
-        """True for int32, the dtype of biases."""
+        """True if the initializer is a bias, i.e. has the dtype int32."""
         return self.value.dtype == ir.DataType.INT32
 
     def real(self) -> Array:
@@ -132,7 +132,13 @@ def integer_weights(model: ir.Model) -> list[IntegerWeight]:
 
 
 def integer_weight(node: ir.Node) -> IntegerWeight | None:
-    """Returns the integer weight or bias that a node reads; None if it reads none, or other nodes compute it."""
+    """Returns the integer weight that a node reads, or the integer bias that a DequantizeLinear reads.
+
+    For the bias of a QLinearConv or QGemm, see :func:`integer_bias`.
+
+    Returns:
+        The weight or bias. None if the node reads neither, or if the integers or their scale are not initializers.
+    """
     place = _WEIGHTS.get((node.domain, node.op_type))
     # Ops that only read activations (QLinearAdd, ...) have no weights.
     if place is None:
@@ -153,7 +159,7 @@ def integer_weight(node: ir.Node) -> IntegerWeight | None:
 
 
 def scales(model: ir.Model) -> list[ir.Value]:
-    """Returns the scales of quantizing and dequantizing nodes that are initializers, without duplicates."""
+    """Returns the initializers that quantizing and dequantizing nodes read as scales, without duplicates."""
     return list(dict.fromkeys(_scales(model)))
 
 

@@ -96,7 +96,10 @@ _PASSING_ON = MOVES | CASTS
 
 
 def is_setting(value: ir.Value) -> bool:
-    """True if all uses of `value` configure an op, e.g. as a bound of Clip; False if it is unused."""
+    """True if `value` is only read as a setting of ops, e.g. as a bound of Clip, which should not be trained.
+
+    False if nothing reads it.
+    """
     uses = value.uses()
     return bool(uses) and all(
         use.idx in _SETTINGS.get((use.node.domain, use.node.op_type), ()) for use in uses
@@ -104,7 +107,10 @@ def is_setting(value: ir.Value) -> bool:
 
 
 def has_quantized_ops(graph: ir.Graph) -> bool:
-    """True if a node of the graph, including subgraphs, reads quantization scales, e.g. MatMulNBits."""
+    """True if `graph` or one of its subgraphs contains an op that reads quantization scales, e.g. MatMulNBits.
+
+    QLinearConcat, which has a variable number of scales, is not detected.
+    """
     return any(
         (node.domain, node.op_type) in _QUANTIZATION for node in ir.traversal.RecursiveGraphIterator(graph)
     )
@@ -113,8 +119,8 @@ def has_quantized_ops(graph: ir.Graph) -> bool:
 def is_quantization_or_rotary(value: ir.Value) -> bool:
     """True if `value` is only used as a quantization scale, zero point or rotary cache.
 
-    Also counts indirect uses through ops that only move or cast elements, e.g. a RotaryEmbedding that reads a Gather of
-    the cache's rows. False if the value is unread.
+    Also follows ops that only move or cast elements, e.g. a Gather that selects rows of the cache for a
+    RotaryEmbedding. False if the value is unread or a graph output.
     """
     uses = value.uses()
     return bool(uses) and not value.is_graph_output() and all(_is_fixed(use.node, use.idx) for use in uses)
@@ -123,7 +129,8 @@ def is_quantization_or_rotary(value: ir.Value) -> bool:
 def _is_fixed(node: ir.Node, index: int) -> bool:
     """True if input `index` of a node is a quantization scale, a zero point or a rotary cache.
 
-    Inputs of ops that move or cast elements count if every output of the op is used only as such a value.
+    If the node only moves or casts elements, its outputs are checked instead. A factor that a Mul multiplies by the
+    scale of DynamicQuantizeLinear also counts as a quantization scale.
     """
     op = (node.domain, node.op_type)
     if index in _QUANTIZATION.get(op, ()) or index in _ROTARY.get(op, ()):
@@ -141,8 +148,8 @@ def _is_fixed(node: ir.Node, index: int) -> bool:
 def _is_dynamic_scale(value: ir.Value | None) -> bool:
     """True if `value` is the scale that DynamicQuantizeLinear computes.
 
-    onnxruntime's `quantize_dynamic` multiplies it by the scale of the weights, so the other factor of that Mul is a
-    quantization scale.
+    onnxruntime's `quantize_dynamic` multiplies this scale by the scale of the weights, so the other factor of the Mul
+    is a quantization scale, too.
     """
     producer = None if value is None else value.producer()
     return (

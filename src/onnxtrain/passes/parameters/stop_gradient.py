@@ -19,7 +19,10 @@ _DETACHED, _OPERAND = re.compile(r"%detach\w*"), re.compile(r"%\w+")
 
 
 def is_stop_gradient(node: ir.Node) -> bool:
-    """True if `node` is an Identity that stops gradients: exported for a `detach()`, or marked."""
+    """True if `node` is an Identity that stops gradients.
+
+    The Dynamo exporter writes such nodes for `detach()`, and :func:`mark_stop_gradient` turns an Identity into one.
+    """
     return (
         node.op_type == "Identity"
         and node.domain == ""
@@ -61,8 +64,9 @@ def _is_identity_where(node: ir.Node) -> bool:
 def lost_detaches(graph: ir.Graph, active: Collection[ir.Value]) -> Iterator[ir.Node]:
     """Yields the nodes through which gradients flow although the PyTorch model stops them with `detach()`.
 
-    The optimizer of PyTorch's exporter removes the Identity of a `detach()`, but the metadata of its readers still
-    contains it as an operand. If the readers have been merged with other nodes, only their line of source code remains.
+    The optimizer of PyTorch's exporter removes the Identity that a `detach()` is exported as. A node that read the
+    detached tensor still has the detach as an operand in its metadata, unless the node was merged with others. If no
+    detach is left in the graph, a node is also yielded if its metadata has a source line with `.detach()`.
 
     Args:
         graph: main graph of a model.

@@ -36,7 +36,9 @@ _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)+|[A-Za-z_]\w*")
 
 
 class TorchSignature:
-    """The parameters of a PyTorch module, read from metadata of the Dynamo exporter; empty for other files.
+    """The parameters, buffers and constants of a PyTorch module, read from metadata of the Dynamo exporter.
+
+    `bool(signature)` is False for a file without this metadata.
 
     Args:
         model: the model, after any passes that keep metadata.
@@ -54,9 +56,9 @@ class TorchSignature:
         return bool(self._kinds)
 
     def is_parameter(self, value: ir.Value) -> bool | None:
-        """True if an initializer is a parameter or was folded from one; False for a buffer or constant.
+        """True if an initializer is a parameter or was folded from a parameter; False for a buffer or constant.
 
-        Returns None if the file does not list the initializer, because another tool has added it.
+        Returns None if the metadata does not mention the initializer, e.g. because another tool has added it.
         """
         origins = self.origins(value)
         if not origins and _FOLDED not in value.metadata_props:
@@ -80,11 +82,12 @@ class TorchSignature:
         return [self._names[operand] for operand in operands if operand in self._names]
 
     def merged(self) -> Iterator[tuple[list[ir.Node], list[str]]]:
-        """Yields the nodes and missing names of each PyTorch operation that uses parameters missing from the graph.
+        """Yields (nodes, missing names) for each PyTorch operation that uses parameters missing from the graph.
 
-        The exporter keeps the last name of tied parameters, but the first name of separate parameters with equal
-        values. Tied parameters must not count as missing: an absent name does only if the module lists it after all
-        names that the nodes use instead.
+        `nodes` are the nodes that the operation was exported as. A name is absent if no trainable initializer has it or
+        was folded from it. Names that are absent because parameters are tied must not count as missing. The exporter
+        keeps the last name of tied parameters, but the first name of separate parameters with equal values. An absent
+        name therefore only counts as missing if the module lists it after all names that the nodes read instead.
         """
         graph = self._model.graph
         present = {
@@ -118,18 +121,18 @@ class RestoreParametersPass(ir.passes.InPlacePass):
     """Restores separate initializers for parameters that an exporter has merged because their values were equal.
 
     In a new network, all norms have scale 1 and bias 0, which are also the running variance and mean of BatchNorm, and
-    copies of a layer are entirely equal. A single initializer would be trained as one parameter, or be overwritten by
-    running statistics. Parameters that are tied in PyTorch remain a single initializer.
+    copies of a layer have equal parameters. A single initializer would be trained as one parameter, or be overwritten
+    by running statistics. Parameters that are tied in PyTorch remain a single initializer.
 
     - TorchScript's exporter writes `norm2.weight = Identity(norm1.weight)` in eval mode.
     - The Dynamo exporter records the PyTorch operation of each node. If the operation uses `norm2.weight`, which is
       missing from the file, and the node reads `norm1.weight`, the two were merged. The exporter also stores weights of
       linear layers transposed, under generated names; the pass restores shape and name and adds a Transpose.
-    - In any file, an initializer that is used as a running statistic of a BatchNormalization and for anything else was
-      merged.
+    - In any file, an initializer was merged if it is both a running statistic of a BatchNormalization and any other
+      input.
 
-    A model with gradients is not modified: its parameters were restored before, and its gradients also read the
-    statistics.
+    A model with gradients is not modified. Its parameters have been restored before differentiation, and running
+    statistics that gradient nodes also read are not the result of a merge.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -196,12 +199,14 @@ def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
 def _paired(
     foreign: Sequence[tuple[ir.Node, int, str]], missing: Sequence[str]
 ) -> Iterator[tuple[ir.Node, int, str]]:
-    """Yields (node, input index, name of the missing parameter) for operands paired with missing parameters.
+    """Yields (node, input index, name) for each input to restore; `name` is the missing parameter it must read.
 
-    They are paired in order if their counts match, and otherwise by the last part of their names, e.g. "weight".
+    Inputs and missing parameters are paired in order if their counts match. Otherwise each input is paired with the
+    missing parameter whose name ends in the same part, e.g. "weight"; an input with no or several such parameters is
+    skipped.
 
     Args:
-        foreign: operands (node, input index, name) that are parameters of a different operation.
+        foreign: the inputs that may be restored, as (node, input index, name of the parameter that it reads now).
         missing: names of the missing parameters.
     """
     if len(foreign) == len(missing):
@@ -264,7 +269,7 @@ def _restore_statistics(model: ir.Model) -> None:
 
 
 def _operands(nodes: Sequence[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Value]]:
-    """Yields (node, input index, initializer) for all inputs of `nodes` that may be trained."""
+    """Yields (node, input index, initializer) for each trainable initializer that one of `nodes` reads."""
     for node in nodes:
         for index, value in enumerate(node.inputs):
             if value is not None and _is_parameter(value):

@@ -22,7 +22,7 @@ STATISTICS = ((3, 1), (4, 2))
 
 
 class TrainingModePass(ir.passes.InPlacePass):
-    """Sets the mode of BatchNormalization and Dropout nodes, including subgraphs.
+    """Sets the mode of BatchNormalization and Dropout nodes in the main graph and its subgraphs.
 
     - In training mode, BatchNormalization normalizes with the batch's statistics, and returns the updated running
       statistics as outputs 1 and 2, named `<statistic>_updated`. In inference mode these outputs are removed, and their
@@ -30,7 +30,7 @@ class TrainingModePass(ir.passes.InPlacePass):
     - In training mode, Dropout has the constant `true` as input `training_mode`. In inference mode this input is
       removed, because its default is false.
 
-    Expects opset 14 or newer. Names of graph outputs, momentum, epsilon, ratio and seed are kept.
+    Expects opset 14 or newer. Graph outputs keep their names, and nodes keep their momentum, epsilon, ratio and seed.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ def is_training_batch_norm(node: ir.Node) -> bool:
 
 
 def trains(node: ir.Node) -> bool:
-    """True if a Dropout is in training mode, or may be because its mode is computed at run time."""
+    """True if a Dropout is in training mode, or if its mode is only known at run time."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return False
     mode = known_array(node.inputs[2])

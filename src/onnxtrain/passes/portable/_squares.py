@@ -22,11 +22,14 @@ ELEMENTS = 1 << 33
 
 
 class Squares:
-    """Emits random integers from the Squares generator of B. Widynski, "Squares: A Fast Counter-Based RNG", 2020.
+    """Emits nodes that compute random numbers with the Squares generator, so that every host draws the same numbers.
 
-    The i-th number is (counter i) * key after four or five rounds of squaring in 64 bits, each of which swaps the upper
-    and the lower 32 bits. Products are int64, which wraps around in every build of ONNX Runtime; 1.20 cannot multiply
-    uint64. Shifts are uint64, because BitShift only supports unsigned integers.
+    Each number is computed from its own counter: x = counter * key passes through four rounds, or five for the key of
+    a run. A round squares x, adds a term and swaps the upper and the lower 32 bits, in 64-bit arithmetic. Products are
+    int64, which wraps around in every build of ONNX Runtime; 1.20 cannot multiply uint64. Shifts are uint64, because
+    BitShift only supports unsigned integers.
+
+    Source: B. Widynski, "Squares: A Fast Counter-Based RNG", 2020.
 
     Args:
         node: the node before which the new nodes are inserted.
@@ -37,7 +40,11 @@ class Squares:
         self._half = self._write.number(32, ir.DataType.UINT64)
 
     def key(self, source: ir.Value) -> ir.Value:
-        """Emits the key of one run of the model, an odd int64 scalar: a hash of `source`, [seed, step, run]."""
+        """Emits the generator's key for one run of the model, an odd int64 scalar: a hash of `source`.
+
+        Args:
+            source: seed, step and run, as in :data:`HOLDS`; int64 [3].
+        """
         terms = self._write("Mul", source, list(_FACTORS))
         # ReduceSum would add int64 in floating point (ONNX Runtime 1.32) and lose the lower bits.
         first, *others = (self._write("Gather", terms, place) for place in range(len(HOLDS)))
@@ -61,7 +68,8 @@ class Squares:
     def _rounds(self, counters: ir.Value, key: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Emits the first four rounds of the Squares generator.
 
-        Each round squares x, adds y = counters * key or y + key, and swaps the halves of the result.
+        x starts as y = counters * key. Each round squares x and adds a term: y in rounds 1 and 3, y + key in rounds 2
+        and 4. The upper and the lower 32 bits of x are swapped between rounds.
 
         Returns:
             x after the fourth round, with its halves not yet swapped, and y.
@@ -91,7 +99,7 @@ class Squares:
         """Emits `count` random float32 numbers in [0, 1), or in (0, 1] if `positive`.
 
         Args:
-            count: number of numbers, int64 [1].
+            count: length of the result, int64 [1].
             first: the first counter. Each number is computed from its own counter.
             key: the key that :meth:`key` returns.
             positive: True to exclude 0 and include 1.

@@ -40,7 +40,7 @@ def write_mask(node: ir.Node, key: ir.Value, number: int) -> None:
     """Replaces a Dropout with data * (mask ? 1 / (1 - ratio) : 0), where random integers determine the mask.
 
     Args:
-        node: a Dropout in training mode, or whose mode is computed at run time.
+        node: a Dropout in training mode, or with a mode that is computed at run time.
         key: key of the random number generator, see :meth:`Squares.key`.
         number: index of the node among the model's random ops; each index has its own counters.
     """
@@ -64,7 +64,12 @@ def write_mask(node: ir.Node, key: ir.Value, number: int) -> None:
 
 
 def _limits(node: ir.Node, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
-    """Emits the smallest random integer that keeps an element, int64, and the factor that scales kept elements."""
+    """Emits the threshold and the scale by which a Dropout drops and scales elements, computed from its ratio.
+
+    Returns:
+        The threshold ratio * 2³², int64: an element is kept if its random integer is at least this large. The scale
+        1 / (1 - ratio) of kept elements, in `dtype`; 0 if the ratio is 1.
+    """
     write = WriterBefore(node)
     absent = len(node.inputs) < 2 or node.inputs[1] is None
     ratio = np.array(0.5) if absent else constant_input(node, 1)

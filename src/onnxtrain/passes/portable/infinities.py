@@ -16,16 +16,19 @@ _SETTINGS = {"keepdims": 1, "noop_with_empty_axes": 0}
 
 
 class InfinitiesPass(ir.passes.InPlacePass):
-    """Makes TopK sort finite numbers, and restores infinities that ReduceMax and ReduceMin lose.
+    """Makes TopK, ReduceMax and ReduceMin return correct results for inputs that contain infinities.
 
     ONNX Runtime's CUDA provider (1.31) pads the rows for TopK with the largest finite number. For a row with
-    infinities, it returns indices beyond the end of the row, so nodes that use the indices read out of bounds. Its
-    ReduceMax returns the lowest finite number if all elements are -inf, and its ReduceMin returns the largest finite
-    number if all are inf, so fully masked rows of attention scores are not detected.
+    infinities, it returns indices beyond the end of the row, so nodes that use the indices read out of bounds. The pass
+    makes TopK sort a copy in which large finite numbers replace the infinities.
+
+    The provider's ReduceMax returns the lowest finite number if all elements are -inf, and its ReduceMin returns the
+    largest finite number if all are inf, so fully masked rows of attention scores are not detected. The pass adds nodes
+    that detect these cases and return the infinity.
 
     Args:
-        compared_only: True to rewrite only reductions whose output is compared by an Equal. This saves a second pass
-            over the other reductions' inputs, but the infinities in their outputs are lost.
+        compared_only: True to rewrite a reduction only if an Equal reads its output. This saves a second pass over the
+            inputs of other reductions, but the infinities in their outputs are lost. TopK is always rewritten.
     """
 
     def __init__(self, *, compared_only: bool = False) -> None:

@@ -91,7 +91,10 @@ def _indices(node: ir.Node) -> ir.Value:
 
 
 def _padded(write: WriterBefore, x: ir.Value, kernel: list[int], pads: list[int]) -> ir.Value:
-    """Pads `x` with minus infinity, plus one window at the end, because `ceil_mode` may read beyond the padding."""
+    """Pads `x` with minus infinity: by `pads`, and by one more window at the end of each spatial axis.
+
+    With `ceil_mode`, the last window may extend beyond `pads`.
+    """
     rank = len(kernel)
     ends = [pad + size for pad, size in zip(pads[rank:], kernel, strict=True)]
     lowest = write("CastLike", write.number(-math.inf, ir.DataType.FLOAT), x)

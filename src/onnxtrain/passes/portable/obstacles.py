@@ -13,7 +13,9 @@ from onnxtrain.passes.portable._nodes import every_node
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A node that a stock build cannot run, or runs differently, or an opset or IR version that is too new.
+    """A reason why some stock build of ONNX Runtime cannot run a model, or computes different results.
+
+    The cause is either a node, or the model's opset or IR version, which may be too new.
 
     Attributes:
         op: op type, with its domain if it is nonstandard, e.g. "com.microsoft::Inverse"; "model" for the model itself.

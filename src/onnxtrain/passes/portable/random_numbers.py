@@ -85,8 +85,8 @@ class _Numbers:
 
     Args:
         node: the random op, e.g. a RandomNormal.
-        key: the generator's key, which differs from run to run: int64 scalar.
-        first: the node's first counter. Each node has its own range of counters, so that no two draw the same numbers.
+        key: the generator's key, int64 scalar. It differs from run to run.
+        first: the node's first counter. Nodes have disjoint ranges of counters, so they draw independent numbers.
     """
 
     def __init__(self, node: ir.Node, key: ir.Value, first: int) -> None:
@@ -159,7 +159,7 @@ class _Numbers:
         return self._write("Less", self._drawn(self._shape()), probability)
 
     def _multinomial(self) -> ir.Value:
-        """Emits the classes [batch, samples] selected by uniform numbers from the cumulative distribution."""
+        """Emits random class indices [batch, samples], drawn by inverting the cumulative distribution."""
         weights = self._write("Softmax", self._write("Cast", self._node.inputs[0], to=_FLOAT), axis=1)
         sums = self._write("CumSum", weights, 1)
         classes = self._write.size(weights, 1)

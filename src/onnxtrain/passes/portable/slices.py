@@ -96,7 +96,10 @@ class WrappingPadPass(ir.passes.InPlacePass):
 
 
 def _pads(node: ir.Node) -> Sequence[tuple[int, int, int]] | None:
-    """Returns (axis, leading padding, trailing padding) for each padded axis, or None if they are not constants."""
+    """Returns (axis, leading padding, trailing padding) for each padded axis of a Pad.
+
+    Returns None if the pads or the axes are not constants.
+    """
     pads = constant_input(node, 1)
     axes = constant_input(node, 3)
     if pads is None or (axes is None and len(node.inputs) > 3 and node.inputs[3] is not None):

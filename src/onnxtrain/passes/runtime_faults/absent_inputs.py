@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 
 class AbsentInputsPass(ir.passes.InPlacePass):
-    """Removes trailing absent optional inputs of all nodes, including subgraphs and functions.
+    """Removes trailing absent optional inputs of all nodes in the main graph, subgraphs and functions.
 
     `LayerNormalization(x, scale, "")` becomes the equivalent `LayerNormalization(x, scale)`. ONNX Runtime (1.20 to
     1.32) aborts the process when it loads the former at optimization level extended or higher. In 6,000 random graphs

@@ -10,7 +10,10 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def is_reduced(node: ir.Node) -> bool:
-    """True if a node is a float32 classification loss (NLL or softmax cross-entropy) with reduction mean or sum."""
+    """True if a node is a float32 classification loss (NLL or softmax cross-entropy) with reduction mean or sum.
+
+    False if the dtype or rank of its labels is unknown.
+    """
     if node.domain != "" or node.op_type not in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
         return False
     logits, labels = node.inputs[:2]
@@ -22,11 +25,10 @@ def is_reduced(node: ir.Node) -> bool:
 def separate_reduction(node: ir.Node) -> None:
     """Sets the reduction of a classification loss to "none", and adds nodes that compute the sum or weighted mean.
 
-    ONNX Runtime (1.32) has no kernel for these losses. It runs their function bodies, and no pass can rewrite the sums
-    in them.
+    ONNX Runtime (1.32) has no kernel for these losses. It runs their function bodies, whose sums no pass can rewrite.
 
     Args:
-        node: a loss that passes :func:`is_reduced`; modified in place.
+        node: a loss for which :func:`is_reduced` is True; modified in place.
     """
     labels, weight = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
     assert labels is not None

@@ -59,15 +59,18 @@ class LongSumsPass(ir.passes.InPlacePass):
     ONNX Runtime (1.20 to 1.32) adds float32 numbers sequentially, in a few lanes: the sum of ten million equal numbers
     is off by 1%. PyTorch uses pairwise summation and is accurate to 1e-6. A block usually has up to 128
     elements. The first level is as fast as the original reduction, and converting the few partial sums takes little
-    time. If sizes are symbolic, the block length is computed at run time: the largest divisor of the number of elements
-    that is at most 64 (32 for products, norms and sums of squares).
+    time. If symbolic sizes leave no suitable constant block length, it is computed at run time: the largest divisor of
+    the number of elements that is at most 64 (32 for products, norms and sums of squares).
 
-    Expects inferred ranks. Reductions are left unchanged if their rank is unknown, their axes are not constant, they
-    reduce few elements (at most 64 to 512, depending on the op and the axes), or they reduce only the batch axis to
-    fewer than 512 sums.
+    Expects inferred ranks. A reduction is left unchanged in these cases:
+
+    - Its rank is unknown, or its axes are not constant.
+    - It reduces few elements: at most 64 to 512, depending on the op and the axes.
+    - It only reduces one axis of symbolic size, e.g. the batch, and the product of the later sizes is less than 512 or
+      unknown. In small networks, the additional nodes would cost more time than they are worth.
 
     Args:
-        kept: names of values whose nodes must not be rewritten.
+        kept: output names of nodes that must not be rewritten, e.g. to keep results bit-equal to the original model's.
     """
 
     def __init__(self, kept: Collection[str] = ()) -> None:
@@ -142,7 +145,7 @@ class _Reduction:
 
     @property
     def most(self) -> int:
-        """Maximum block length."""
+        """Preferred maximum block length, e.g. 64. Constant block lengths may be greater, see :attr:`block`."""
         return _BLOCK if self.node.op_type in _IN_LANES else _OTHER_BLOCK
 
     @property
@@ -276,7 +279,8 @@ def _write(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) ->
 
     Args:
         reduction: the reduction.
-        blocks: block lengths emitted so far, by graph, maximum block length and sizes. Extended in place.
+        blocks: block lengths emitted so far, keyed by graph, `reduction.most` and the sizes of the divided axes;
+            extended in place.
     """
     node, axes, x = reduction.node, reduction.axes, reduction.x
     first, second = _LEVELS[node.op_type]
@@ -316,7 +320,8 @@ def _in_blocks(
         reduction: the reduction.
         x: its input, or a Cast of the input to float32.
         block: block length, or None to compute it at run time.
-        blocks: block lengths emitted so far, by graph, maximum block length and sizes. Extended in place.
+        blocks: block lengths emitted so far, keyed by graph, `reduction.most` and the sizes of the divided axes;
+            extended in place.
     """
     node, start, end = reduction.node, reduction.start, reduction.end
     lead, behind = reduction.dims[:start], reduction.dims[end:]
@@ -352,7 +357,8 @@ def _length(reduction: _Reduction, blocks: dict[tuple[object, ...], ir.Value]) -
 
     Args:
         reduction: the reduction. Its `run` has the sizes of the axes that are divided into blocks.
-        blocks: block lengths emitted so far, by graph, `reduction.most` and sizes. Extended in place.
+        blocks: block lengths emitted so far, keyed by graph, `reduction.most` and the sizes of the divided axes;
+            extended in place.
 
     Returns:
         The block length, int64 [1]. Reductions over equal sizes in the same graph share it.
@@ -393,5 +399,5 @@ def _product(dims: Sequence[Dim]) -> int | None:
 
 
 def _divisor(number: int, most: int) -> int:
-    """Returns the largest divisor of a positive `number` that is at most `most`, and at least 1."""
+    """Returns the largest divisor of the positive `number` up to `most`, or 1 if `most` is less than 1."""
     return next(divisor for divisor in range(min(number, max(most, 1)), 0, -1) if number % divisor == 0)

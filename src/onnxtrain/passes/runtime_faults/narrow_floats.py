@@ -95,7 +95,16 @@ def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
 
 
 def _reuse(cast: ir.Node, wide: dict[ir.Value, ir.Value], dtypes: Collection[ir.DataType]) -> None:
-    """Records a Cast of a narrow value to float32 in `wide`, or removes it if `wide` already contains one."""
+    """Makes all readers of a narrow value share a single Cast to float32.
+
+    The first Cast of a value is recorded in `wide`. A later Cast of the same value is removed, and its readers are
+    redirected to the recorded result. Other Casts, and Casts that compute a graph output, are not modified.
+
+    Args:
+        cast: a Cast of any dtypes.
+        wide: float32 form of each narrow value; extended in place.
+        dtypes: the narrow dtypes, e.g. bfloat16.
+    """
     (source,), (result,) = cast.inputs, cast.outputs
     if source is None or source.dtype not in dtypes or result.dtype != _WIDE or result.is_graph_output():
         return

@@ -12,11 +12,14 @@ _REFUSED = (_BIAS, *_CACHE)
 
 
 def unpack_attention(model: ir.Model) -> ir.Model:
-    """Returns `model`, or a copy in which standard ops replace packed `com.microsoft` MultiHeadAttention.
+    """Expands `com.microsoft` MultiHeadAttention nodes with packed inputs into standard ops.
 
     ONNX Runtime's CPU provider (1.20 to 1.32) has no kernel for queries, keys and values in one tensor `[batch,
     sequence, heads, 3, size]`, nor for keys and values in one tensor. Differentiation expands such nodes if a gradient
-    flows through them. This function expands the remaining nodes, and those in the eval model.
+    flows through them. This function expands the other packed nodes, e.g. in frozen layers or in the eval model.
+
+    Returns:
+        A copy with the nodes expanded, or `model` itself if it has no such node.
     """
     if not any(map(_is_packed, ir.traversal.RecursiveGraphIterator(model.graph))):
         return model

@@ -19,7 +19,7 @@ class FloatProductsPass(ir.passes.InPlacePass):
     """Removes `accuracy_level` from onnxruntime's matrix products with quantized weights, such as MatMulNBits.
 
     With `accuracy_level=4`, which onnxruntime-genai's model builder sets, kernels round activations to int8. Gradient
-    rules assume floating-point products, and this pass makes the forward pass compute them, too.
+    rules assume products in floating point, so the forward pass must compute products in floating point as well.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -36,20 +36,20 @@ class FloatProductsPass(ir.passes.InPlacePass):
 class FloatDequantizedPass(ir.passes.InPlacePass):
     """Keeps ONNX Runtime from rounding activations to int8 in matrix products with a dequantized weight.
 
-    ONNX Runtime (1.32) fuses a DequantizeLinear and the following MatMul or Gemm to MatMulNBits with `accuracy_level=4`
-    if nothing else reads the dequantized weight. The level is a session option, which a file cannot set. The pass turns
-    these products into FusedMatMul, which computes the same result and is not fused.
+    ONNX Runtime (1.32) fuses a DequantizeLinear and the following MatMul or Gemm into a MatMulNBits with
+    `accuracy_level=4` if nothing else reads the dequantized weight. The level is a session option, which a file cannot
+    set. The pass turns these products into FusedMatMul, which computes the same result and is not fused.
 
-    Products in `kept` must round as they do in the original file, and are not rewritten. ONNX Runtime only fuses them
-    if nothing else reads the weight, so other readers, e.g. in the gradient, get a second DequantizeLinear with copies
-    of the integers, scales and zero points.
+    Products with an output named in `kept` must round as in the original file, and are not rewritten. ONNX Runtime only
+    fuses such a product if nothing else reads its weight. Other readers of the weight, e.g. in the gradient, therefore
+    get a second DequantizeLinear with copies of the integers, scales and zero points.
     """
 
     def __init__(self, kept: Collection[str] = ()) -> None:
         """Creates the pass.
 
         Args:
-            kept: names of values that must be computed as in the original file.
+            kept: output names of the products that must be computed as in the original file.
         """
         super().__init__()
         self._kept = kept
@@ -67,9 +67,10 @@ class FloatDequantizedPass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
     def _separate(self, model: ir.Model, node: ir.Node) -> bool:
-        """Adds a second DequantizeLinear for the consumers of a weight that are not in `kept`.
+        """Adds a second DequantizeLinear of a weight, so that products in `kept` are the only readers of the first.
 
-        Does nothing if all consumers or no consumers are in `kept`.
+        All consumers whose output is not named in `kept` read the second one. Does nothing if all consumers, or none,
+        are named in `kept`.
 
         Args:
             model: the model, modified in place.
@@ -112,7 +113,7 @@ def _is_weight(node: ir.Node) -> bool:
 
 
 def _reads_weight(node: ir.Node) -> bool:
-    """True if ONNX Runtime may fuse a product and the DequantizeLinear of its weight to MatMulNBits."""
+    """True if ONNX Runtime may fuse a product and the DequantizeLinear of its weight into a MatMulNBits."""
     if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
         return False
     # Transposed weights are not fused. Products of two dequantized factors become integer products, as in the original

@@ -30,7 +30,7 @@ class NoAxesPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites nodes of the model in place, including subgraphs."""
+        """Rewrites nodes of the main graph and its subgraphs in place."""
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             elementwise = _OF_ONE_ELEMENT.get(node.op_type)

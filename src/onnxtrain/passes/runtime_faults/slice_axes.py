@@ -16,7 +16,7 @@ class SliceAxesPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Adds the axes in place, as Constant nodes, including subgraphs."""
+        """Adds the axes in the main graph and its subgraphs, in place, as Constant nodes."""
         defaults = {
             node: axes
             for node in ir.traversal.RecursiveGraphIterator(model.graph)

@@ -20,7 +20,7 @@ class UnreadMasksPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Adds the nodes in place, including subgraphs; the names of outputs are kept."""
+        """Adds the nodes in the main graph and its subgraphs, in place; the names of outputs are kept."""
         nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if _is_removed(node)]
         for node in nodes:
             _read_mask(model, node)

@@ -39,10 +39,10 @@ class _Axis:
 
     @property
     def longest(self) -> int:
-        """End padding that gives floor mode as many windows as ceil mode, for any input size.
+        """End padding with which floor mode has as many windows as ceil mode, for any input size.
 
-        ceil(n / stride) = floor((n + stride - 1) / stride). A window that starts after the end of the input is not
-        valid. It would need a whole extent of padding.
+        Ceil mode is equivalent to stride - 1 more elements of end padding, as ceil(n / stride) = floor((n + stride - 1)
+        / stride). The padding is limited to extent - 1, because a window that starts after the input does not count.
         """
         return min(self.end + self.stride - 1, self.extent - 1)
 
@@ -77,7 +77,7 @@ class CeilModePass(ir.passes.InPlacePass):
         self._keep_sizes = keep_sizes
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites nodes of the model in place, including subgraphs."""
+        """Rewrites poolings in the main graph and its subgraphs, in place."""
         nodes = [n for n in ir.traversal.RecursiveGraphIterator(model.graph) if _counts_up(n)]
         for node in nodes:
             _rewrite(node)

@@ -11,13 +11,14 @@ from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 def correct_declared_shapes(model: ir.Model) -> bool:
     """Replaces declared shapes of computed values that contradict the inferred shapes, in place.
 
-    onnx's shape inference keeps a declaration even if its own result differs, and gradients would then be built for the
-    wrong shape. ONNX Runtime warns and uses the inferred shape. Sizes that cannot be inferred remain as declared.
+    onnx's shape inference keeps a declared shape even if its own result differs, and gradients would then be built for
+    the wrong shape. ONNX Runtime warns and uses the inferred shape. Sizes that cannot be inferred remain as declared,
+    except that the symbolic name of an input axis, e.g. "batch", replaces a declared number.
 
     Returns:
-        True if every value now has the shape that inference finds, so that inferring again would change nothing. False
-        if the caller must infer shapes: the model declared no shapes, or some declared sizes were kept, from which more
-        shapes may be inferred.
+        True if every value now has its inferred shape, so that inferring again would change nothing. False if the
+        caller must infer shapes, because the model declared none, or because it kept declared sizes, which may allow
+        inference to find more shapes.
     """
     values = [value for node in model.graph.all_nodes() for value in node.outputs]
     declared = {value: value.shape for value in values if value.shape is not None}
@@ -37,7 +38,10 @@ def correct_declared_shapes(model: ir.Model) -> bool:
 
 
 def _merged(inferred: ir.Shape | None, declared: ir.Shape) -> ir.Shape:
-    """Returns the inferred shape, with declared sizes for axes whose size could not be inferred."""
+    """Returns the inferred shape, with declared sizes for axes whose size could not be inferred.
+
+    Returns `declared` if nothing was inferred, and `inferred` if the ranks differ.
+    """
     if inferred is None or inferred.rank() != declared.rank():
         return declared if inferred is None else inferred
     return ir.Shape([_dim(found, given) for found, given in zip(inferred, declared, strict=True)])

@@ -297,7 +297,10 @@ class _Walk:
         return after is None or after != self._dims(value)
 
     def _follows(self, value: ir.Value | None) -> bool:
-        """True if the shape or the content of a value depends on the batch, e.g. for a computed target shape."""
+        """True if a value's shape depends on the batch, or its content is computed from shapes.
+
+        An example of such content is the target shape of a Reshape.
+        """
         return self._carries(value) or (value is not None and str(value.name) in self._values)
 
     def _constant(self, value: ir.Value | None) -> np.ndarray | None:

@@ -9,9 +9,10 @@ import onnx_ir as ir
 
 
 def why_untyped(value: ir.Value) -> str:
-    """Returns a sentence that names the op at which shape inference stopped; "" if there is none.
+    """Returns a sentence for an error message, naming the op that left the dtype or rank of `value` unknown.
 
-    The op is the nearest one upstream of `value` whose inputs all have a dtype and rank, but whose output does not.
+    This is the nearest op upstream of `value` whose inputs all have a known dtype and rank. The sentence starts with a
+    space. Returns "" if there is no such op.
     """
     # Breadth first, so that the nearest such op is found first.
     waiting, seen = deque([value]), {value}
@@ -29,7 +30,10 @@ def why_untyped(value: ir.Value) -> str:
 
 
 def _sentence(node: ir.Node) -> str:
-    """Returns a sentence that explains why a node's output is unknown. It starts with a space, to be appended."""
+    """Returns a sentence that says which output of a node lacks a dtype or rank, and how to declare it.
+
+    The sentence starts with a space, so that it can be appended to an error message.
+    """
     op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     result = next((str(v.name) for v in node.outputs if v.name), "")
     known = onnx.defs.has(node.op_type, node.domain)

@@ -49,7 +49,10 @@ def _ranks(node: ir.Node) -> _Ranks:
 
 
 def _equal_ranks(*values: ir.Value | None) -> _Ranks:
-    """Returns the same rank for all values: the rank of the first value that has a shape, or None if none has one."""
+    """Returns the same rank for all values: the rank of the first value that has a shape.
+
+    The rank is None if no value has a shape.
+    """
     rank = next(
         (value.shape.rank() for value in values if value is not None and value.shape is not None), None
     )
@@ -82,9 +85,9 @@ def _reduction(node: ir.Node) -> _Ranks:
 
 
 def _image_ranks(count: int) -> Callable[[ir.Node], _Ranks]:
-    """Returns a function from a node to its ranks, for ops on images.
+    """Returns a function that infers the ranks of the inputs and outputs of a convolution or pooling.
 
-    The first `count` inputs and all outputs have the kernel's rank plus two.
+    The first `count` inputs and all outputs have one axis per kernel axis, plus two for batch and channels.
     """
 
     def find(node: ir.Node) -> _Ranks:
@@ -104,7 +107,7 @@ def _rank_of_kernel(node: ir.Node) -> int | None:
 
 
 def _fixed(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[[ir.Node], _Ranks]:
-    """Returns a function from a node to its ranks, for ops with fixed ranks.
+    """Returns a function that returns the ranks of a node's inputs and outputs, for an op with fixed ranks.
 
     Args:
         inputs: ranks of the first inputs, e.g. (2, 2) for Gemm.
@@ -125,7 +128,10 @@ def _transpose(node: ir.Node) -> _Ranks:
 
 
 def _einsum(node: ir.Node) -> _Ranks:
-    """Returns the number of labels of each operand and of the output as their ranks, e.g. 2 for "ij"."""
+    """Returns the number of labels of each operand and of the output as their ranks, e.g. 2 for "ij".
+
+    The rank of an operand with an ellipsis is None. The output is omitted if it has an ellipsis or is implicit.
+    """
     # An ellipsis stands for any number of axes.
     left, _, output = node.attributes["equation"].as_string().replace(" ", "").partition("->")
     ranks = {
@@ -136,15 +142,15 @@ def _einsum(node: ir.Node) -> _Ranks:
 
 
 def _per_axis_input(*places: int, per_axis: int = 1, axes: int | None = None) -> Callable[[ir.Node], _Ranks]:
-    """Returns a function from a node to the ranks of input 0 and output 0, derived from the length of another input.
+    """Returns a function that infers the rank of a node's input 0 and output 0 from the length of another input.
 
     For example, the pads of a Pad have two elements per axis, so 8 pads imply rank 4.
 
     Args:
         places: indices of the inputs with a fixed number of elements per axis. The first one of known length is used.
         per_axis: number of elements per axis, e.g. 2 for pads.
-        axes: index of an optional input that selects axes. If it, or an attribute `axes`, is present, the length does
-            not determine the rank, which is then None.
+        axes: index of an optional input that selects axes. If this input or an attribute `axes` is present, the length
+            does not determine the rank, and the function returns None as the rank.
     """
 
     def find(node: ir.Node) -> _Ranks:
@@ -161,7 +167,7 @@ def _per_axis_input(*places: int, per_axis: int = 1, axes: int | None = None) ->
 
 
 def _attention_ranks(count: int, attribute: str) -> Callable[[ir.Node], _Ranks]:
-    """Returns a function from a node to its ranks, for attention ops.
+    """Returns a function that infers the ranks of the inputs and outputs of an attention op.
 
     The first `count` inputs and the first output have rank 3 if the node has `attribute`, and rank 4 otherwise.
     """

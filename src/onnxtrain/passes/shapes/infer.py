@@ -40,10 +40,11 @@ _MAX_ELEMENTS = 1 << 21
 
 
 def settle_shapes(model: ir.Model, *, inferred: bool = False) -> ir.Model:
-    """Alternately infers shapes and folds shape arithmetic, in place, until nothing changes; returns `model`.
+    """Repeats shape inference and folding of shape arithmetic, in place, until nothing changes; returns `model`.
 
-    The steps between two inferences find missing ranks, rewrite ops whose sizes onnx infers wrongly (before these sizes
-    are folded), and remove branches and sequences that turn out to be constant.
+    The passes between two inferences add missing ranks, rewrite ops for which onnx infers wrong sizes, inline the taken
+    branch of each If with a constant condition, replace sequences by their elements, fold constants, and annotate the
+    states of Loops. Wrong sizes are corrected before they are folded.
 
     Args:
         model: a model without model-local functions.
@@ -76,14 +77,14 @@ def settle_shapes(model: ir.Model, *, inferred: bool = False) -> ir.Model:
 def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
     """Annotates the values of `model` with the dtypes and shapes that onnx infers, in place; returns `model`.
 
-    Unknown dimensions are named `unk__<n>`, and values of subgraphs get unique names. Outputs of ops that neither onnx
-    nor `op_bodies` knows have no shape, and neither have values computed from them.
+    Unknown dimensions are named `unk__<n>`, and values of subgraphs get unique names. If a custom op is not
+    registered in :mod:`onnxtrain.op_bodies`, its outputs and the values computed from them get no shapes.
 
     Args:
         model: any model.
-        propagate: True to propagate computed shapes through Shape, Gather, Concat and so on, except in models with
-            vectors of millions of elements. onnx_ir's own pass cannot do this, because it passes initializers as
-            inputs.
+        propagate: True to propagate computed shapes through Shape, Gather, Concat and so on. Models with vectors of
+            millions of elements are excluded, because propagation would need gigabytes of memory. onnx_ir's own pass
+            cannot propagate shapes, because it passes initializers as inputs.
 
     Raises:
         ModelError: the declared shapes contradict one another.
@@ -118,9 +119,13 @@ def _inferred(proto: onnx.ModelProto, *, data_prop: bool) -> onnx.ModelProto:
 
 
 def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
-    """Copies small initializers to the subgraphs that read them.
+    """Copies small initializers into the subgraphs that read them, in place.
 
     onnx's shape inference finds constants only in a node's own graph.
+
+    Args:
+        graph: the main graph or a subgraph.
+        outer: small initializers of the enclosing graphs, by name; empty for the main graph.
     """
     read = {name: None for node in graph.node for name in node.input if name in outer}
     copies = {name: f"{name}{_COPIED}{graph.name}" for name in read}
@@ -146,7 +151,10 @@ def _computes_with_shapes(model: ir.Model) -> bool:
 
 
 def _vector_elements(graph: onnx.GraphProto) -> int:
-    """Returns the number of elements of all vectors of static size in a graph and its subgraphs."""
+    """Returns the number of elements in all vectors of static size: the cost of data propagation grows with it.
+
+    Includes the vectors in subgraphs.
+    """
     total = 0
     for info in (*graph.input, *graph.value_info, *graph.output):
         dims = info.type.tensor_type.shape.dim

@@ -10,7 +10,7 @@ _Dims = tuple[int | str | None, ...]
 
 
 class LoopStatePass(ir.passes.InPlacePass):
-    """Annotates the states of each Loop with the dimensions that no iteration changes, including subgraphs.
+    """Annotates Loop states, also those of Loops in subgraphs, with the dimensions that no iteration changes.
 
     onnx infers no shapes for states, because these may change between iterations. The pass proves shapes by induction:
     it assumes the declared shape or the initial value's, infers the shape after one iteration, drops dimensions that
@@ -95,13 +95,13 @@ def _assume(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _kept(node: ir.Node, guess: list[_Dims | None]) -> list[_Dims | None]:
-    """Returns the guessed dimensions of each state that one iteration preserves; the others become None.
+    """Returns the next guess: the guessed dimensions, with None where one iteration has changed the dimension.
 
-    A state whose rank changes or is unknown becomes None as a whole.
+    A state gets None instead of dimensions if its rank changes or is unknown.
 
     Args:
         node: a Loop whose body has inferred shapes.
-        guess: the dimensions of each state that were assumed before the iteration.
+        guess: the dimensions that each state was assumed to have before the iteration.
     """
     after = node.attributes["body"].as_graph().outputs[1:]
     return [_common(dims, _dims(value)) for dims, value in zip(guess, after, strict=False)]

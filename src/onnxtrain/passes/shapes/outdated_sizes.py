@@ -20,12 +20,12 @@ _SHAPE_ONLY = SHAPE_READERS | {"ConstantOfShape"}
 
 
 def forget_downstream_sizes(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) -> None:
-    """Removes the annotated sizes of a node's outputs and of all values computed from them, including subgraphs.
+    """Removes the annotated sizes of a node's outputs and of all values, also in subgraphs, computed from them.
 
     Args:
         graph: the main graph.
         start: a node that has been rewritten.
-        ranks: True to remove the ranks of the node's outputs, too.
+        ranks: True to remove the ranks of these values as well, except for graph outputs.
     """
     declared = frozenset(graph.outputs)
     wrong = [value for value in start.outputs if ranks and value not in declared]

@@ -15,7 +15,7 @@ class OutputShapePass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites nodes of the model in place, including subgraphs."""
+        """Rewrites nodes of the main graph and its subgraphs in place."""
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             if node.op_type == "ConvTranspose" and node.domain == "" and "output_shape" in node.attributes:
@@ -30,7 +30,13 @@ class OutputShapePass(ir.passes.InPlacePass):
 
 
 def _pads(node: ir.Node) -> list[int] | None:
-    """Returns `pads`, all beginnings and then all ends, or None if the node need not or cannot be rewritten."""
+    """Returns the padding that gives a ConvTranspose the sizes in its `output_shape`.
+
+    Returns:
+        The attribute `pads`: the padding at the beginning of each axis, then at the end of each axis. None if the node
+        must not be rewritten: no output size is smaller than the input size, the input size or kernel size is unknown,
+        or the padding would be negative.
+    """
     (x, weight), attributes = node.inputs[:2], node.attributes
     if x is None or weight is None or x.shape is None or weight.shape is None:
         return None

@@ -27,7 +27,7 @@ class ResizeSizesPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrites nodes of the model in place, including subgraphs."""
+        """Rewrites nodes of the main graph and its subgraphs in place."""
         ambiguous = [
             (node, axes, sizes)
             for node in ir.traversal.RecursiveGraphIterator(model.graph)
@@ -75,8 +75,8 @@ def _intended_sizes(node: ir.Node) -> tuple[list[int], list[int]]:
 def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
     """Changes a Resize so that onnx and ONNX Runtime compute the same output sizes.
 
-    Rounds the scales of `axes` up to the next float32. In mode `nearest`, replaces the input `scales` with the input
-    `sizes` instead.
+    Rounds the scales of `axes` up to the next float32. In mode `nearest`, replaces the `scales` input with a `sizes`
+    input instead.
 
     Args:
         node: the Resize.
@@ -101,7 +101,7 @@ def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
 
 
 def _all_sizes(node: ir.Node, resized: dict[int, int]) -> ir.Value:
-    """Emits the input `sizes` of a Resize, int64 [rank].
+    """Emits the `sizes` input of a Resize, int64 [rank].
 
     Args:
         node: the Resize.

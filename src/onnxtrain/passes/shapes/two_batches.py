@@ -21,18 +21,20 @@ _OTHER = 6
 def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: int) -> tuple[int, int] | None:
     """Finds the axis of a Reshape's output that contains the batch.
 
-    A Reshape keeps the order of elements, so the axis is determined by the number of elements in the axes before it.
+    The batch is in the input axis whose size differs between two batch sizes: the exported one and :data:`TRIAL`. A
+    Reshape keeps the order of elements, so the output axis follows from the number of elements in the axes before it.
 
     Args:
         before: dimensions of the input at the exported batch size.
-        after: dimensions of the input at the trial batch size.
+        after: dimensions of the input at batch size `TRIAL`.
         result: dimensions of the output at the exported batch size.
         batch: the exported batch size.
-        inside: product of the outer dimensions that are merged with the batch in one input axis, e.g. T for an axis of
-            T·batch elements; 1 if there are none.
+        inside: product of the dimensions merged into the batch axis of the input, in front of the batch, e.g. T if
+            [T, batch] has become one axis of T·batch elements; 1 if there are none.
 
     Returns:
-        The axis of the output, and the value of `inside` for this axis; None if no axis contains the batch.
+        The axis of the output, and the value of `inside` for this axis; None if no output axis contains the batch, or
+        if not exactly one input axis grows in proportion to the batch.
     """
     # A Squeeze without axes removes a batch of 1, but no larger one.
     if len(before) != len(after):
@@ -56,7 +58,10 @@ def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: i
 
 
 def concrete_dims(value: ir.Value, batch: int) -> Dims | None:
-    """Returns the dimensions of a graph input at batch size `batch`; None if its rank is unknown."""
+    """Returns the dimensions of a graph input at batch size `batch`; None if its rank is unknown.
+
+    A symbolic axis 0 gets the size `batch`, other symbolic axes get a fixed size.
+    """
     if value.shape is None:
         return None
     first = [batch if axis == 0 and not isinstance(dim, int) else dim for axis, dim in enumerate(value.shape)]
@@ -64,7 +69,11 @@ def concrete_dims(value: ir.Value, batch: int) -> Dims | None:
 
 
 def static_dims_at(model: ir.Model, batch: int) -> dict[str, Dims]:
-    """Returns the dimensions of all values at batch size `batch` by name, except those that onnx cannot infer."""
+    """Returns the static dimensions, by name, that values of the main graph have at batch size `batch`.
+
+    Other symbolic dimensions of the inputs are replaced with a fixed size. Values whose dimensions onnx cannot infer
+    are omitted.
+    """
     clone = model.clone()
     for value in clone.graph.inputs:
         dims = concrete_dims(value, batch)

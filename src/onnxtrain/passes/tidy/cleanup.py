@@ -23,8 +23,9 @@ _SMALL = 1024
 class CleanupPass(ir.passes.InPlacePass):
     """Eliminates identities, duplicate constants, common subexpressions, dead nodes and unused initializers.
 
-    Runs passes of onnx_ir, and checks that graph inputs, outputs and the initializers in `keep` are preserved, even if
-    these are unused or equal to others. Random ops are never merged. An Identity that stops gradients is kept.
+    Unused functions and opset imports are removed as well. The graph's inputs and outputs and the initializers in
+    `keep` are preserved, even if an initializer is unused or has a duplicate; the pass raises an error if onnx_ir's
+    passes have lost one. Random and custom ops are never merged. Identity nodes that stop gradients are kept.
     """
 
     def __init__(self, keep: Collection[str] | None = None) -> None:
@@ -116,7 +117,10 @@ def _needed_identities(model: ir.Model) -> list[ir.Node]:
 
 
 def _origin(value: ir.Value | None) -> ir.Value | None:
-    """Follows identities that will be eliminated back to the value that they copy."""
+    """Returns the value that a chain of Identity nodes copies to `value`; returns `value` itself if there is no chain.
+
+    The chain consists of nodes that may be eliminated: they neither stop gradients nor compute graph outputs.
+    """
     # All of them: in a branch, the first of two consecutive identities may copy a value of the enclosing graph.
     node = value.producer() if value is not None else None
     while (

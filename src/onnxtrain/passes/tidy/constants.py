@@ -14,7 +14,7 @@ _KEY = "onnxtrain.constant"
 
 
 def is_constant(value: ir.Value) -> bool:
-    """True if an initializer is marked as a constant, i.e. not a parameter, e.g. because it was a Constant node."""
+    """True if an initializer is marked as a constant, e.g. because it was a Constant node, so it is not a parameter."""
     return _KEY in value.metadata_props
 
 
@@ -55,7 +55,7 @@ def add_constant(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
 
 
 def sort_initializers(graph: ir.Graph, order: Iterable[str]) -> None:
-    """Moves the initializers with these names, in this order, before all others; ignores unknown names."""
+    """Moves the initializers named in `order` to the front, in this order; ignores names without an initializer."""
     present = dict(graph.initializers)
     graph.initializers.clear()
     for name in dict.fromkeys((*order, *present)):
@@ -84,7 +84,7 @@ def initializers_set_aside(graph: ir.Graph, values: Mapping[str, ir.Value]) -> I
 
 
 def unmark_constant(value: ir.Value) -> None:
-    """Turns a former Constant node's initializer into a parameter."""
+    """Removes the mark that :func:`mark_constant` has set, so that a floating-point initializer may be trained."""
     value.metadata_props.pop(_KEY, None)
 
 

@@ -6,10 +6,10 @@ import onnx_ir as ir
 
 
 class CrossEntropyPass(ir.passes.InPlacePass):
-    """Rewrites SoftmaxCrossEntropyLoss of a matrix as LogSoftmax and NegativeLogLikelihoodLoss.
+    """Speeds up SoftmaxCrossEntropyLoss on 2-D logits by splitting it into LogSoftmax and NegativeLogLikelihoodLoss.
 
-    ONNX Runtime runs the op's function body, which reshapes logits `[n, classes]` to `[n, classes, 1]`. Its LogSoftmax
-    then reads each row with a stride and copies the result.
+    ONNX Runtime runs the op's function body, which reshapes logits `[n, classes]` to `[n, classes, 1]`. LogSoftmax in
+    the body then reads each row with a stride and copies the result.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -23,7 +23,7 @@ class CrossEntropyPass(ir.passes.InPlacePass):
 
 
 def _is_of_matrix(node: ir.Node) -> bool:
-    """True if a node is a SoftmaxCrossEntropyLoss of logits `[n, classes]`."""
+    """True if a node is a SoftmaxCrossEntropyLoss whose logits are 2-D: `[n, classes]`."""
     if (node.op_type, node.domain) != ("SoftmaxCrossEntropyLoss", ""):
         return False
     scores = node.inputs[0]

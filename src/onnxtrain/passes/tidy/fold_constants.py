@@ -39,9 +39,9 @@ _UNKNOWN = np.iinfo(np.int64).min + 4801
 class FoldConstantsPass(ir.passes.InPlacePass):
     """Replaces small computations on constants with their results, in the main graph.
 
-    Constants are initializers that are marked as constants, integer and Boolean initializers, and static dimensions,
-    even of a shape that also has symbolic ones: for `x: [n, 8]`, Gather(Shape(x), 1) is 8. Parameters are not folded. A
-    CastLike becomes a Cast. Expects inferred shapes; folded sizes let onnx infer further shapes.
+    Constants are initializers marked as constants, integer and Boolean initializers, and static dimensions. In a partly
+    symbolic shape, the static dimensions are still folded: for `x: [n, 8]`, Gather(Shape(x), 1) is 8. Parameters are
+    not folded. A CastLike becomes a Cast. Expects inferred shapes; folded sizes let onnx infer further shapes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -226,7 +226,16 @@ def _replace(model: ir.Model, output: ir.Value, array: Array) -> None:
 
 
 def _remove_unused(model: ir.Model, folded: list[ir.Node], contents: dict[ir.Value, Array]) -> bool:
-    """Removes unused folded nodes, partly known shapes and constants. Returns True if nodes were removed."""
+    """Removes the nodes and constants that are no longer read after folding.
+
+    Args:
+        model: the model, modified in place.
+        folded: the nodes that have been folded.
+        contents: the computed arrays by value, including partly symbolic shapes, whose nodes are removed as well.
+
+    Returns:
+        True if nodes were removed.
+    """
     candidates = set(folded) | {node for value in contents if (node := value.producer()) is not None}
     sources = {
         value for node in candidates for value in node.inputs if value is not None and value in contents

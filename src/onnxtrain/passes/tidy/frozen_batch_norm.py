@@ -18,8 +18,8 @@ class FoldFrozenBatchNormPass(ir.passes.InPlacePass):
 
     In inference mode, BatchNormalization multiplies each channel by a constant and adds a constant, so it can be folded
     into the Conv's weight and bias. For each layer of a frozen backbone, this saves reading and writing the
-    activations once, and one residual if gradients flow through the layer. ONNX Runtime has the same fusion, but only
-    for Conv: for native kernels, a later pass replaces Conv with the function `Convolution`.
+    activations once, and one residual if gradients flow through the layer. ONNX Runtime's own fusion is not enough: it
+    recognizes only Conv, which a later pass replaces with the function `Convolution` to use native kernels.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

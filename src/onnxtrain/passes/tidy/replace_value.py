@@ -30,7 +30,8 @@ def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
 def successor(output: ir.Value) -> ir.Value:
     """Returns a new value that takes over the name, readers and graph outputs of a node's output.
 
-    The caller makes the new value the output of a node that reads `output`, which no longer has a name.
+    Use it to insert a node after `output`: the caller makes the new value an output of another node, which usually
+    reads `output`. Afterwards, `output` has no name.
     """
     value = ir.Value(name=output.name, type=output.type, shape=output.shape)
     output.name = None

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 
 def name_apart(model: ir.Model) -> None:
-    """Makes value names in subgraphs unique across the model, and names unnamed values there, in place.
+    """Renames values in subgraphs, in place, so that their names are unique across the model; names unnamed values.
 
     ONNX allows two branches to use the same name. But onnx's shape inference (1.23) stores propagated shape data by
     name and would confuse the two values. New nodes in a subgraph get names that are only unique within that subgraph,
@@ -28,7 +28,7 @@ def name_apart(model: ir.Model) -> None:
 
 
 def numbered(base: str, taken: set[str | None]) -> str:
-    """Returns the first of `base_2`, `base_3`, ... that is not in `taken`, and adds it there."""
+    """Returns the first of `base_2`, `base_3`, ... that is not in `taken`, and adds it to `taken`."""
     names = (f"{base}_{count}" for count in itertools.count(2))
     name = next(name for name in names if name not in taken)
     taken.add(name)
@@ -36,13 +36,13 @@ def numbered(base: str, taken: set[str | None]) -> str:
 
 
 def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yields the inputs, initializers and node outputs of a graph, without subgraphs."""
+    """Yields the inputs, initializers and node outputs of a graph, but not of its subgraphs."""
     yield from (*graph.inputs, *graph.initializers.values())
     yield from (value for node in graph for value in node.outputs)
 
 
 def fresh_name(model: ir.Model, base: str) -> str:
-    """Returns `base` if no value of the model has this name, else `base_2` or the next free number."""
+    """Returns `base` if no value of the model has this name, else the first free name of `base_2`, `base_3`, ..."""
     return fresh_names(model, [base])[0]
 
 

@@ -27,13 +27,16 @@ class GradientFlow:
         hidden: maps a node whose in-place write autograd doesn't record (under `no_grad`, or through `detach` or
             `.data`) to the nodes that allocated the memory written to. The gradient of this memory is the gradient of
             the value before the write.
-        ended: maps a node to the nodes that allocated memory whose gradient ends at this node. The node is a `detach_`,
-            or a write under `no_grad` to a tensor that doesn't require a gradient.
-        links: maps the index of an output to the indices of the inputs that get a zero gradient, not None, if no
-            gradient reaches them from this output, e.g. {0: {2, 3}}. Empty if this follows from the graph itself.
+        ended: maps a node that ends the gradient of some memory to the nodes that allocated this memory. The node is a
+            `detach_`, a write under `no_grad` to a tensor that doesn't require a gradient, or a normalization that
+            updates running statistics.
+        links: maps the index of an output to the indices of the inputs that eager PyTorch's backward from this output
+            reaches, e.g. {0: {2, 3}}. If the traced graph has no gradient for one of them, it is zero, not None. Empty
+            if no in-place operation affects gradients, because the graph was then not run with autograd.
         written_links: maps the index of an input that the graph writes to in place to the indices of the inputs that
-            get a zero gradient, not None, if no gradient reaches them from the written value.
-        kept: indices of the inputs whose `grad_fn` the graph doesn't change, even if it writes to them.
+            backward from the written value reaches. Otherwise like `links`.
+        kept: indices of the inputs whose `grad_fn` the graph doesn't change, even if it writes to them. Empty if the
+            graph was not run with autograd.
     """
 
     stopped: Mapping[fx.Node, frozenset[int]]

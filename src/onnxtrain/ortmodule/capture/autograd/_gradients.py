@@ -41,11 +41,12 @@ def unseen_by_hooks() -> Iterator[None]:
 
 
 def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
-    """Returns the gradient flow of a Dynamo graph.
+    """Determines how the gradients of a Dynamo graph in eager PyTorch differ from those of its nodes' formulas.
 
     Raises:
-        NotImplementedError: the graph computes derivatives itself, PyTorch cannot differentiate it, or after a write to
-            a detached alias the same memory would have two gradients.
+        NotImplementedError: the graph calls `torch.func.grad`, `vjp` or `jvp`, enables gradients that its caller has
+            disabled, or needs the derivative of an operator without one; or ONNX Runtime cannot reproduce the gradients
+            of its in-place writes, e.g. if a tensor and its detached alias would have different gradients.
     """
     flow = _recorded_flow(graph_module)
     statistics = _read_statistics(graph_module)
@@ -60,12 +61,13 @@ _NORMS = frozenset({"batch_norm", "instance_norm", "native_batch_norm"})
 
 
 def _read_statistics(graph_module: fx.GraphModule) -> dict[fx.Node, tuple[fx.Node, ...]]:
-    """Finds running statistics that a later node reads after a training-mode normalization has updated them.
+    """Finds training-mode normalizations whose updated running statistics are read by a later node.
 
-    PyTorch updates running statistics without a gradient, and (in 2.13) without incrementing their version counters.
+    The gradient of a statistic ends at the normalization: PyTorch updates it without a gradient, and (in 2.13) without
+    incrementing its version counter.
 
     Returns:
-        For each normalization with such statistics, the nodes that allocated their memory.
+        For each of these normalizations, the nodes that allocated the memory of the statistics.
     """
     first: dict[int, fx.Node] = {}
     last: dict[int, int] = {}
@@ -95,14 +97,13 @@ def _argument(node: fx.Node, index: int, *names: str) -> Any:
 
 
 def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
-    """Returns the gradient flow of a Dynamo graph, apart from running statistics.
+    """Returns the gradient flow of a Dynamo graph, except for the effect of updated running statistics.
 
-    If the graph doesn't write to memory of tensors that require a gradient, `requires_grad` of the fake tensors
-    suffices. Otherwise the graph is run again on fake tensors, with autograd.
+    If no in-place operation affects gradients, the flow is read from `requires_grad` of the fake tensors. Otherwise the
+    graph is run again on fake tensors, with autograd.
 
     Raises:
-        NotImplementedError: the graph computes derivatives itself, PyTorch cannot differentiate it, or after a write to
-            a detached alias the same memory would have two gradients.
+        NotImplementedError: for the reasons listed in :func:`flow_of`.
     """
     _refuse_derivatives(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]
@@ -171,7 +172,11 @@ def _writes_to_factors(graph_module: fx.GraphModule) -> bool:
 
 
 def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
-    """True if the graph writes to memory of a tensor that requires a gradient before or after the write."""
+    """True if in-place operations may affect the gradients of a graph, so that it must be run again with autograd.
+
+    These are `detach_`, `requires_grad_`, writes to the memory of a tensor that requires a gradient before or after the
+    write, and, under `no_grad`, writes of a value that requires a gradient to a tensor that doesn't.
+    """
     carrying: set[int] = set()
     written: set[int] = set()
     # Under `no_grad`, writing a value that requires a gradient (`buffer.add_(loss)`) doesn't make `buffer` require one.
@@ -194,7 +199,13 @@ def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
 
 
 def _beside_gradients(node: fx.Node) -> set[int]:
-    """Returns the storage identifiers of a node's arguments if one of them requires a gradient, else an empty set."""
+    """Returns the storage identifiers of tensors that a node uses together with a tensor that requires a gradient.
+
+    If the node runs under `no_grad` and writes to one of them, the gradient ends there.
+
+    Returns:
+        The identifiers (`memory_of`) of the node's arguments; an empty set if no argument requires a gradient.
+    """
     arguments = arguments_of(node)
     if not any(tensor.requires_grad for tensor in arguments):
         return set()

@@ -139,10 +139,11 @@ def _eager_error(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
 
 
 def _other_dtypes(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
-    """Yields alternative dtypes of the tensors, which eager PyTorch may accept.
+    """Yields alternative dtypes for the tensors of a call, to find out if eager PyTorch accepts any of them.
 
-    First the default dtype of each tensor's kind, e.g. float32 for float64; then the same, except that one tensor is
-    float32, int64 or bool; last float32 for all tensors.
+    At first each tensor has the default dtype of its kind: float32 for floating-point dtypes, int64 for integers.
+    Complex dtypes and bool are unchanged. Then one tensor at a time is float32, int64 or bool instead.
+    Finally all tensors are float32.
     """
     kinds = tuple(
         torch.float32
@@ -160,14 +161,14 @@ def _other_dtypes(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of an operator.
+    """A call to an operator, which can be repeated on zeros with different dtypes and smaller sizes.
 
     Attributes:
         function: the operator, e.g. `torch.nn.functional.linear`.
         args: its positional arguments, with fake tensors.
         kwargs: its keyword arguments, with fake tensors.
         trained: True if its result requires a gradient.
-        sizes: smaller sizes to use in place of large ones, e.g. {50257: 17}.
+        sizes: maps each large size to the smaller size that replaces it, e.g. {50257: 17}.
     """
 
     function: Callable[..., Any]
@@ -214,7 +215,7 @@ class _Call:
 
 
 def _zeros(fake: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns zeros on the device of `fake`, and with its `requires_grad` if the dtype is floating-point or complex."""
+    """Returns zeros on the device of `fake`. They require a gradient if `fake` does and the dtype is differentiable."""
     one = torch.zeros((), dtype=dtype, device=fake.device)
     if fake.requires_grad and (dtype.is_floating_point or dtype.is_complex):
         with torch.enable_grad():
@@ -235,7 +236,7 @@ def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _has_assumed_size(size: int | torch.SymInt) -> bool:
-    """True if a size is a number, or depends on data alone or on input shapes alone, as `_assumed_size` requires."""
+    """True if `_assumed_size` can evaluate a size: it must not depend on both data and the shapes of the inputs."""
     if isinstance(size, int):
         return True
     unbacked = free_unbacked_symbols(size)

@@ -65,11 +65,11 @@ def rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
 
 
 class _Rehearsal(fx.Interpreter):
-    """Runs a graph on fake tensors with autograd, and compares the arguments of a node before and after the node runs.
+    """Runs a graph on fake tensors with autograd, and compares each node's arguments before and after the node runs.
 
     Attributes:
-        first: maps the identifier of a storage (`memory_of`) to the node that allocated it, and that node's tensor.
-        stopped: field of the `GradientFlow` that `flow` returns; likewise `fresh`, `hidden` and `ended`.
+        first: maps the identifier of a storage (`memory_of`) to the node that allocated it and the result of the node.
+        stopped, fresh, hidden, ended: the fields of the same names of the `GradientFlow` that `flow` returns.
         placeholders: the placeholders of the graph.
         reads_data: True if the graph reads `.data` of a tensor.
         fake_mode: the mode of the graph's fake tensors.
@@ -122,7 +122,7 @@ class _Rehearsal(fx.Interpreter):
         )
 
     def _inputs(self) -> tuple[dict[int, torch.Tensor], list[Any]]:
-        """Creates the inputs of the run, as fake tensors.
+        """Creates the fake tensors and numbers on which the graph is run.
 
         Returns:
             The leaf tensors by input index, and the list of all inputs. A tensor input is its leaf tensor or, if it

@@ -41,8 +41,8 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
         graph_module: a Dynamo graph.
 
     Returns:
-        The arguments. None if they are unknown because the graph has `torch.func` transforms or checkpointed regions,
-        which eager PyTorch recomputes in backward from the current values of their arguments.
+        The arguments, per result of the graph. None if they are unknown because the graph has `torch.func` transforms
+        or checkpointed regions. Backward recomputes a checkpointed region from the current values of its arguments.
     """
     # Dynamo's fake tensors have the autograd graph of eager PyTorch. A backward function saves the argument itself, a
     # view of it (which shares its version counter), or a copy: cast by `autocast`, or made contiguous (a matrix product

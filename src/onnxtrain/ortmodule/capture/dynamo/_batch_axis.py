@@ -33,7 +33,7 @@ def symbolic_batch(arguments: Mapping[str, Any]) -> Iterator[None]:
     it as a number, as in `range(len(x))`, Dynamo specializes the graph to the number.
 
     Args:
-        arguments: the local variables of the captured function by name, before it runs.
+        arguments: the local variables of the captured function before it runs, by name.
     """
     tensors = {id(leaf): leaf for leaf in _leaves(dict(arguments)) if _may_have_batch(leaf)}
     sizes = Counter(tensor.shape[0] for tensor in tensors.values())
@@ -83,7 +83,7 @@ def has_symbolic_batch(graph_module: fx.GraphModule) -> bool:
 
 
 def batch_symbols(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[Any]:
-    """Returns the symbols of the batch size, or an empty set if the graph has other symbols, too.
+    """Returns the symbols of the batch size; an empty set if the graph has none, or also has other symbols.
 
     Args:
         graph_module: a Dynamo graph that is being captured.

@@ -52,7 +52,9 @@ def captured_call(context: Any, function: Callable[..., Any]) -> Callable[..., A
 
 
 class _Captured:
-    """Runs a captured function like Dynamo's `OptimizeContext` (PyTorch 2.13, eval_frame.py), in the common case.
+    """Calls a captured function with less overhead than `OptimizeContext`, Dynamo's wrapper (PyTorch 2.13).
+
+    Under a stance other than the default, or within a trace, Dynamo's wrapper is called instead.
 
     Args:
         compiled: Dynamo's wrapper of the function.

@@ -105,10 +105,10 @@ _OPERATOR_ERRORS = (TorchRuntimeError, RefusedByPyTorch, IndexError)
 
 @dataclasses.dataclass
 class _Call:
-    """A call of an ORTModule during which functions are captured.
+    """A call to an ORTModule during which functions are captured.
 
     Attributes:
-        number: number of calls of the ORTModule so far, including this call.
+        number: number of calls to the ORTModule so far, including this call.
         speedups: state that the captures of this call share.
     """
 
@@ -126,7 +126,7 @@ class _Callback:
         break_even: estimates whether another capture of a function pays off.
 
     Attributes:
-        repeated_captures: decides which functions are no longer captured. `_Captured.run` counts the calls for it.
+        repeated_captures: decides which functions are no longer captured. `_Captured.run` increments its `calls`.
     """
 
     def __init__(
@@ -162,7 +162,10 @@ class _Callback:
                 return ConvertFrameReturn(apply_to_code=False)
 
     def _waits(self, code: CodeType) -> bool:
-        """True if PyTorch runs a function in this call, because it has no valid graph and no capture pays off yet."""
+        """True if PyTorch should run a function in this call because another capture doesn't pay off yet.
+
+        Counts the calls in which no graph of the function is valid. False if the function has no graphs yet.
+        """
         # A function may need several graphs in one call, e.g. the forward of layers of one class.
         if self.repeated_captures.needs_capture(code) or not self._captures.has_graphs(code):
             return False

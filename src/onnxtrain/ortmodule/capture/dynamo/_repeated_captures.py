@@ -25,9 +25,9 @@ class _Streak:
     """Consecutive calls for which no graph of a function was valid. A call with a valid graph ends the streak.
 
     Attributes:
-        captures: number of these calls that captured the function. In the other calls, PyTorch ran it.
-        captured: number of the last call that captured the function, counted from 1.
-        missed: number of the last call without a valid graph, counted from 1.
+        captures: how many of these calls captured the function. In the other calls, PyTorch ran it.
+        captured: the last call that captured the function, e.g. 3 for the third call to the ORTModule; 0 for none.
+        missed: the last call without a valid graph, numbered like `captured`.
     """
 
     captures: int = 0
@@ -38,11 +38,12 @@ class _Streak:
 class RepeatedCaptures:
     """Detects functions that an ORTModule captures again in every call.
 
-    A graph is not reused if a guard fails in each call. Dynamo guards e.g. on a bound method of a list that the call
-    has created, the length of a list that the module keeps, a string, or a number that PyTorch treats as a constant.
+    No graph of such a function is reused, because a guard fails in every call. For example, Dynamo guards on a bound
+    method of a list that the call has created, the length of a list that the module keeps, a string, or a number that
+    PyTorch treats as a constant.
 
     Attributes:
-        calls: number of calls of the ORTModule so far. The caller of the module increments it.
+        calls: number of calls to the ORTModule so far. The caller of the module increments it.
     """
 
     def __init__(self) -> None:
@@ -51,10 +52,10 @@ class RepeatedCaptures:
         self._of_objects: weakref.WeakKeyDictionary[CodeType, int] = weakref.WeakKeyDictionary()
 
     def needs_capture(self, code: CodeType) -> bool:
-        """True if a function must not run in PyTorch until another capture pays off.
+        """True if a function must be captured now, even if another capture doesn't pay off yet.
 
-        It must not if it was already captured in this call, or if it was captured in more than `MAX_CALLS` consecutive
-        calls, after which :meth:`record` ends its captures.
+        This is the case if the function was already captured in this call, or in more than `MAX_CALLS` consecutive
+        calls. In the latter case, :meth:`record` ends its captures.
         """
         streak = self._streaks.get(code, _Streak())
         return streak.captured == self.calls or streak.captures > MAX_CALLS

@@ -269,7 +269,10 @@ def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
 
 
 def _allocating_node(node: fx.Node) -> fx.Node:
-    """Returns the node that allocated the memory of a node, found by following views and in-place writes backward."""
+    """Returns the node that allocated the memory of a node's result.
+
+    It is found by following views and in-place writes backward.
+    """
     while node.op != "placeholder" and (base := _aliased_argument(node)) is not None:
         node = base
     return node

@@ -89,15 +89,17 @@ def _erase_with_unused_inputs(node: fx.Node) -> None:
 
 
 def assertions_to_outputs(graph_module: fx.GraphModule) -> list[Check]:
-    """Removes the assertions of a graph, and appends the asserted conditions to the graph's outputs, in place.
+    """Replaces the assertions of a graph with additional outputs to be checked after a run, in place.
 
-    Includes the checks for Python arithmetic; the value to check is then a number. Nested graphs are not modified.
+    The output is the asserted condition or, for a check of Python arithmetic (`evaluate`), the number to check. Nested
+    graphs are not modified.
 
     Args:
         graph_module: the graph, after `mark_assertions`.
 
     Returns:
-        For each appended output, the function that checks its value, and the message.
+        For each additional output, the function that checks its value, and the second argument of the function: the
+        error message or, for `evaluate`, the name of the Python function.
     """
     graph = graph_module.graph
     nodes = [node for node in graph.nodes if node.target in (_assert, _check, _assume, evaluate)]
@@ -119,9 +121,9 @@ def _assert(condition: Any, message: str) -> None:
 
 
 def without_assumptions(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Removes Dynamo's assumptions about data-dependent sizes from a graph that PyTorch runs, in place.
+    """Removes from a graph, in place, the checks of Dynamo's assumptions about data-dependent sizes.
 
-    PyTorch's operators check the sizes themselves.
+    If PyTorch runs the graph, its operators check the sizes themselves.
 
     Returns:
         The same graph.
@@ -135,14 +137,17 @@ def without_assumptions(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 class AssumptionError(RuntimeError):
-    """An assumption of Dynamo about data-dependent sizes does not hold: the captured graph is not valid for the call.
+    """Dynamo's assumption about a data-dependent size does not hold, so the captured graph is not valid for the call.
 
     The call may be valid: e.g. where Dynamo assumes that two sizes are equal, eager PyTorch may broadcast.
     """
 
 
 def _assume(condition: Any, message: str) -> None:
-    """Marks an assumption about data-dependent sizes."""
+    """Marks an assumption about data-dependent sizes in a graph; does nothing when called.
+
+    `assertions_to_outputs` replaces it with an output that `_require` checks.
+    """
 
 
 def _require(condition: Any, message: str) -> None:

@@ -49,9 +49,10 @@ OF_ASSUMPTION = "onnxtrain.assumption"
 
 
 def computed_from_tensors(condition: Any) -> fx.Node | None:
-    """Returns a node that computes a condition on symbolic sizes and numbers from tensors, as a boolean scalar.
+    """Returns a node that evaluates a condition on symbolic numbers at run time, as a boolean scalar tensor.
 
-    The node, and the nodes that it needs, are inserted before `condition`.
+    Sizes are read from tensors when the node runs. The node, and the nodes that it needs, are inserted before
+    `condition`.
 
     Args:
         condition: an argument of an assertion.
@@ -70,10 +71,11 @@ def computed_from_tensors(condition: Any) -> fx.Node | None:
 def index_in_range(node: fx.Node) -> fx.Node | None:
     """Returns a node that computes whether the index of an unused `x.select(dim, index)` is in range.
 
-    Neither Dynamo nor a functional graph keeps such a select, which raises IndexError in eager PyTorch.
+    If the index is out of range, eager PyTorch raises IndexError, but Dynamo and functional graphs drop unused nodes.
 
     Returns:
-        The new node, a boolean scalar; None for other nodes, and if neither size nor index depends on data.
+        The new node, a boolean scalar. None if `node` is not an unused select, or neither the size nor the index is
+        data-dependent, or the index cannot be computed from tensors.
     """
     if node.users or node.target not in (torch.select, "select") or len(node.args) != 3:
         return None

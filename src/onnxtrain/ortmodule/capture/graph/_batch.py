@@ -72,7 +72,7 @@ def batch_of(graph_module: fx.GraphModule, symbols: frozenset[Any]) -> Batch | N
 def recorded_guards(
     graph_module: fx.GraphModule, batch: Batch
 ) -> Iterator[Callable[[tuple[int, ...]], bool]]:
-    """Context manager that records guards on the batch size that PyTorch adds, e.g. while a graph is lowered.
+    """Context manager that records guards that PyTorch adds on the batch size, e.g. while a graph is lowered.
 
     Dynamo checks only the guards that are added during a capture, not guards that are added later.
 
@@ -120,7 +120,7 @@ def specialized_values(graph_module: fx.GraphModule) -> list[Any]:
 
 
 def _has_symbol(value: Any) -> bool:
-    """True if a value is a symbolic integer or has a symbolic size, even one that equals a constant."""
+    """True if a value is a symbolic integer or has a symbolic size, including symbols specialized to a constant."""
     if isinstance(value, torch.Tensor):
         if not is_plain(value) or value.is_conj() or value.is_neg():
             return False

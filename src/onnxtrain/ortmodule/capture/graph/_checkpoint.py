@@ -71,7 +71,7 @@ def _is_checkpoint(node: fx.Node) -> bool:
 
 
 def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
-    """Replaces a call of a checkpointed region with copies of the region's nodes."""
+    """Replaces the call to a checkpointed region with copies of the region's nodes."""
     graph = graph_module.graph
     body, *arguments = call.args
     assert isinstance(body, fx.Node)

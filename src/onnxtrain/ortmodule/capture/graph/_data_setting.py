@@ -21,9 +21,10 @@ def is_reassigned(placeholder: fx.Node) -> bool:
 
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
-    """Replaces `input.data = value` with `input.data.copy_(value)`, in place, unless this would change a result.
+    """Replaces `input.data = value` in a graph with `input.data.copy_(value)`, unless the copy would change a result.
 
-    Replaces all assignments or none: after an assignment that is kept, a copy would overwrite a different tensor.
+    Modifies the graph in place. Replaces all assignments or none: after an assignment that is kept, a copy would
+    overwrite a different tensor.
     """
     graph = graph_module.graph
     nodes = [node for node in graph.nodes if _assigns_data(node)]
@@ -62,7 +63,7 @@ _HIDDEN_VIEWS = frozenset({"detach", "_get_data_attr"})
 
 
 def _is_alias_of_input(node: fx.Node) -> bool:
-    """True if a node is an input, or derived from one solely through `.data`, `detach` and views."""
+    """True if a node is an input, or aliases an input solely through `.data`, `detach` and views."""
     while node.op != "placeholder":
         fake = node.meta.get("example_value")
         aliases = isinstance(fake, torch.Tensor) and (fake._is_view() or name_of(node) in _HIDDEN_VIEWS)
@@ -75,9 +76,9 @@ def _is_alias_of_input(node: fx.Node) -> bool:
 def _is_equivalent_to_copy(graph: fx.Graph, node: fx.Node) -> bool:
     """True if `input.data = value` can be replaced with a copy without changing any result.
 
-    The assignment makes the input share memory with `value`, and leaves earlier aliases of the input with the old
-    memory; a copy does neither. This only matters if `value`, or an alias of either tensor, is used after the
-    assignment.
+    After the assignment, the input shares memory with `value`, and earlier aliases of the input keep the old memory and
+    its values. A copy overwrites the old memory instead. The difference affects results only if `value`, or an alias of
+    either tensor, is used after the assignment.
     """
     target, value = node.args[0], node.args[1] if len(node.args) == 2 else None
     if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":

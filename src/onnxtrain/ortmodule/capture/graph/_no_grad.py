@@ -17,7 +17,7 @@ from onnxtrain.ortmodule.capture._nodes import memory_of, plain_tensors_in, writ
 
 
 def correct_requires_grad(graph_module: fx.GraphModule) -> None:
-    """Sets `requires_grad` of example values to its value in eager PyTorch.
+    """Corrects `requires_grad` of example values under `torch.no_grad`, to match eager PyTorch.
 
     Args:
         graph_module: a Dynamo graph; `meta["example_value"]` of its nodes is changed.

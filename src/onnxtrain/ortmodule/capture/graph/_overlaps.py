@@ -1,8 +1,10 @@
 """Detects memory under several names, or several elements, that a captured graph writes to.
 
 ONNX Runtime computes the new value into separate memory. It is copied back after the graph has run, so for a second
-input with the same memory, the graph would read the old value. Eager PyTorch reads the new value. A write to an expanded
-tensor (`x.expand(3, -1).fill_(1)`) is undone incorrectly by functionalization (PyTorch 2.13), which adds up the copies.
+input with the same memory, the graph would read the old value. Eager PyTorch reads the new value.
+
+A write to an expanded tensor, e.g. `x.expand(3, -1).fill_(1)`, is not kept as a write to `x`: functionalization
+(PyTorch 2.13) adds up the copies.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from onnxtrain.ortmodule.capture._nodes import memory_of, node_memory, writes_in
 
 
 class Overlaps:
-    """Checks whether inputs share memory: all inputs when the graph is captured, and arguments again in each call.
+    """Detects inputs that overlap an input that the graph writes to.
+
+    The constructor checks the inputs of the captured call; :meth:`found` checks the arguments of a later call.
 
     Args:
         graph_module: a Dynamo graph.

@@ -53,7 +53,7 @@ _DIVISIONS = {
 
 
 def check_numbers(graph: fx.Graph) -> bool:
-    """Inserts a call of `evaluate` before each Python operation that may raise for a data-dependent number.
+    """Inserts a call to `evaluate` before each Python operation that may raise for a data-dependent number.
 
     Returns:
         True if the graph was changed.
@@ -66,7 +66,12 @@ def check_numbers(graph: fx.Graph) -> bool:
 
 
 def evaluate(number: Any, function: str) -> None:
-    """Calls `_FUNCTIONS[function]` with a number, so that the function may raise; discards the result."""
+    """Raises the error that a Python operation raises for a number, e.g. ZeroDivisionError for the divisor 0.
+
+    Args:
+        number: the operand that decides whether the operation raises.
+        function: key in `_FUNCTIONS` of the function to call, e.g. "int truediv". Its result is discarded.
+    """
     _FUNCTIONS[function](number)
 
 

@@ -23,10 +23,11 @@ def has_custom_function(graph_module: fx.GraphModule) -> bool:
 
 
 def differentiated_outputs(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
-    """Returns the outputs that other nodes also read, if the graph ends before a call of `torch.autograd.grad`.
+    """Returns the nodes at which to split a graph that ends before a call to `torch.autograd.grad`.
 
-    Autograd records one node per compiled graph, so no output of a graph depends on another output. If the graph is
-    split after `q`, the output `y = q.sin()` depends on `q`, and `torch.autograd.grad(y, q)` works as in eager PyTorch.
+    These are the outputs that other nodes also read; for other graphs there are none. Autograd records one node per
+    compiled graph, so no output of a graph depends on another output. If the graph is split after `q`, the output
+    `y = q.sin()` depends on `q`, and `torch.autograd.grad(y, q)` works as in eager PyTorch.
     """
     # Dynamo (PyTorch 2.13) ends the graph before such a call, and names it in the reason.
     reason = getattr(graph_module, "compile_subgraph_reason", None)

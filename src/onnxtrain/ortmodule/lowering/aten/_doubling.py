@@ -12,7 +12,7 @@ Step = Callable[[Emitter, ir.Value, Sequence[ir.Value]], list[ir.Value]]
 
 
 def doubling(op: Emitter, limit: int | ir.Value, step: Step, state: Sequence[ir.Value]) -> list[ir.Value]:
-    """Applies `step` with the shifts 1, 2, 4, ... below `limit`, and returns the final state.
+    """Applies `step` with the shifts 1, 2, 4, ... below `limit`, e.g. for a parallel prefix scan or a bisection.
 
     Args:
         op: emitter.
@@ -21,6 +21,9 @@ def doubling(op: Emitter, limit: int | ir.Value, step: Step, state: Sequence[ir.
         step: emits one step. Takes an emitter, the shift (int64 [1]) and the state, and returns the next state, with
             the same dtypes and shapes.
         state: the initial state.
+
+    Returns:
+        The final state.
     """
     if isinstance(limit, int):
         for power in range(max(limit - 1, 0).bit_length()):

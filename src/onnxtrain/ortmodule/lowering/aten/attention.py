@@ -106,9 +106,9 @@ def attention(
     is_causal: bool,
     scale: float,
 ) -> ir.Value:
-    """Lowers to a call of an attention function from `functions`.
+    """Lowers to a call to one of the attention functions in `functions`.
 
-    As in PyTorch, queries whose keys are all masked get zeros, and zero gradients.
+    As in PyTorch, the output and the gradients are zero for queries whose keys are all masked.
     """
     op = low.op
     if mask is None:
@@ -233,7 +233,14 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[ir.Value | None, ...]:
-    """Lowers to a Gather of rows and a ScatterND that reduces each bag. Empty bags are zero."""
+    """Lowers to a Gather of rows and a ScatterND that reduces each bag. Empty bags are zero.
+
+    Returns:
+        The reduced bags, [bags, embedding size], and None for each of the other three results.
+
+    Raises:
+        UnsupportedATenOp: another result is used, or gradients must be sparse or scaled by frequency.
+    """
     if scale_grad_by_freq or sparse or any(low.uses_result(i) for i in (1, 2, 3)):
         raise low.unsupported(
             "sparse gradients, gradients scaled by frequency, or uses of more than the first result"

@@ -61,7 +61,7 @@ _FILL_VALUES = {
 
 
 def _by_parts(function: Callable[..., Any]) -> Callable[..., Complex]:
-    """Returns a complex lowering that applies a real lowering separately to real and imaginary parts."""
+    """Returns a complex lowering that applies a real lowering to the real and the imaginary parts separately."""
 
     def lowered(low: Lowering, *args: Any, **kwargs: Any) -> Any:
         fill_values = _FILL_VALUES.get(str(low.node.target).split(".")[1].replace("_copy", ""), ())

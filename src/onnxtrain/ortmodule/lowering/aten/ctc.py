@@ -95,7 +95,7 @@ def _pad_targets(low: Lowering, concatenated: ir.Value, lengths: ir.Value) -> ir
 
 
 def _with_blanks(low: Lowering, targets: ir.Value, blank: int) -> ir.Value:
-    """Returns the targets with a blank before each label and at the end: [batch, 2 S + 1]."""
+    """Returns the targets, [batch, S], with a blank before each label and at the end: [batch, 2 S + 1]."""
     op = low.op
     column = op.Unsqueeze(targets, [2])
     blanks = op.Expand(op.const(blank), op.Shape(column))
@@ -124,14 +124,14 @@ def _final_state(
 
     Args:
         low: the lowering.
-        emitted: for each time step, the log-probabilities of the labels, [batch, 2 S + 1].
-        labels: the targets with blanks, [batch, 2 S + 1].
+        emitted: for each time step, the log-probabilities of `labels`, [batch, 2 S + 1].
+        labels: the targets, padded to length S, with a blank before each label and at the end: [batch, 2 S + 1].
         input_lengths: number of time steps of each sample, [batch].
         target_lengths: number of labels of each target, [batch].
-        blank: label that means blank, e.g. 0.
+        blank: the blank label, e.g. 0.
 
     Returns:
-        Log-probabilities [batch, 2 S + 1]: element s sums over all paths that end in label s.
+        Log-probabilities [batch, 2 S + 1]: element s sums over all paths that end at position s of `labels`.
     """
     op = low.op
     impossible = op.const(_LOG_ZERO, low.dtype)

@@ -79,7 +79,7 @@ def _transformed(
     normalization: int,
     sign: int,
 ) -> Complex:
-    """Transforms `axes` of `z`, and normalizes the result.
+    """Computes the DFT of `z` along `axes`, and normalizes the result.
 
     Args:
         low: the lowering.
@@ -116,7 +116,7 @@ def _normalized(
 def _size(low: Lowering, shape: Sequence[Any], axis: int, z: Complex) -> ir.Value:
     """Returns `shape[axis]` as an int64 [1] value.
 
-    A symbolic size is read at run time from the op's input if its axis has the same size, otherwise from `z`.
+    A symbolic size is read at run time, from the op's input if its axis `axis` has this size, otherwise from `z`.
     """
     if isinstance(shape[axis], int):
         return low.op.const([shape[axis]])
@@ -197,7 +197,7 @@ def _factor(size: int) -> int:
 
 
 def _is_factored(size: int) -> bool:
-    """True if a DFT of this size is computed by other DFTs, False if it is a single matrix product."""
+    """True if a DFT of this size is composed of DFTs of other sizes, False if it is a single matrix product."""
     return size > _MAX_MATRIX_SIZE and (_factor(size) > 1 or size > _MAX_PRIME)
 
 
@@ -248,7 +248,8 @@ def _bluestein(low: Lowering, z: Complex, rank: int, size: int, sign: int, real:
     """Returns the DFT of `z` along the last of its `rank` axes, computed as a cyclic convolution with a chirp.
 
     Because j k = (j² + k² - (k - j)²) / 2, the DFT is c_k times the convolution of z_j c_j with the conjugate of the
-    chirp c_j = exp(sign * pi i j² / size). The convolution uses DFTs of size `longer`, a power of two.
+    chirp c_j = exp(sign * pi i j² / size). The convolution uses DFTs whose size is a power of two,
+    at least 2 * size - 1.
     """
     op = low.op
     longer = 1 << (2 * size - 2).bit_length()
@@ -309,7 +310,7 @@ def _bluestein_at_run_time(low: Lowering, z: Complex, sign: int, real: bool) -> 
 
 
 def _power_of_two(low: Lowering, z: Complex) -> Complex:
-    """Returns the forward DFT of `z` along the last axis, whose size must be a power of two, computed by ONNX's DFT."""
+    """Computes the forward DFT of `z` along the last axis with ONNX's DFT. The size must be a power of two."""
     op = low.op
     pairs = op.Concat(op.Unsqueeze(z.re, [-1]), op.Unsqueeze(z.im, [-1]), axis=-1)
     # DFT needs an axis of batches.

@@ -126,7 +126,7 @@ _NON_NEGATIVE = ("arange", "argmax", "argmin", "argsort", "max", "min", "sort", 
 def checked_indices(low: Lowering, argument: int, index: ir.Value, ignored: int | None = None) -> ir.Value:
     """Replaces negative indices with an out-of-range index, so that ONNX Runtime raises an error.
 
-    For ops that raise an error for negative indices in PyTorch, but count them from the end in ONNX.
+    Needed if the op raises an error for negative indices in PyTorch, but ONNX counts negative indices from the end.
 
     Args:
         low: the lowering of the node that uses the index tensor.
@@ -187,7 +187,15 @@ def index_put(
 
 
 def _put_by_mask(low: Lowering, x: ir.Value, mask: Any, values: ir.Value, accumulate: bool) -> ir.Value:
-    """Returns `x` with one value written, or added if `accumulate`, wherever a mask is true."""
+    """Lowers `x[mask] = value`, or `x[mask] += value` if `accumulate`, for a single value.
+
+    Args:
+        low: the lowering of the `index_put` node.
+        x: the tensor.
+        mask: bool. May have fewer axes than `x`: it masks the first axes.
+        values: the value, a tensor of one element.
+        accumulate: True to add the value.
+    """
     op = low.op
     rank = len(low.fake(0).shape)
     value = op.Reshape(low.tensor(values, low.dtype), op.const([1] * rank) if rank else [])

@@ -110,8 +110,8 @@ def binary_cross_entropy(
 ) -> ir.Value:
     """Lowers -(t log x + (1 - t) log(1 - x)), with both logarithms clamped to at least -100, as in PyTorch.
 
-    The gradients ignore the clamping, as PyTorch's do: the derivative is (x - t) / max(x (1 - x), 1e-12) for x, and
-    log(1 - x) - log x for t.
+    The gradients ignore the clamping, as PyTorch's do: the derivative is (x - t) / max(x (1 - x), 1e-12) with respect
+    to x, and log(1 - x) - log x with respect to t.
     """
     op = low.op
     x, target = low.wide(x, target)

@@ -25,11 +25,12 @@ _DEGREE = 16
 
 @lower("aten._linalg_slogdet.default")
 def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
-    """Lowers to sign and logarithm of the determinant, after normalizing the rows to length 1.
+    """Lowers to the sign of the determinant and the logarithm of its absolute value.
 
-    The determinant of the normalized matrix cannot overflow, but it may underflow in float32, so the rows are
-    multiplied by a power of two. For up to 16 rows, one of the powers in `_EXPONENTS` works, even if each pivot is 1 or
-    a rounding error of 2^-24. Larger matrices are not supported, because intermediate products may overflow.
+    The rows are normalized to length 1, so that the determinant cannot overflow. It may still underflow in float32, so
+    the normalized rows are multiplied by a power of two. For up to 16 rows, one of the powers in `_EXPONENTS` works,
+    even if each pivot is 1 or a rounding error of 2^-24. Larger matrices are not supported, because intermediate
+    products may overflow.
     """
     if low.uses_result(2) or low.uses_result(3):
         raise low.unsupported("uses of the LU factors")

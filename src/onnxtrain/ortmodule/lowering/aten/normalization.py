@@ -140,7 +140,15 @@ def _standardized(
 
 
 def _scaled(low: Lowering, y: ir.Value, scale: ir.Value, bias: ir.Value, rank: int) -> ir.Value:
-    """Returns y * scale + bias, for y [batch, channels, *spatial] of this rank and scale and bias [channels]."""
+    """Scales and shifts each channel: returns y * scale + bias.
+
+    Args:
+        low: the lowering.
+        y: [batch, channels, *spatial].
+        scale: [channels].
+        bias: [channels].
+        rank: the rank of `y`.
+    """
     scale, bias = (_broadcastable(low, value, rank) for value in (scale, bias))
     return low.op.Add(low.op.Mul(y, scale), bias)
 
@@ -153,9 +161,13 @@ def _broadcastable(low: Lowering, vector: ir.Value, rank: int) -> ir.Value:
 def _training_batch_norm(
     low: Lowering, x: ir.Value, scale: ir.Value, bias: ir.Value, mean: ir.Value, var: ir.Value, eps: float
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Returns y, (mean + batch mean) / 2 and (var + biased batch variance) / 2.
+    """Emits BatchNormalization in training mode, with a momentum of 1/2.
 
     `mean` and `var` must be neither graph inputs nor constants, because ONNX Runtime overwrites their memory.
+
+    Returns:
+        y, (mean + batch mean) / 2 and (var + biased batch variance) / 2. For another momentum, the caller scales `mean`
+        and `var`, and scales the results back.
     """
     y, new_mean, new_var = low.op.BatchNormalization(
         x, scale, bias, mean, var, epsilon=eps, momentum=0.5, training_mode=1, _outputs=3
@@ -232,7 +244,7 @@ def native_layer_norm(
 
 
 def _layer_norm_ones(low: Lowering, x: ir.Value, shape: list[Any]) -> ir.Value:
-    """Returns ones of the normalized shape `shape`, which is the shape of the last axes of `x`."""
+    """Returns a scale of ones for LayerNormalization, with the shape `shape` of the normalized last axes of `x`."""
     if all(isinstance(size, int) for size in shape):
         return low.op.const(np.ones(shape), low.dtype)
     ones: ir.Value = low.op.Expand(low.op.const(1.0, low.dtype), low.ints(shape))

@@ -53,7 +53,7 @@ def _unless_nan(
 
 
 def with_nan(low: Lowering, y: ir.Value, x: ir.Value, axis: int) -> ir.Value:
-    """Fills each row of `y` along `axis` with NaN if the same row of `x` contains a NaN; returns the result."""
+    """Returns `y` with each row along `axis` filled with NaN if the corresponding row of `x` contains a NaN."""
     return _unless_nan(low, _nan_mask(low, x), [axis], True, y, low.op.const(math.nan, like=x))
 
 
@@ -117,7 +117,10 @@ def maximum_or_minimum(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 @lower("aten.fmax.default", "aten.fmin.default", "prims.fmax.default", "prims.fmin.default")
 def fmax_or_fmin(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Lowers fmax and fmin, which ignore NaN if the other operand is a number. In ties, `a` gets the gradient."""
+    """Lowers fmax and fmin, which ignore NaN if the other operand is a number.
+
+    If the operands are equal, `a` gets the gradient.
+    """
     op = low.op
     a, b = low.tensors(a, b)
     largest = "fmax" in str(low.node.target)
@@ -207,7 +210,16 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
 
 
 def _middle(low: Lowering, size: Any, length: ir.Value) -> Any:
-    """Returns the 1-based rank of the lower middle element: an int, or an int64 [1] value if `size` is symbolic."""
+    """Returns the 1-based rank of the lower median among the elements of an axis.
+
+    Args:
+        low: the lowering.
+        size: size of the axis, possibly symbolic.
+        length: the same size as an ONNX value, int64 [1].
+
+    Returns:
+        An int, or an int64 [1] value if `size` is symbolic.
+    """
     return (size + 1) // 2 if isinstance(size, int) else low.op.Div(low.op.Add(length, [1]), [2])
 
 
@@ -216,7 +228,8 @@ def _kth(
 ) -> tuple[ir.Value, ir.Value]:
     """Returns the k-th largest or smallest element along an axis, and its index.
 
-    If `nan_first`, returns the first NaN if there is one. Otherwise, NaN counts as larger than all numbers.
+    With `nan_first`, the result is the first NaN of a row that contains NaN. Without it, NaN counts as larger than all
+    numbers.
     """
     op = low.op
     if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS:
@@ -293,7 +306,10 @@ def _sorted(low: Lowering, x: ir.Value, dim: int = -1, descending: bool = False)
 def ordered_topk(
     low: Lowering, x: ir.Value, k: Any, axis: int, largest: bool, sorted: bool = True
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns values and indices of the `k` largest or smallest elements; NaN counts as larger than all numbers."""
+    """Returns the values and the indices of the `k` largest or smallest elements along an axis.
+
+    NaN counts as larger than all numbers. The elements are in order, the largest or smallest first, if `sorted`.
+    """
     op, attributes = low.op, {"axis": axis, "largest": int(largest), "sorted": int(sorted)}
     if not is_float(x):
         values, indices = op.TopK(x, k, **attributes, _outputs=2)

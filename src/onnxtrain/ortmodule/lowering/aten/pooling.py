@@ -64,7 +64,7 @@ def avg_pool(
 
 @lower("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
 def adaptive_avg_pool(low: Lowering, x: ir.Value, sizes_out: list[Any]) -> ir.Value:
-    """Lowers to ReduceMean for output sizes of 1, to AveragePool for equal windows, else pools one axis at a time."""
+    """Lowers to ReduceMean for output sizes of 1, to AveragePool for equal windows, or else to one pooling per axis."""
     rank = len(sizes_out)
     if all(isinstance(n, int) and n == 1 for n in sizes_out):
         return low.op.ReduceMean(x, list(range(-rank, 0)), keepdims=1)
@@ -175,7 +175,7 @@ def max_unpool(
 
 
 def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool) -> dict[str, Any]:
-    """Returns the attributes of an ONNX pooling op, without dilations."""
+    """Returns the attributes of an ONNX pooling op, except for `dilations`."""
     kernel = per_axis(kernel, rank)
     pads = per_axis(padding, rank)
     return {
@@ -196,11 +196,12 @@ _MAX_UNLIMITED_KERNEL = 32
 def _limited_windows(
     low: Lowering, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool
 ) -> tuple[list[int], list[int]]:
-    """Returns the kernel size and the strides of a pooling op, at most the size of the padded input in ceil mode.
+    """Returns the kernel size and the strides of a pooling op, after reducing oversized kernels in ceil mode.
 
-    In ceil mode, PyTorch accepts kernels larger than the padded input, e.g. `hidden_dim` over a short sequence. A
-    gradient with a kernel of that size could take gigabytes. The sizes of the input are specialized, unless the kernel
-    has at most `_MAX_UNLIMITED_KERNEL` elements along each axis and so needs no limit.
+    In ceil mode, PyTorch accepts kernels larger than the padded input, e.g. 768 for a sequence of 16. Computing the
+    gradient with such a kernel could take gigabytes of memory. Along each axis where the kernel is larger, the kernel
+    and the stride become the size of the padded input. The sizes of the input are specialized, unless the kernel has at
+    most `_MAX_UNLIMITED_KERNEL` elements along each axis and so needs no limit.
     """
     rank = len(kernel)
     strides = per_axis(stride, rank) if stride else list(kernel)
@@ -213,10 +214,10 @@ def _limited_windows(
 
 
 def _pad_to_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
-    """Replaces ceil mode in a pooling op's attributes, in place, with padding up to the end of the last window.
+    """Replaces ceil mode in AveragePool's attributes, in place, with padding up to the end of the last window.
 
-    AveragePool can count this padding, and then divides each sum by the kernel's number of elements. The sizes of the
-    input are specialized.
+    With `count_include_pad`, AveragePool counts explicit padding, but not the part of a window that ceil mode adds. All
+    windows are then divided by the kernel's number of elements. The sizes of the input are specialized.
     """
     rank = len(attributes["kernel_shape"])
     sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)

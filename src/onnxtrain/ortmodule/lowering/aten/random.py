@@ -86,7 +86,11 @@ def bernoulli_like(low: Lowering, x: ir.Value, p: Any) -> ir.Value:
 
 
 def fill_keep_mask(noise: torch.Tensor, p: float) -> torch.Tensor:
-    """Fills a tensor with the mask that eager PyTorch's dropout draws, 1 with probability `p`; returns the tensor."""
+    """Fills a tensor with the mask that eager PyTorch's dropout draws: 1 with probability `p`, else 0.
+
+    Returns:
+        The same tensor.
+    """
     # On GPUs, the dropout kernel draws in a different order than `bernoulli_`.
     if noise.is_cuda and noise.numel():
         return noise.copy_(torch.native_dropout(torch.ones_like(noise), 1 - p, True)[1])
@@ -94,7 +98,7 @@ def fill_keep_mask(noise: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def fill_with_bernoulli(x: torch.Tensor, p: float = 0.5) -> torch.Tensor:
-    """Computes `x.bernoulli_(p)`, with the numbers in the memory order of `x`."""
+    """Replaces `x.bernoulli_(p)` for tracing, and draws in the memory order of `x`, as eager PyTorch does."""
     return x.copy_(torch.ops.onnxtrain.bernoulli_like(x, p))
 
 

@@ -33,7 +33,10 @@ def _read_fake_tensors() -> Callable[[], None]:
 
 
 def _current(name: str, read: Callable[[Any], bool]) -> property:
-    """Returns a property that reads an attribute from the fake tensor, or the recorded value if there is none."""
+    """Returns a property that reads an attribute from a variable's fake tensor.
+
+    If the variable has no fake tensor, the property returns the value that Dynamo recorded.
+    """
 
     def get(self: Any) -> Any:
         fake = self.proxy.node.meta.get("example_value")

@@ -19,7 +19,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 class AssertedNumber(GuardOnDataDependentSymNode):
-    """The captured function has an `assert` about a data-dependent number, e.g. `assert int(mask.sum()) > 2`."""
+    """A capture has reached an `assert` about a data-dependent number, e.g. `assert int(mask.sum()) > 2`."""
 
     # Dynamo (PyTorch 2.13) re-raises exceptions of this base class, and wraps all others.
 

@@ -21,7 +21,7 @@ _TORCH_DIRECTORY = str(Path(torch.__file__).parent)
 
 
 def _break_inside_try() -> Callable[[], None]:
-    """Patches Dynamo to break the graph before operators that may raise inside `try`; returns the undo function."""
+    """Patches Dynamo to break the graph before an operator inside `try` that may raise; returns the undo function."""
     before = OutputGraph.create_proxy
 
     def create_proxy(

@@ -1,4 +1,4 @@
-"""Breaks the graph at a `collections.deque(maxlen=...)` that is older than the graph.
+"""Breaks the graph at a `collections.deque(maxlen=...)` that was created outside the graph.
 
 Dynamo (PyTorch 2.13) drops the `maxlen` of a deque that the captured function did not create: after `append` the deque
 has one element too many.
@@ -15,7 +15,11 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 def _break_at_bounded_deques() -> Callable[[], None]:
-    """Patches Dynamo to break a graph at a bounded deque older than the graph; returns the undo function."""
+    """Patches Dynamo to break the graph at a `deque(maxlen=...)` created outside the graph.
+
+    Returns:
+        The undo function.
+    """
     # Not `wrap_listlike`: Dynamo keeps it in a table that it fills once per process.
     before = VariableBuilder._wrap
 

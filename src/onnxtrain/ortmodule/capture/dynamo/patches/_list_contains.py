@@ -15,7 +15,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 def _compare_symbols() -> Callable[[], None]:
-    """Patches Dynamo's `in` to compare symbolic items, too; returns the undo function."""
+    """Patches Dynamo's `in` to compare a constant with symbolic items as well; returns the undo function."""
     before = dynamo_utils.iter_contains
 
     def contains(items: Iterable[Any], search: Any, tx: Any, check_tensor_identity: bool = False) -> Any:

@@ -16,7 +16,7 @@ from onnxtrain.ortmodule._torch import get_metrics_context
 
 @contextlib.contextmanager
 def metric_tracebacks() -> Iterator[None]:
-    """Context manager around a capture that clears the tracebacks of Dynamo's metrics after the outermost capture."""
+    """Context manager for a capture; clears the tracebacks kept by Dynamo's metrics when the outermost capture ends."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Breaks the graph where the captured function draws from a `random.Random` that is older than the graph.
+"""Breaks the graph where the captured function draws from a `random.Random` that was created outside the graph.
 
 Dynamo (PyTorch 2.13) makes the state of the generator a constant of the graph, without a guard: each call draws the
 same numbers as the first call (https://github.com/pytorch/pytorch/issues/145445). PyTorch 2.14 and 2.15 still do so for
@@ -18,7 +18,11 @@ _STATE_SETTERS = ("seed", "setstate")
 
 
 def _break_at_draws() -> Callable[[], None]:
-    """Patches Dynamo to break a graph at draws from generators older than the graph; returns the undo function."""
+    """Patches Dynamo to break the graph at draws from a `random.Random` created outside the graph.
+
+    Returns:
+        The undo function.
+    """
     before = RandomVariable.call_method
 
     @functools.wraps(before)

@@ -14,7 +14,11 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 def _break_inside_transforms() -> Callable[[], None]:
-    """Patches Dynamo to break the graph at custom functions inside transforms; returns the undo function."""
+    """Patches Dynamo to break the graph at custom autograd functions inside `torch.func` transforms.
+
+    Returns:
+        The undo function.
+    """
     before = AutogradFunctionVariable.call_apply
 
     def call_apply(self: Any, *args: Any, **kwargs: Any) -> Any:

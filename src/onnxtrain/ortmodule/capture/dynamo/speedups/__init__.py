@@ -57,7 +57,7 @@ class Speedups:
 
 
 def without_older_objects() -> AbstractContextManager[None]:
-    """Context manager that keeps the garbage collector from scanning objects created before it."""
+    """Context manager that restricts the garbage collector to objects created inside the `with` block."""
     return _building.without_older_objects() if ENABLED else contextlib.nullcontext()
 
 

@@ -15,7 +15,7 @@ from onnxtrain.ortmodule.capture.dynamo._process_wide import ProcessWide, replac
 
 
 def _profile_for_the_log_only() -> Callable[[], None]:
-    """Makes Dynamo measure guards only if it logs the result; returns the undo function."""
+    """Makes Dynamo measure the running time of guards only if it logs the result; returns the undo function."""
     before = dynamo_guards.profile_guard_manager  # type: ignore[attr-defined]
 
     def profile(*args: Any) -> float:

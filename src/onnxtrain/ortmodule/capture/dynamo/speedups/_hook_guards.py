@@ -17,7 +17,11 @@ _WITH_KWARGS = "_with_kwargs"
 
 
 def _skip_implied() -> Callable[[], None]:
-    """Makes Dynamo skip `_with_kwargs` guards of modules without hooks; returns the undo function."""
+    """Makes Dynamo skip guards on `_forward_hooks_with_kwargs` etc. of modules without hooks.
+
+    Returns:
+        The undo function.
+    """
     before = GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT
 
     @functools.wraps(before)

@@ -35,11 +35,11 @@ class KnownBreaks:
         self._breaks: WeakKeyDictionary[CodeType, dict[tuple[int, int], _Break]] = WeakKeyDictionary()
 
     def add(self, caller: CodeType, offset: int, called: CodeType, found: _Break) -> None:
-        """Records a graph break in the call of `called` at a bytecode offset of `caller`."""
+        """Records a graph break in the call to `called` at a bytecode offset of `caller`."""
         self._breaks.setdefault(caller, {})[offset, id(called)] = found
 
     def find(self, caller: CodeType, offset: int, called: CodeType) -> _Break | None:
-        """Returns the graph break recorded for the call of `called` at a bytecode offset of `caller`, or None."""
+        """Returns the graph break recorded for the call to `called` at a bytecode offset of `caller`, or None."""
         return self._breaks.get(caller, {}).get((offset, id(called)))
 
     @contextlib.contextmanager

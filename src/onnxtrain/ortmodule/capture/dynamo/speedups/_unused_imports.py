@@ -28,7 +28,10 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
 class _FilesOfPyTorch:
-    """A set of the paths of PyTorch's source files that supports only `in`."""
+    """A set of the paths of PyTorch's source files, which PyTorch skips to find the user's line of code.
+
+    Supports only `in`.
+    """
 
     def __contains__(self, file: str) -> bool:
         return file.startswith(_TORCH)

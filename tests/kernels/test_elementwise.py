@@ -7,6 +7,7 @@ compared with ONNX Runtime's op or with float64; longer programs must have the b
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -236,6 +237,38 @@ EXACT: dict[str, Callable[..., torch.Tensor]] = {
     "pow": torch.pow,
     "log1p": torch.log1p,
 }
+
+
+@pytest.mark.parametrize("exponent", [2, 3, 1, 0.5, -1, 0, -2, 2.5])
+def test_powers_of_one_exponent(exponent: float) -> None:
+    """They have formulas of their own: as a constant, as an input, and as a number per element."""
+    x = _operands("pow")[0]
+    for program, constants, inputs in (
+        ([("pow", 0, 1)], [exponent], [x]),
+        ([("pow", 0, 1)], [], [x, np.float32(exponent).reshape(1)]),
+    ):
+        (value,) = run(program, constants, [2], inputs)
+        assert_same_bits(value, alone("pow", x, np.full_like(x, exponent)))
+
+
+@at_every_level
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("second", ["add", "sub", "mul"])
+@pytest.mark.parametrize("first", ["add", "sub", "mul"])
+def test_two_operations_round_twice(first: str, second: str, side: int, level: str) -> None:
+    """Whichever operands are one number."""
+    rng = np.random.default_rng(0)
+    inputs = list(rng.standard_normal((3, 5000)).astype(np.float32))
+    numpy = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+    for scalars in itertools.product([False, True], repeat=3):
+        values = [x[:1] if scalar else x for x, scalar in zip(inputs, scalars, strict=True)]
+        program: list[Instruction] = [(first, 0, 1), (second, 3, 2) if side == 0 else (second, 2, 3)]
+        (value,) = run(program, [], [4], values)
+        inner = numpy[first](values[0], values[1])
+        expected = numpy[second](inner, values[2]) if side == 0 else numpy[second](values[2], inner)
+        assert_same_bits(value, expected)
+
+
 SMALLEST = np.finfo(np.float32).smallest_normal
 # Results below the smallest normal number are 0.
 FLUSHED = {"exp", "sigmoid", "softplus"}

@@ -35,6 +35,7 @@ struct Varying {
 
 struct Step {
   const Instruction* instruction;
+  const Loops* loops;
   float* output;  // the whole output that it writes in place; null if it writes its slot
 };
 
@@ -114,15 +115,18 @@ void Run::read(std::size_t input, const Tensor<const float>& tensor) {
 void Run::order(const Program& program) {
   for (const Instruction& instruction : program.instructions()) {
     const auto& [a, b, c] = instruction.operands;
-    cost_ += instruction.operation->cost;
+    const Operation& operation = instruction.operation == &elementwise::operation(Code::Pow) && places_[b].fixed
+                                     ? power_of(*places_[b].data)
+                                     : *instruction.operation;
     if (places_[a].fixed && places_[b].fixed && places_[c].fixed) {
       float& number = numbers_[instruction.result];
-      instruction.operation->loops[7](1, places_[a].data, places_[b].data, places_[c].data, &number);
+      operation.loops[7](1, places_[a].data, places_[b].data, places_[c].data, &number);
       places_[instruction.result] = {&number, true};
       continue;
     }
     places_[instruction.result].fixed = false;
-    steps_.push_back({&instruction, nullptr});
+    cost_ += operation.cost;
+    steps_.push_back({&instruction, &operation.loops, nullptr});
   }
   // The first output of a value takes its elements, unless it lies in the memory of an input that is read later.
   for (std::size_t i = 0; i < steps_.size(); ++i)
@@ -201,7 +205,7 @@ void Run::block(std::size_t begin, std::size_t n, Place* places, float* memory) 
     const unsigned fixed = a.fixed | b.fixed << 1 | c.fixed << 2;
     const bool one = fixed == 7;
     float* const to = step.output && !one ? step.output + begin : memory + instruction.slot * stride_;
-    instruction.operation->loops[fixed](one ? 1 : n, a.data, b.data, c.data, to);
+    (*step.loops)[fixed](one ? 1 : n, a.data, b.data, c.data, to);
     places[instruction.result] = {to, one};
   }
   // The first output last: it may lie in the memory of an input that another one returns.

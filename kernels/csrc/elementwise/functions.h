@@ -58,10 +58,38 @@ vfloat each(vfloat a) {
 }
 inline float sine(float a) { return __builtin_sinf(a); }
 inline float cosine(float a) { return __builtin_cosf(a); }
+
+// aᵇ of these b; what ONNX Runtime computes for 2 and 3.
+inline vfloat square(vfloat a) { return a * a; }
+inline vfloat cube(vfloat a) { return a * a * a; }
+inline vfloat square_root(vfloat a) {
+  constexpr float infinite = __builtin_inff();
+  return select(a == -infinite, splat(infinite), sqrt(a) + 0.f);  // 0 of -0
+}
+
+inline float power(float a, float b) {
+  constexpr float infinite = __builtin_inff();
+  if (b == 2.f) return a * a;
+  if (b == 3.f) return a * a * a;
+  if (b == 1.f) return a;
+  if (b == -1.f) return 1.f / a;
+  if (b == 0.5f) return a == -infinite ? infinite : __builtin_sqrtf(a) + 0.f;
+  return __builtin_powf(a, b);
+}
 inline vfloat power(vfloat a, vfloat b) {
   vfloat r;
-  for (std::size_t i = 0; i < lanes; ++i) r[i] = __builtin_powf(a[i], b[i]);
+  for (std::size_t i = 0; i < lanes; ++i) r[i] = power(a[i], b[i]);
   return r;
+}
+
+// The compiler makes no product and sum of this and what follows, which would round once.
+inline vfloat rounded(vfloat a) {
+#if defined(__aarch64__)
+  __asm__("" : "+w"(a));
+#elif defined(__FMA__)
+  __asm__("" : "+x"(a));
+#endif
+  return a;
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL::elementwise

@@ -132,12 +132,26 @@ struct Operation {
   Kind result;
   std::array<Kind, 3> operands;
   Loops loops;
+
+  // Those of the table, and what may stand for them, as these structs.
+  template <class Formula>
+  static constexpr Operation of(const char* name, std::size_t cost, Kind result, std::array<Kind, 3> operands) {
+    return {name, cost, result, operands, loops_of<Formula>()};
+  }
 };
 
 #define ONNXTRAIN_OPERATION(Name, cost, result, a, b, c, formula) \
-  Operation{#Name, cost, Kind::result, {Kind::a, Kind::b, Kind::c}, loops_of<operations::Name>()},
+  Operation::of<operations::Name>(#Name, cost, Kind::result, {Kind::a, Kind::b, Kind::c}),
 inline constexpr Operation table[] = {ONNXTRAIN_ELEMENTWISE_OPERATIONS(ONNXTRAIN_OPERATION)};
 #undef ONNXTRAIN_OPERATION
+
+// The places in the table.
+enum class Code : std::size_t {
+#define ONNXTRAIN_OPERATION(Name, ...) Name,
+  ONNXTRAIN_ELEMENTWISE_OPERATIONS(ONNXTRAIN_OPERATION)
+#undef ONNXTRAIN_OPERATION
+};
 #undef ONNXTRAIN_ELEMENTWISE_OPERATIONS
+inline const Operation& operation(Code code) { return table[static_cast<std::size_t>(code)]; }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL::elementwise

@@ -12,7 +12,60 @@ void require(bool holds, const std::string& message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
+// Two operations in one loop, which loads and stores less: (a first b) second c, or c second (a first b).
+template <class First, class Second, bool swapped>
+struct Pair {
+  static constexpr std::size_t operands = 3;
+  static vfloat apply(vfloat a, vfloat b, vfloat c) {
+    const vfloat inner = rounded(First::apply(a, b, vfloat{}));
+    return swapped ? Second::apply(c, inner, vfloat{}) : Second::apply(inner, c, vfloat{});
+  }
+};
+template <class First, class Second, bool swapped>
+constexpr Operation pair() {
+  return Operation::of<Pair<First, Second, swapped>>("pair", 2, Kind::Number, {Kind::Number, Kind::Number, Kind::Number});
+}
+// By the first operation, the second one, and on which side of it the first one is.
+constexpr Code paired[] = {Code::Add, Code::Sub, Code::Mul};
+template <class First>
+struct Pairs {
+  static constexpr Operation all[3][2] = {
+      {pair<First, operations::Add, false>(), pair<First, operations::Add, false>()},
+      {pair<First, operations::Sub, false>(), pair<First, operations::Sub, true>()},
+      {pair<First, operations::Mul, false>(), pair<First, operations::Mul, false>()},
+  };
+};
+constexpr const Operation (*pairs[])[2] = {Pairs<operations::Add>::all, Pairs<operations::Sub>::all, Pairs<operations::Mul>::all};
+
+// The place in `paired`, or one behind them.
+std::size_t paired_place(const Operation* of) {
+  return static_cast<std::size_t>(
+      std::find_if(std::begin(paired), std::end(paired), [=](Code code) { return &operation(code) == of; }) - std::begin(paired));
+}
+
+#define ONNXTRAIN_POWER(Name, formula)                             \
+  struct Name {                                                    \
+    static constexpr std::size_t operands = 1;                     \
+    static vfloat apply(vfloat a, vfloat, vfloat) { return formula; } \
+  };
+ONNXTRAIN_POWER(Square, square(a))
+ONNXTRAIN_POWER(Cube, cube(a))
+ONNXTRAIN_POWER(Itself, a)
+ONNXTRAIN_POWER(SquareRoot, square_root(a))
+#undef ONNXTRAIN_POWER
+template <class Formula>
+constexpr Operation power_operation = Operation::of<Formula>("power", 2, Kind::Number, {Kind::Number, Kind::Number, Kind::None});
+
 }  // namespace
+
+const Operation& power_of(float exponent) {
+  if (exponent == 2.f) return power_operation<Square>;
+  if (exponent == 3.f) return power_operation<Cube>;
+  if (exponent == 1.f) return power_operation<Itself>;
+  if (exponent == 0.5f) return power_operation<SquareRoot>;
+  if (exponent == -1.f) return operation(Code::Reciprocal);
+  return operation(Code::Pow);
+}
 
 Program::Program(const Attributes& attributes) {
   const int64_t inputs = attributes.integer("inputs");
@@ -65,6 +118,7 @@ Program::Program(const Attributes& attributes) {
   }
   require(!outputs_.empty(), "there must be an output");
   remove_unread();
+  join_pairs();
   assign_slots();
 }
 
@@ -78,6 +132,36 @@ void Program::remove_unread() {
     kept.push_back(*instruction);
   }
   instructions_.assign(kept.rbegin(), kept.rend());
+}
+
+// Joins an instruction with the only one that reads its result.
+void Program::join_pairs() {
+  std::vector<std::size_t> reads(values_ + 1), writer(values_ + 1, never);
+  for (const std::size_t value : outputs_) ++reads[value];
+  for (std::size_t i = 0; i < instructions_.size(); ++i) {
+    for (const std::size_t value : instructions_[i].operands) ++reads[value];
+    writer[instructions_[i].result] = i;
+  }
+  std::vector<bool> joined(instructions_.size());
+  for (Instruction& second : instructions_) {
+    const std::size_t place = paired_place(second.operation);
+    if (place == std::size(paired)) continue;
+    for (std::size_t side = 0; side < 2; ++side) {
+      const std::size_t inner = second.operands[side];
+      if (writer[inner] == never || reads[inner] != 1) continue;
+      const Instruction& first = instructions_[writer[inner]];
+      const std::size_t which = paired_place(first.operation);
+      if (which == std::size(paired)) continue;
+      joined[writer[inner]] = true;
+      const std::size_t other = second.operands[1 - side];
+      second = {&pairs[which][place][side], {first.operands[0], first.operands[1], other}, second.result, 0};
+      break;
+    }
+  }
+  std::vector<Instruction> kept;
+  for (std::size_t i = 0; i < instructions_.size(); ++i)
+    if (!joined[i]) kept.push_back(instructions_[i]);
+  instructions_ = std::move(kept);
 }
 
 // A slot is free again when the last instruction has read it, which may write its own result there. What an output

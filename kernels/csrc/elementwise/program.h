@@ -30,11 +30,12 @@ class Program {
   const std::vector<float>& constants() const { return constants_; }
   // The value that each output returns.
   const std::vector<std::size_t>& outputs() const { return outputs_; }
-  // Those that an output depends on.
+  // Those that an output depends on, some of them two in one.
   const std::vector<Instruction>& instructions() const { return instructions_; }
 
  private:
   void remove_unread();
+  void join_pairs();
   void assign_slots();
 
   std::size_t inputs_ = 0, values_ = 0, slots_ = 0;
@@ -42,6 +43,9 @@ class Program {
   std::vector<std::size_t> outputs_;
   std::vector<Instruction> instructions_;
 };
+
+// What computes the powers of one exponent, as Pow does: faster where there is a formula.
+const Operation& power_of(float exponent);
 
 // An input as the output's elements read it, in row-major order: axes from the last one, along which the input moves on or
 // stays. Axes of size 1 are left out, and no two neighbours are of the same kind.

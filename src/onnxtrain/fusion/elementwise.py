@@ -203,6 +203,16 @@ def elementwise_leaves(
     return leaves
 
 
+def program_leaves(
+    node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function]
+) -> list[ir.Value] | None:
+    """Returns the float32 values that a program reads to compute a node or a comparison; None if it cannot."""
+    if node.outputs[0].dtype != _BOOL:
+        return elementwise_leaves(node, functions)
+    leaves: list[ir.Value] = []
+    return leaves if _dims(node.outputs[0]) is not None and _add_leaves(node.outputs[0], leaves) else None
+
+
 def _add_leaves(value: ir.Value, leaves: list[ir.Value]) -> bool:
     """Appends the float32 values that a value is read from; False if it is neither float32 nor a comparison of such."""
     if value.dtype == _FLOAT:

@@ -11,6 +11,7 @@ from onnx_ir.passes import common
 from onnxtrain.autodiff import reads
 from onnxtrain.op_facts import SHAPE_READERS, VIEWS
 from onnxtrain.ortmodule.capture.graph._checkpoint import region_of
+from onnxtrain.ortmodule.sessions._recomputed import recomputed_nodes
 from onnxtrain.passes import is_training_batch_norm, remove_unread_initializers, remove_unread_nodes
 
 
@@ -24,6 +25,7 @@ class Halves:
         needs: for each input except the cotangents, True if it needs a gradient, e.g. (True, False).
         unsaved: indices of inputs that the backward half must not read, because the caller may write to them before
             backward.
+        recompute: True if backward computes chains of elementwise ops again where this saves memory.
 
     Attributes:
         joint: the graph with its gradients.
@@ -44,6 +46,7 @@ class Halves:
         gradients: Sequence[ir.Value | None],
         needs: Sequence[bool],
         unsaved: Collection[int] = (),
+        recompute: bool = False,
     ) -> None:
         self.joint, self._cotangents = joint, cotangents
         self.inputs, self.outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
@@ -56,6 +59,12 @@ class Halves:
             _copy_for_backward(joint.graph, [v for v in self.inputs if v in self.read & writable], forward)
             self.residuals, self.read = _boundary(self.present, ancestors(self.outputs), inputs, writable)
         outputs = set(self.outputs)
+        if recompute:
+            forward = ancestors(self.outputs)
+            again = {node for node in forward if writable.isdisjoint(reads(node))}
+            given = (inputs - writable) | outputs
+            again = recomputed_nodes(again, self.residuals, given, joint.functions)
+            self.residuals, self.read = _boundary(self.present, forward, inputs, writable, again)
         self.residuals.sort(key=lambda value: value not in outputs)
         self.results = [*self.outputs, *(value for value in self.residuals if value not in outputs)]
         self.saved = [*(value for value in self.inputs if value in self.read), *self.residuals]
@@ -122,7 +131,11 @@ _RECOMPUTED = VIEWS | SHAPE_READERS | {"Cast", "Expand", "Gather"}
 
 
 def _boundary(
-    values: Sequence[ir.Value], forward: set[ir.Node], inputs: set[ir.Value], writable: set[ir.Value]
+    values: Sequence[ir.Value],
+    forward: set[ir.Node],
+    inputs: set[ir.Value],
+    writable: set[ir.Value],
+    again: Collection[ir.Node] = (),
 ) -> tuple[list[ir.Value], set[ir.Value]]:
     """Returns the residuals, and the graph inputs that backward reads.
 
@@ -132,6 +145,7 @@ def _boundary(
         inputs: the graph inputs, without cotangents.
         writable: inputs that backward must not read, because the caller may write to them. Nodes that read one are not
             recomputed in backward.
+        again: forward nodes that are recomputed in backward, apart from cheap ones.
     """
     # A dict instead of a set, because the order of the residuals must be the same in each process.
     residuals: dict[ir.Value, None] = {}
@@ -150,6 +164,7 @@ def _boundary(
             node is not None
             and (node in forward or _is_copy(node, writable))
             and (not writable.isdisjoint(reads(node)) or not _is_recomputed(value, node, forward))
+            and (node not in again or value.is_graph_output())
         ):
             residuals[value] = None
         elif node is not None:

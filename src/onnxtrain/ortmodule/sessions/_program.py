@@ -35,6 +35,7 @@ from onnxtrain.passes import (
     settle_shapes,
     simplify_gradients,
 )
+from onnxtrain.runtime.kernels import kernel_library
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,11 @@ class Program:
             unsaved: indices of inputs that backward must not read; the result of `_find_unsaved` by default.
         """
         return Halves(
-            *self._joint_graph(needs, received), needs, self._unsaved(needs) if unsaved is None else unsaved
+            *self._joint_graph(needs, received),
+            needs,
+            self._unsaved(needs) if unsaved is None else unsaved,
+            # Without native kernels, each op of a chain takes as long as reading what it would have saved.
+            recompute=self.device.type == "cpu" and kernel_library() is not None,
         )
 
     def joint_model(self, needs: tuple[bool, ...]) -> ir.Model:

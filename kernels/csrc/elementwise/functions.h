@@ -20,7 +20,8 @@ inline vfloat sign(vfloat a) {
 inline vfloat between(float low, vfloat x, float high) {
   // Of these instructions the second operand is the result where one is NaN.
 #if defined(__AVX512F__)
-  return (vfloat)_mm512_maskz_min_ps(0xffff, (__m512)splat(high), _mm512_maskz_max_ps(0xffff, (__m512)splat(low), (__m512)x));
+  const __m512 above = _mm512_maskz_max_ps(0xffff, (__m512)splat(low), (__m512)x);
+  return (vfloat)_mm512_maskz_min_ps(0xffff, (__m512)splat(high), above);
 #elif defined(__AVX2__)
   return (vfloat)_mm256_min_ps((__m256)splat(high), _mm256_max_ps((__m256)splat(low), (__m256)x));
 #else
@@ -124,8 +125,8 @@ __attribute__((noinline)) vfloat one_by_one(vint there, vfloat y, vfloat x) {
   return y;
 }
 
-// The sine, `turn` = 1 quadrant further on the cosine. Near 0 x + x³ P(x²) and 1 - x² / 2 + x⁴ Q(x²), by Remez for
-// relative error (3.8e-9, 1.2e-10). `function` of the C library, for the others.
+// The sine, or the cosine, which is the sine `turn` = 1 quadrant further on. Within a quadrant they are x + x³ P(x²) and
+// 1 - x² / 2 + x⁴ Q(x²), by Remez for relative error (3.8e-9 and 1.2e-10). Beyond 2^20 `function` computes them.
 template <float (*function)(float)>
 vfloat sine(vfloat x, int32_t turn) {
   constexpr float most = 1048576;
@@ -133,9 +134,9 @@ vfloat sine(vfloat x, int32_t turn) {
   const auto [r, n] = quadrant(select(usual, x, vfloat{}));
   const vint place = n + turn;
   const vfloat s = r * r;
-  const vfloat p = r + r * s * detail::horner(s, -0.1666665453669365f, 0.008332156057520558f, -0.00019514632315706924f);
-  const vfloat q = 1.f - s * 0.5f + s * s * detail::horner(s, 0.04166664555443739f, -0.0013887309864793538f, 2.4432412761799918e-05f);
-  vfloat y = select((place & 1) == 0, p, q);
+  const vfloat p = detail::horner(s, -0.1666665453669365f, 0.008332156057520558f, -0.00019514632315706924f);
+  const vfloat q = detail::horner(s, 0.04166664555443739f, -0.0013887309864793538f, 2.4432412761799918e-05f);
+  vfloat y = select((place & 1) == 0, r + r * s * p, 1.f - s * 0.5f + s * s * q);
   y = as_floats(as_ints(y) ^ (vint)((vuint)(place & 2) << 30));
   return __builtin_expect(everywhere(usual), true) ? y : one_by_one<function>(usual, y, x);
 }

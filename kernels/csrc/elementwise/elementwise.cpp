@@ -1,5 +1,5 @@
-// A chain of elementwise operations in one pass over memory: a small program that runs over one block after the other, whose
-// intermediate results stay in the first-level cache.
+// A chain of elementwise operations in one pass over memory: a small program that runs over one block after the other,
+// whose intermediate results stay in the first-level cache.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -17,7 +17,7 @@ constexpr std::size_t none = ~std::size_t{0};
 // Elements in a block at least and at most, and the floats of all that a block reads and writes.
 constexpr std::size_t least_block = 256, most_block = 2048, cache = 8192;
 // The work that is worth a thread of its own, in additions.
-constexpr std::size_t least_work = 65536;
+constexpr std::size_t least_work = 131072;
 
 // Where a value's elements of a block lie: those of each place, or one number.
 struct Place {
@@ -71,13 +71,12 @@ class Run {
 Run::Run(const Program& program, Context& context)
     : slots_(program.slots()), places_(program.values() + 1, Place{nullptr, true}), numbers_(program.values()) {
   std::vector<Tensor<const float>> inputs;
-  std::vector<Shape> shapes;
+  inputs.reserve(program.inputs());
   for (std::size_t i = 0; i < program.inputs(); ++i) {
     inputs.push_back(context.input<float>(i));
     require(inputs.back().given(), "an input that the program has is left out");
-    shapes.push_back(inputs.back().shape);
   }
-  shape_ = broadcast(shapes);
+  shape_ = broadcast(inputs);
   elements_ = count(shape_);
   const std::size_t outputs = context.outputs();
   require(outputs <= program.outputs().size(), "the program has fewer outputs than the node");

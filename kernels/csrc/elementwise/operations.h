@@ -28,7 +28,7 @@ inline vfloat bits(vint a) { return as_floats(a); }
   X(Abs, 1, Number, Number, None, None, magnitude(a))                             \
   X(Reciprocal, 3, Number, Number, None, None, 1.f / a)                           \
   X(Sqrt, 4, Number, Number, None, None, sqrt(a))                                 \
-  X(Exp, 6, Number, Number, None, None, exp(a))                                   \
+  X(Exp, 6, Number, Number, None, None, precise_exp(a))                           \
   X(Log, 7, Number, Number, None, None, log(a))                                   \
   X(Sigmoid, 9, Number, Number, None, None, precise_sigmoid(a))                   \
   X(Tanh, 8, Number, Number, None, None, precise_tanh(a))                         \
@@ -52,8 +52,8 @@ inline vfloat bits(vint a) { return as_floats(a); }
   X(Ceil, 1, Number, Number, None, None, ceil(a))                                 \
   X(Round, 1, Number, Number, None, None, round(a))                               \
   X(Softplus, 20, Number, Number, None, None, softplus(a))                        \
-  X(Sin, 60, Number, Number, None, None, each<sine>(a))                           \
-  X(Cos, 60, Number, Number, None, None, each<cosine>(a))                         \
+  X(Sin, 20, Number, Number, None, None, sine(a))                                 \
+  X(Cos, 20, Number, Number, None, None, cosine(a))                               \
   X(Pow, 100, Number, Number, Number, None, power(a, b))                          \
   X(Log1p, 10, Number, Number, None, None, log1p(a))
 

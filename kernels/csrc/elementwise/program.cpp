@@ -8,7 +8,8 @@ namespace {
 
 constexpr std::size_t operation_count = std::size(table), never = ~std::size_t{0};
 
-void require(bool holds, const std::string& message) {
+// What a program must satisfy.
+void demand(bool holds, const std::string& message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
@@ -23,7 +24,8 @@ struct Pair {
 };
 template <class First, class Second, bool swapped>
 constexpr Operation pair() {
-  return Operation::of<Pair<First, Second, swapped>>("pair", 2, Kind::Number, {Kind::Number, Kind::Number, Kind::Number});
+  constexpr Kind number = Kind::Number;
+  return Operation::of<Pair<First, Second, swapped>>("pair", 2, number, {number, number, number});
 }
 // By the first operation, the second one, and on which side of it the first one is.
 constexpr Code paired[] = {Code::Add, Code::Sub, Code::Mul};
@@ -35,17 +37,19 @@ struct Pairs {
       {pair<First, operations::Mul, false>(), pair<First, operations::Mul, false>()},
   };
 };
-constexpr const Operation (*pairs[])[2] = {Pairs<operations::Add>::all, Pairs<operations::Sub>::all, Pairs<operations::Mul>::all};
+constexpr const Operation (*pairs[])[2] = {
+    Pairs<operations::Add>::all, Pairs<operations::Sub>::all, Pairs<operations::Mul>::all};
 
 // The place in `paired`, or one behind them.
 std::size_t paired_place(const Operation* of) {
-  return static_cast<std::size_t>(
-      std::find_if(std::begin(paired), std::end(paired), [=](Code code) { return &operation(code) == of; }) - std::begin(paired));
+  std::size_t place = 0;
+  while (place < std::size(paired) && &operation(paired[place]) != of) ++place;
+  return place;
 }
 
-#define ONNXTRAIN_POWER(Name, formula)                             \
-  struct Name {                                                    \
-    static constexpr std::size_t operands = 1;                     \
+#define ONNXTRAIN_POWER(Name, formula)                                \
+  struct Name {                                                       \
+    static constexpr std::size_t operands = 1;                        \
     static vfloat apply(vfloat a, vfloat, vfloat) { return formula; } \
   };
 ONNXTRAIN_POWER(Square, square(a))
@@ -54,7 +58,8 @@ ONNXTRAIN_POWER(Itself, a)
 ONNXTRAIN_POWER(SquareRoot, square_root(a))
 #undef ONNXTRAIN_POWER
 template <class Formula>
-constexpr Operation power_operation = Operation::of<Formula>("power", 2, Kind::Number, {Kind::Number, Kind::Number, Kind::None});
+constexpr Operation power_operation =
+    Operation::of<Formula>("power", 2, Kind::Number, {Kind::Number, Kind::Number, Kind::None});
 
 }  // namespace
 
@@ -69,54 +74,57 @@ const Operation& power_of(float exponent) {
 
 Program::Program(const Attributes& attributes) {
   const int64_t inputs = attributes.integer("inputs");
-  require(inputs >= 1 && inputs <= int64_t{most_inputs}, "inputs must be between 1 and 16, and is " + std::to_string(inputs));
+  demand(inputs >= 1 && inputs <= int64_t{most_inputs},
+         "inputs must be between 1 and 16, and is " + std::to_string(inputs));
   inputs_ = static_cast<std::size_t>(inputs);
 
   for (const int64_t number : attributes.integers_if_given("constants")) {
-    require(constants_.size() < most_constants, "there may be at most 256 constants");
+    demand(constants_.size() < most_constants, "there may be at most 256 constants");
     // As an unsigned number or a signed one.
-    require(number >= INT32_MIN && number <= int64_t{UINT32_MAX}, "constants must have 32 bits");
+    demand(number >= INT32_MIN && number <= int64_t{UINT32_MAX}, "constants must have 32 bits");
     const auto bits = static_cast<uint32_t>(number);
     std::memcpy(&constants_.emplace_back(), &bits, sizeof bits);
   }
 
   const std::vector<int64_t> code = attributes.integers_if_given("program");
-  require(code.size() % 4 == 0, "program must have four numbers per instruction");
+  demand(code.size() % 4 == 0, "program must have four numbers per instruction");
   const std::size_t instructions = code.size() / 4;
-  require(instructions <= most_instructions, "program may have at most 256 instructions");
+  demand(instructions <= most_instructions, "program may have at most 256 instructions");
   values_ = inputs_ + constants_.size() + instructions;
   std::vector<Kind> kinds(inputs_ + constants_.size(), Kind::Number);
   for (std::size_t i = 0; i < instructions; ++i) {
     const int64_t* const four = code.data() + 4 * i;
     const std::string where = "instruction " + std::to_string(i) + ": ";
-    require(four[0] >= 0 && four[0] < int64_t{operation_count}, where + "there is no operation " + std::to_string(four[0]));
+    demand(four[0] >= 0 && four[0] < int64_t{operation_count},
+           where + "there is no operation " + std::to_string(four[0]));
     Instruction instruction{&table[four[0]], {}, kinds.size(), 0};
     for (std::size_t j = 0; j < 3; ++j) {
       const int64_t value = four[j + 1];
       const Kind kind = instruction.operation->operands[j];
       if (kind == Kind::None) {
-        require(value == -1, where + instruction.operation->name + " has fewer operands: the others must be -1");
+        demand(value == -1, where + instruction.operation->name + " has fewer operands: the others must be -1");
         instruction.operands[j] = values_;
         continue;
       }
-      require(value >= 0 && value < static_cast<int64_t>(kinds.size()),
-              where + "operand " + std::to_string(value) + " is no earlier value");
+      demand(value >= 0 && value < static_cast<int64_t>(kinds.size()),
+             where + "operand " + std::to_string(value) + " is no earlier value");
       instruction.operands[j] = static_cast<std::size_t>(value);
-      require(kinds[instruction.operands[j]] == kind, where + "operand " + std::to_string(value) + " of " +
-                                                          instruction.operation->name + " must be a " +
-                                                          (kind == Kind::Mask ? "mask" : "number"));
+      demand(kinds[instruction.operands[j]] == kind,
+             where + "operand " + std::to_string(value) + " of " + instruction.operation->name + " must be a " +
+                 (kind == Kind::Mask ? "mask" : "number"));
     }
     instructions_.push_back(instruction);
     kinds.push_back(instruction.operation->result);
   }
 
   for (const int64_t value : attributes.integers("outputs")) {
-    require(outputs_.size() < most_outputs, "there may be at most 8 outputs");
-    require(value >= 0 && value < static_cast<int64_t>(values_), "output " + std::to_string(value) + " is no value");
+    demand(outputs_.size() < most_outputs, "there may be at most 8 outputs");
+    demand(value >= 0 && value < static_cast<int64_t>(values_), "output " + std::to_string(value) + " is no value");
     outputs_.push_back(static_cast<std::size_t>(value));
-    require(kinds[outputs_.back()] == Kind::Number, "output " + std::to_string(value) + " must be a number, and is a mask");
+    demand(kinds[outputs_.back()] == Kind::Number,
+           "output " + std::to_string(value) + " must be a number, and is a mask");
   }
-  require(!outputs_.empty(), "there must be an output");
+  demand(!outputs_.empty(), "there must be an output");
   remove_unread();
   join_pairs();
   assign_slots();
@@ -183,11 +191,11 @@ void Program::assign_slots() {
   }
 }
 
-Shape broadcast(const std::vector<Shape>& shapes) {
+Shape broadcast(const std::vector<Tensor<const float>>& tensors) {
   std::size_t rank = 0;
-  for (const Shape& shape : shapes) rank = std::max(rank, shape.size());
+  for (const auto& tensor : tensors) rank = std::max(rank, tensor.shape.size());
   Shape all(rank, 1);
-  for (const Shape& shape : shapes)
+  for (const auto& [data, shape] : tensors)
     for (std::size_t i = 0; i < shape.size(); ++i) {
       int64_t& size = all[rank - shape.size() + i];
       require(shape[i] == size || shape[i] == 1 || size == 1, "the shapes of the inputs must broadcast");

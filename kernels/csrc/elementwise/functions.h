@@ -46,13 +46,8 @@ inline vfloat precise_exp(vfloat x) {
 #endif
 }
 
-// q = e / (1 + e), where x < 0 and e = eˣ, else 1 / (1 + e), e = e⁻ˣ. What rounding took from 1 + e is put back:
-// dividing by d more changes q by -q d / (1 + e).
-inline vfloat precise_sigmoid(vfloat x) {
-  const vfloat e = precise_exp(-magnitude(x)), u = e + 1.f, d = (1.f - u) + e;
-  const vfloat q = select(x < 0.f, e, splat(1.f)) / u;
-  return q - q * d * select(x < 0.f, 1.f - q, q);
-}
+// As PyTorch computes it: near 1 its rounding shows in 1 - sigmoid(x).
+inline vfloat precise_sigmoid(vfloat x) { return 1.f / (1.f + precise_exp(-x)); }
 
 // Below 0.625 x + x³ P(x²), by Remez for relative error (4.4e-9); above 1 - 2 / (e²ˣ + 1).
 inline vfloat precise_tanh(vfloat x) {

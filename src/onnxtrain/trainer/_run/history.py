@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def best_index(values: Sequence[float], *, rises: bool, min_delta: float = 0.0) -> int:
-    """Returns the index of the best epoch, ignoring improvements of at most `min_delta`.
+    """Returns the index of the best epoch, for early stopping and for restoring its parameters.
 
-    The best epoch is the last epoch whose value improved on the best value before it by more than `min_delta`; the
-    first epoch if there is none.
+    An epoch replaces the best epoch so far if its value is better by more than `min_delta`.
 
     Args:
         values: one value per epoch; NaN is the worst value.

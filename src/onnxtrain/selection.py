@@ -92,13 +92,13 @@ def set_module_scope(node: ir.Node, module: str) -> None:
 
 
 def layer_names(node: ir.Node) -> list[str]:
-    """Returns all names of a layer that patterns are matched against, without duplicates.
+    """Returns the names by which users can select a layer, without duplicates.
 
-    These names are used, as far as they are known:
+    A pattern selects the layer if it matches any of these names:
 
-    - the path of the layer's PyTorch module, e.g. `body.bn`;
-    - for a BatchNormalization, the module path in its scale's name and that name, e.g. `body.bn` and `body.bn.weight`;
-    - the node's name, e.g. `/body/bn/BatchNormalization`, and the module path in a name that starts with "/".
+    - the path of the layer's PyTorch module, e.g. `body.bn`, if the file contains it;
+    - for a BatchNormalization, the name of its scale, e.g. `body.bn.weight`, and the module path in it, `body.bn`;
+    - the node's name, e.g. `/body/bn/BatchNormalization`, and if it starts with "/", the module path in it, `body.bn`.
     """
     # If a pattern matches nothing, the error message shows the first name.
     names = []
@@ -183,7 +183,14 @@ def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, li
 def reached_patterns(
     patterns: Sequence[str], trained: Collection[str], unreached: Collection[str]
 ) -> list[str]:
-    """Drops the patterns that match only `unreached` parameters: those on which the loss does not depend.
+    """Filters out patterns that match only parameters on which the loss does not depend.
+
+    Patterns that match nothing at all are kept, so that they can be reported later.
+
+    Args:
+        patterns: names and patterns of parameters.
+        trained: names of the trained parameters.
+        unreached: names of the parameters on which the loss does not depend.
 
     >>> reached_patterns(["body.*", "aside.*", "unknown"], trained=["body.w"], unreached=["aside.w"])
     ['body.*', 'unknown']
@@ -437,7 +444,7 @@ def is_float(value: ir.Value) -> bool:
 
 
 def is_generated_name(name: str) -> bool:
-    """True if PyTorch's exporters generate such names, e.g. "val_12" or "onnx::MatMul_7"."""
+    """True if a name looks as if PyTorch's exporters had generated it, e.g. "val_12" or "onnx::MatMul_7"."""
     return _GENERATED_NAME.fullmatch(name) is not None
 
 
@@ -473,7 +480,7 @@ def _is_mask(value: ir.Value) -> bool:
 
 
 def _is_power(value: ir.Value) -> bool:
-    """True if a value is only used as a constant integer exponent, such as the 2 of a square."""
+    """True if a value is a scalar that is used only as an integer exponent, e.g. the 2 in x ** 2."""
     # Training would make the exponent fractional, and powers of negative bases NaN.
     tensor = value.const_value
     if tensor is None or tensor.shape.rank() != 0 or not float(tensor.numpy()).is_integer():

@@ -29,8 +29,6 @@ MOST_INPUTS, MOST_OUTPUTS, MOST_INSTRUCTIONS = 16, 8, 256
 
 _OPCODES = {name: code for code, name in enumerate(INSTRUCTIONS)}
 _MASKS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "And", "Or", "Not"})
-# The kernel computes them one number at a time; ONNX Runtime's own kernels are faster.
-_SLOW = frozenset({"Sin", "Cos", "Pow"})
 _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 
 _Dims = tuple[int | str, ...]
@@ -239,7 +237,7 @@ def _is_instruction(node: ir.Node) -> bool:
         return node.inputs[1] is not None and _number(node.inputs[1]) in (2.0, 3.0)
     if node.op_type in _EXPANSIONS:
         return True
-    return node.op_type in _OPCODES and node.op_type not in (*_MASKS, *_SLOW)
+    return node.op_type in _OPCODES and node.op_type not in (*_MASKS, "Pow")
 
 
 def _is_program(function: ir.Function) -> bool:

@@ -51,13 +51,15 @@ def inlined_sizes(
 
 
 def check_function_calls(model: str | wire.Bytes) -> None:
-    """Checks that ONNX Runtime, which inlines a model's functions when loading it, would not take too long.
+    """Rejects a model whose nested function calls would take ONNX Runtime too long to inline at load time.
+
+    A model that cannot be parsed is not rejected: ONNX Runtime reports the error.
 
     Args:
         model: path of the model, or its bytes.
 
     Raises:
-        ValueError: inlining would create far more nodes than the file has.
+        ValueError: after inlining, a function would have far more nodes than all functions in the file together.
         OSError: the file cannot be read.
     """
     if isinstance(model, str):

@@ -15,9 +15,10 @@ _WORD = (1 << 64) - 1
 
 @contextmanager
 def seeded(seed: int, step: int, run: int) -> Iterator[None]:
-    """Context manager that seeds ONNX Runtime's generator for one run, so that a resumed training run draws the same.
+    """Context manager that seeds ONNX Runtime's random number generator for one call to the training model.
 
-    The seed is a hash of the arguments. Other threads wait until the `with` block ends.
+    The seed is a hash of the arguments, so training that is resumed from a checkpoint draws the same random numbers as
+    uninterrupted training. Other threads that use this context manager wait until the `with` block ends.
 
     Args:
         seed: the user's seed, 64 bits.

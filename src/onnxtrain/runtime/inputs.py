@@ -118,7 +118,14 @@ def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
 
 
 def check_shapes(specs: Sequence[InputSpec], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raises InputError unless `shapes` match `specs`, with one value per symbolic size such as "batch"."""
+    """Raises InputError unless `shapes` match `specs`.
+
+    A symbolic size such as "batch" must have the same value in all inputs.
+
+    Args:
+        specs: the inputs that the model expects.
+        shapes: one shape per input.
+    """
     symbols: dict[str, tuple[int, str]] = {}
     for spec, shape in zip(specs, shapes, strict=True):
         _check_shape(spec, shape, symbols)
@@ -149,8 +156,8 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
 
     Args:
         specs: the inputs that the model expects.
-        arguments: one numpy array or OrtValue per input. An array is copied only if it is not C-contiguous, has the
-            other byte order, or is float32 for a bfloat16 input.
+        arguments: one numpy array or OrtValue per input. An array is copied only if it is not C-contiguous, has
+            non-native byte order, or is float32 for a bfloat16 input.
 
     Returns:
         One value per input, to be bound to the session. Arrays for bfloat16 inputs are returned as OrtValues.

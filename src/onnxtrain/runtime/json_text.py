@@ -16,7 +16,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses JSON. NaN and Infinity become floats, as `json.dumps` writes them.
+    """Parses JSON. Also accepts NaN, Infinity and -Infinity, which `json.dumps` writes for non-finite floats.
 
     >>> parse_json('{"a": [1, NaN]}')
     {'a': [1, nan]}

@@ -48,10 +48,14 @@ _registering = ProcessLock()
 
 
 def kernel_library() -> str | None:
-    """Returns the path of the library with the native CPU kernels; None if sessions run function bodies instead.
+    """Returns the path of the library with native CPU kernels for the functions of domain `onnxtrain`.
+
+    Returns:
+        The path. None if the environment variable `ONNXTRAIN_KERNELS` is `off`, or if it is `auto` (the default) and no
+        usable library is installed. ONNX Runtime then runs the function bodies.
 
     Raises:
-        InputError: `ONNXTRAIN_KERNELS` is not on, off or auto; or it is `on`, but there are no suitable kernels.
+        InputError: `ONNXTRAIN_KERNELS` is not on, off or auto; or it is `on`, but no usable library is installed.
     """
     setting = os.environ.get(VARIABLE, "").strip().lower() or "auto"
     if setting not in ("auto", "on", "off"):
@@ -90,13 +94,18 @@ def _installed() -> tuple[str | None, str]:
 
 
 def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = None) -> None:
-    """Registers the native kernels with session options, which may be used for several sessions.
+    """Registers the native kernels for a model's functions with session options. Does nothing if there are no kernels.
+
+    May be called again with the same options for another model.
 
     Args:
         options: the session options; modified in place.
-        names: names of the functions in the model, e.g. ["Convolution_float", "ConvolutionGradient0_float"]. Each
-            distinct convolution calls a function with a number in its name; kernels are registered only for the numbers
-            that occur. None to register the library's default numbers.
+        names: names of the functions in the model, e.g. ["Convolution_float", "ConvolutionGradient0_float"]. The
+            functions of each distinct convolution have a number in their names; kernels are registered for numbers from
+            0 to the highest in `names`. None for the library's default numbers, e.g. 0 to 63 for ConvolutionGradient.
+
+    Raises:
+        InputError: see :func:`kernel_library`.
     """
     path = kernel_library()
     if path is None:
@@ -106,11 +115,14 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
 
 
 def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: str) -> None:
-    """Registers native kernels for the functions whose kernels are not registered yet. The caller holds the lock.
+    """Registers native kernels with session options, except for kernels that are already registered with them.
+
+    The caller must hold the lock `_registering`.
 
     Args:
         options: the session options; modified in place.
-        names: names of the functions in the model; None to register the library's default numbers.
+        names: names of the functions in the model; None for the library's default numbers, see
+            :func:`register_kernels`.
         path: path of the library.
     """
     # Only the names that the model needs: ONNX Runtime creates a schema for each, which takes about 20 microseconds.

@@ -25,7 +25,7 @@ _VERSION = 2
 
 
 class _Table:
-    """A FlatBuffer table. The methods read the field with a given index in the schema, from 0.
+    """A FlatBuffer table. The methods take the index of a field in the schema, counted from 0.
 
     Args:
         data: content of the whole file.
@@ -171,7 +171,10 @@ def _read_properties(bag: _Table, store: Store) -> None:
 
 
 def _read(data: bytes) -> Store:
-    """Reads a file whose root table is `Checkpoint{version, module_state, optimizer_groups, property_bag}`."""
+    """Parses the content of an onnxruntime-training checkpoint file.
+
+    Its root table is `Checkpoint{version, module_state, optimizer_groups, property_bag}`.
+    """
     root = _Table(data, struct.unpack_from("<I", data)[0])
     version = root.integer(0, "<i")
     if version != _VERSION:

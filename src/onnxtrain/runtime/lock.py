@@ -23,7 +23,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ProcessLock:
-    """Lock for a resource that each process has once, e.g. a registry. After a fork, it is free in the child process.
+    """Lock for a per-process resource, e.g. a registry. A forked child process starts with the lock released.
 
     A plain `threading.Lock` would remain locked in the child if another thread held it during the fork.
     """
@@ -122,14 +122,14 @@ class StateLock:
 
 
 class GradientOwner:
-    """Records which thread computed the gradients of a state, and rejects other threads' steps with them.
+    """Records which thread computed the gradients of a state, and prevents other threads from using them by mistake.
 
     A training step consists of several calls: `module(...)`, `optimizer.step()` and `module.lazy_reset_grad()`. If
-    another thread makes such a call in between, it may have intended to use its own gradients. So the call is an error,
-    unless both threads hold the lock of the state from their first call to their last.
+    another thread made one of these calls in between, it would use or overwrite the first thread's gradients. Such a
+    call raises TrainingStateError, unless both threads hold the lock of the state from their first call to their last.
 
     Args:
-        lock: lock of the state. Callers of the methods hold it.
+        lock: lock of the state. It must be held when a method is called.
     """
 
     __slots__ = ("_lock", "_shared", "_thread", "_used")
@@ -144,12 +144,20 @@ class GradientOwner:
         self._used = True
 
     def check_replace(self, doing: str) -> None:
-        """Raises TrainingStateError if this thread must not replace the gradients."""
+        """Raises TrainingStateError if this thread would replace another thread's gradients before they are used.
+
+        Args:
+            doing: beginning of the message, e.g. "A training step".
+        """
         if not self._used:
             self._require(doing)
 
     def check_add(self, doing: str) -> None:
-        """Raises TrainingStateError if this thread must not add to the gradients."""
+        """Raises TrainingStateError if this thread would add to another thread's gradients.
+
+        Args:
+            doing: beginning of the message, e.g. "A training step".
+        """
         self._require(doing, even_if_ended=True)
 
     def replaced(self) -> None:
@@ -161,7 +169,11 @@ class GradientOwner:
         self._used = False
 
     def check_use(self, doing: str) -> None:
-        """Raises TrainingStateError if this thread must not use the gradients to update the parameters."""
+        """Raises TrainingStateError if an optimizer step in this thread would use another thread's gradients.
+
+        Args:
+            doing: beginning of the message, e.g. "Optimizer.step()".
+        """
         self._require(doing)
 
     def used(self) -> None:
@@ -169,7 +181,14 @@ class GradientOwner:
         self._used = True
 
     def reset(self, doing: str) -> None:
-        """Records that this thread discards the gradients. Raises TrainingStateError if they are another thread's."""
+        """Records that this thread discards the gradients.
+
+        Args:
+            doing: beginning of the error message, e.g. "Module.lazy_reset_grad()".
+
+        Raises:
+            TrainingStateError: the gradients belong to another thread, and no optimizer step has used them yet.
+        """
         if not self._used:
             self._require(doing)
         self._used = True

@@ -57,10 +57,11 @@ the row indices."""
 
 
 def fingerprint(parameters: Iterable[Signature], statistics: Iterable[Signature] = ()) -> str:
-    """Returns a SHA-256 (hexadecimal) of the names, dtypes and shapes of parameters and statistics, in any order.
+    """Returns a hash of the names, dtypes and shapes of a model's parameters, to check that a checkpoint belongs to it.
 
-    The digest is that of a JSON object, as UTF-8 text without spaces. Its keys are `parameters` and `statistics`, its
-    values lists of `[name, dtype, shape]`, sorted by name.
+    The hash is the hexadecimal SHA-256 of a JSON object, encoded as UTF-8 without spaces, such as
+    `{"parameters":[["w","float32",[2,3]]],"statistics":[]}`. Both lists are sorted by name, so the order
+    of the tensors does not matter.
 
     >>> fingerprint([("w", "float32", (2, 3))])[:8]
     'f6e700ff'
@@ -124,7 +125,7 @@ def _dims(shape: object) -> tuple[Dim, ...] | None:
 
 
 def _input(entry: Mapping[str, Any]) -> InputSpec:
-    """Parses the entry of an input or target."""
+    """Parses the manifest entry for one user input or target."""
     # Keys read by `get` are optional; the contract defines their defaults.
     labels, weighs = entry.get("class_labels"), bool(entry.get("sample_weight"))
     if weighs and (entry["dtype"] not in ("float32", "float64") or len(entry["shape"]) != 1):
@@ -174,7 +175,7 @@ def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) 
 
 
 def _parameter(entry: Mapping[str, Any]) -> ParameterSpec:
-    """Parses the entry of a parameter."""
+    """Parses the manifest entry for one parameter."""
     name, trainable = _text(entry, "name"), bool(entry["trainable"])
     gradient = _text(entry, "gradient") if trainable else None
     indices = _text(entry, "gradient_indices") if trainable and "gradient_indices" in entry else None
@@ -193,7 +194,7 @@ def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
 
 
 def _host_input(entry: Mapping[str, Any]) -> HostInput:
-    """Parses the entry of a model input whose elements the host provides: seed, step or run number."""
+    """Parses the manifest entry for an input that the host sets to the seed, step or run number."""
     name, holds = _text(entry, "name"), tuple(list_of_texts(entry["holds"], "the numbers of a host input"))
     unknown = sorted({*holds} - {*HOST_VALUES})
     if unknown or entry["dtype"] != "int64" or entry["shape"] != [len(holds)]:
@@ -205,7 +206,7 @@ def _host_input(entry: Mapping[str, Any]) -> HostInput:
 
 
 def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
-    """Parses the entry of the optimizer."""
+    """Parses the manifest entry for the optimizer model."""
     # Optional: by default, moments start at 0.
     moments = tuple(list_of_texts(entry["moments"], "the moments"))
     values = tuple(map(float, entry.get("initial_values", [0.0] * len(moments))))

@@ -47,10 +47,10 @@ class LossMean:
         labels: name of the input or target with the labels, e.g. "labels"; None for a mean over samples.
         ignore_index: label that is ignored, e.g. -100; None if no label is ignored.
         weight: weight per class, e.g. (1.0, 0.5); None if all classes have weight 1.
-        sample_weight: name of the input with a weight per sample, by which the sample's count is multiplied; None if
-            all samples have weight 1.
-        shift: number of labels at the start of each sequence that are not counted, because no logits predict them, e.g.
-            1.
+        sample_weight: name of the input with one weight per sample. In :meth:`count`, samples or their labels count
+            with this weight. None if all samples have weight 1.
+        shift: number of labels to skip at the start of each sequence, because no logits predict them. It is 1 for
+            next-token prediction.
     """
 
     labels: str | None = None
@@ -174,11 +174,14 @@ these steps."""
 
 @dataclass(frozen=True)
 class HostInput:
-    """An input of the training model that the host fills with seed and counters, e.g. to draw Dropout masks.
+    """An input for the seed and step counts, from which the training model computes e.g. Dropout masks.
+
+    The host, i.e. `Module` or another program that runs the model, sets the input before each call.
 
     Attributes:
         name: name of the graph input, e.g. "onnxtrain.random".
-        holds: what each element of the input (int64 [n]) is, from :data:`HOST_VALUES`, e.g. ("seed", "step", "run").
+        holds: the meaning of each element of the input (int64 [n]), e.g. ("seed", "step", "run"). See
+            :data:`HOST_VALUES`.
     """
 
     name: str
@@ -187,14 +190,15 @@ class HostInput:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """The optimizer model of a run.
+    """Describes the optimizer model that belongs to a training model: its algorithm, state tensors and inputs.
 
     Attributes:
         type: name of the optimizer, e.g. "AdamW".
         settings: settings of the optimizer by name, e.g. {"eps": 1e-8, "weight_decay": 0.01}; empty if the manifest
             doesn't list them.
-        moments: names of the state tensors that each parameter has, e.g. ("momentum0", "momentum1").
-        initial_values: initial value of the elements of each moment, e.g. (0.0, 0.0).
+        moments: names of the optimizer's state tensors, e.g. ("momentum0", "momentum1"). A trainable parameter has at
+            most one tensor per name.
+        initial_values: for each moment, the initial value of all elements, e.g. (0.0, 0.0).
         learning_rate: name of the input with the learning rate, e.g. "learning_rate".
         step: name of the input with the step number, counted from 1, e.g. "step".
     """
@@ -209,7 +213,10 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A parsed manifest.
+    """Lists the inputs, outputs and parameters of a training model and its eval, inference and optimizer models.
+
+    The manifest is parsed from JSON in the models' metadata. `Module` and `Optimizer` use it to bind buffers to the
+    models, and to check that the models and the checkpoint belong together.
 
     Attributes:
         fingerprint: digest of the parameters' and statistics' names, dtypes and shapes; see :func:`fingerprint`.
@@ -218,14 +225,14 @@ class Manifest:
         outputs: names of the outputs of the training and eval models, the loss first, e.g. ("loss", "logits").
         parameters: all parameters, in graph order.
         statistics: running statistics of BatchNorm layers.
-        optimizer: the optimizer; None if the run has no optimizer model.
+        optimizer: the optimizer; None if there is no optimizer model.
         loss_mean: the denominator of the loss; None if the loss is a sum.
-        inference_outputs: names of the outputs of the inference model; empty if the run has none.
+        inference_outputs: names of the outputs of the inference model; empty if there is none.
         inference_inputs: names of the user inputs of the inference model. For a language model that generates text,
             these are `inputs` and its key-value cache, e.g. "past_key_values.0.key".
         profile: "default", or "portable" for models that run in every build of ONNX Runtime.
         host_inputs: inputs of the training model that the runtime fills, not the user; empty for most models.
-        draws: True if the training model may draw from ONNX Runtime's own generator, as Dropout does.
+        draws: True if the training model may use ONNX Runtime's random number generator, e.g. for Dropout.
     """
 
     fingerprint: str

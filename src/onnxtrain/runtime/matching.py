@@ -14,7 +14,7 @@ _SHOWN = 5
 
 
 def describe_mismatch(tensor: ParameterSpec | StatisticSpec | Buffer, place: str, buffer: Buffer) -> str:
-    """Describes how dtype or shape of a tensor and its counterpart in the checkpoint differ; "" if they are equal.
+    """Describes how the dtype or shape of a tensor differs from its counterpart in the checkpoint; "" if equal.
 
     Args:
         tensor: the tensor.
@@ -104,7 +104,11 @@ def _base_and_scaling(text: str) -> tuple[object, object]:
 
 
 def fit_store(store: Store, manifest: Manifest, source: str) -> None:
-    """Checks that `store` matches `manifest`, sorts its tensors in the manifest's order and sets `store.trainable`.
+    """Checks that a checkpoint matches a training model, and prepares `store` for training it.
+
+    Reorders the tensors to match the manifest, and sets `store.trainable` to the names of its trainable parameters. In
+    a checkpoint of onnxruntime-training, BatchNorm statistics are stored as frozen parameters: moves them to
+    `store.statistics`. Nominal checkpoints contain only names: adds dtypes and shapes.
 
     Args:
         store: content of a checkpoint; modified in place.

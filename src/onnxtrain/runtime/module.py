@@ -237,7 +237,7 @@ class Module(NotCopyable):
 
     @cached_property
     def _accumulating_step(self) -> Binding:
-        """Binding for training steps that write to the scratch buffers, to accumulate gradients."""
+        """Binding for training steps that accumulate gradients: the model writes them to the scratch buffers."""
         return self._bind_training(self._scratch_gradients)
 
     @cached_property

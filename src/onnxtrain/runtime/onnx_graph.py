@@ -13,7 +13,7 @@ from onnxtrain.runtime.onnx_wire import Bytes
 
 @dataclass
 class Node:
-    """A NodeProto, with what is needed for pruning.
+    """An encoded NodeProto, from which only the names needed for pruning are parsed.
 
     Attributes:
         raw: the encoded field of the GraphProto, including its key.

@@ -10,15 +10,15 @@ from onnxtrain.runtime.dtypes import Array, DType, narrow, widen
 
 
 class RowGradient:
-    """The sparse gradient of an embedding table `[n, *rest]`: one row per read, so its size varies between steps.
+    """The sparse gradient of an embedding table `[n, *rest]`: one row per lookup, so its size varies between steps.
 
     Attributes:
         dtype: element type.
         shape: sizes of the table, e.g. (30000, 128).
         device: device of the gradient.
-        rows: the gradient for each read of a row, `[reads, *rest]`. If the batch read a row twice, there are two
-            gradients for it, which must be summed.
-        indices: the row index of each read, int64 `[reads]`.
+        rows: the gradient for each lookup, `[lookups, *rest]`. If a batch contains the same index twice, the
+            two gradients must be summed.
+        indices: the row of the table for each lookup, int64 `[lookups]`.
     """
 
     rows: ort.OrtValue
@@ -29,7 +29,7 @@ class RowGradient:
         self.clear()
 
     def replace(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:
-        """Replaces the gradient with that of a new step."""
+        """Replaces the gradient with the `rows` and `indices` computed by a new training step."""
         self.rows, self.indices = rows, indices
 
     def add(self, rows: ort.OrtValue, indices: ort.OrtValue) -> None:

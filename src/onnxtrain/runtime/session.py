@@ -50,13 +50,13 @@ def describe(model: ModelSource, role: str) -> str:
 def open_session(
     model: ModelSource, role: str, device: Device, options: ort.SessionOptions | None
 ) -> ort.InferenceSession:
-    """Opens a session.
+    """Opens an ONNX Runtime session for a model, after checking its external data and function calls.
 
     Args:
         model: path of an ONNX file, or its bytes.
         role: role of the model in error messages, e.g. "eval model".
         device: device that runs the session.
-        options: session options. Default: those of :class:`SessionSettings`.
+        options: session options; None for the options of a default :class:`SessionSettings`.
 
     Raises:
         ModelLoadError: the model is missing, truncated, not an ONNX model, or rejected by the installed onnxruntime.
@@ -197,7 +197,11 @@ def open_training_session(
 
 @contextlib.contextmanager
 def _texts_of(source: str) -> Iterator[None]:
-    """Context manager that raises ModelLoadError if a name in the model is not UTF-8; `source` describes the model."""
+    """Context manager for reading names from a session: raises ModelLoadError if a name is not UTF-8.
+
+    Args:
+        source: role and path of the model for the error message, e.g. "eval model 'run/eval_model.onnx'".
+    """
     # onnxruntime loads models with such names, but its Python binding fails to return them.
     try:
         yield

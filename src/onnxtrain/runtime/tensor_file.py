@@ -45,10 +45,16 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mappi
 
 @contextlib.contextmanager
 def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
-    """Opens a binary file that replaces the file `uri` when the block ends without an exception.
+    """Context manager for writing a checkpoint file atomically: yields a binary file that replaces `uri` at the end.
+
+    If an exception is raised in the `with` block, an existing file is left intact.
+
+    Args:
+        uri: path of the file.
+        doing: beginning of the error message.
 
     Raises:
-        CheckpointError: the file cannot be written. An existing file is left intact. The message begins with `doing`.
+        CheckpointError: the file cannot be written.
     """
     try:
         with replace_file(uri) as file:
@@ -61,7 +67,16 @@ def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
 
 
 def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer:
-    """Reads the tensor that `entry` of the header describes; `start` is the position after the header."""
+    """Reads one tensor of a safetensors file.
+
+    Args:
+        file: the file.
+        start: position after the header.
+        entry: the header's entry for the tensor, e.g. {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}.
+
+    Raises:
+        ValueError: the element type is not supported.
+    """
     dtype = dtypes.BY_SAFETENSORS.get(entry["dtype"])
     if dtype is None:
         raise ValueError(f"element type {entry['dtype']} is not supported")
@@ -72,7 +87,7 @@ def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer
 
 
 def require_file(path: str) -> None:
-    """Raises ValueError if a path refers to a pipe or device, which may never end."""
+    """Raises ValueError if a path refers to a pipe, socket or device, because reading it might never end."""
     if is_stream(path):
         raise ValueError("it is a pipe or a device, not a file")
 

@@ -181,7 +181,12 @@ def _samples(model: ir.Model, count: int, user_samples: Mapping[str, npt.ArrayLi
 
 
 def _session(model: ir.Model, path: Path) -> Any:
-    """Saves the model to `path` in inference mode, and opens a session for it."""
+    """Opens a CPU session for a copy of the model in which BatchNormalization and Dropout are in inference mode.
+
+    Args:
+        model: the model; not modified.
+        path: file to which the copy is saved.
+    """
     # In training mode, BatchNormalization mixes samples by design, and runs with Dropout differ.
     quiet = canonicalize(model)
     TrainingModePass(batch_norm="inference", dropout="inference")(quiet)

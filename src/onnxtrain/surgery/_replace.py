@@ -299,7 +299,15 @@ def _replace_value(old: ir.Value, new: ir.Value) -> None:
 
 
 def _remove_head_outputs(model: ir.Model, layer: Linear, name: str) -> None:
-    """Removes outputs that are computed from the head, except the output of `layer`; logs a warning."""
+    """Removes outputs computed from the replaced layer, e.g. by ArgMax over the old classes, except its own output.
+
+    Logs a warning if there are any.
+
+    Args:
+        model: the model; modified in place.
+        layer: the replaced layer.
+        name: name of the layer's output.
+    """
     # E.g. the label computed by an ArgMax over the old classes, which would not match the new number.
     from_head: set[ir.Value] = {layer.node.outputs[0]}
     for node in model.graph:

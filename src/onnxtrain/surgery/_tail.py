@@ -23,7 +23,11 @@ class Refusal(Exception):
 
 
 def data_input(node: ir.Node) -> ir.Value | None:
-    """Returns the input through which a node reads the head's output, or None if this is ambiguous."""
+    """Returns the input of a node that carries the class axis, to trace an output back to the head that computes it.
+
+    For arithmetic ops, this is the operand that is not a constant of one element, e.g. not a temperature; None unless
+    there is exactly one such operand. For other ops, it is the first input.
+    """
     # A scalar operand, as in a division by a temperature, has no class axis. Any other operand may have one.
     if node.op_type not in ARITHMETIC:
         return node.inputs[0]
@@ -35,14 +39,20 @@ def data_input(node: ir.Node) -> ir.Value | None:
 
 
 def follow(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """Returns the class axis of a node's output, and updates the number of classes in the node's constants.
+    """Propagates the class axis through a node between the head and an output, for a new number of classes.
+
+    If a constant of the node contains the number of classes, e.g. the target shape of a Reshape, the node gets a
+    constant with the new number instead.
 
     Args:
-        model: the model.
-        node: a node of the tail, e.g. a Flatten.
+        model: model that contains the node, changed in place.
+        node: a node whose op is in `TAIL_OPS`, e.g. a Flatten.
         axis: class axis of the node's input, non-negative.
         old: the old number of classes, e.g. 1000.
         new: the new number of classes, e.g. 10.
+
+    Returns:
+        The class axis of the node's output.
 
     Raises:
         Refusal: the axis cannot be followed.

@@ -226,7 +226,15 @@ _OPTIMIZERS: dict[str, tuple[Callable[..., tuple[ir.Value, ...]], int]] = {
 
 
 def _lower_gradients(model: ir.Model) -> ir.Model:
-    """Replaces all Gradient nodes; a Gradient on which the `y` of another Gradient depends is replaced first."""
+    """Replaces each Gradient node with the nodes that compute its outputs; returns the model.
+
+    Nested Gradients are replaced from the inside out: if the `y` of one Gradient depends on the result of another, the
+    other is replaced first.
+
+    Raises:
+        ModelError: a Gradient is in a subgraph, its `y` depends on its own result, or its inputs do not match `xs` and
+            `zs`.
+    """
     # A subgraph may refer to tensors of the enclosing graph, whose path to y is not contained in a single graph.
     for graph in model.graphs():
         for node in graph:
@@ -263,7 +271,7 @@ def _sources(node: ir.Node) -> tuple[list[str], list[str]]:
 
 
 def _nodes_between(model: ir.Model, node: ir.Node) -> list[ir.Node]:
-    """Returns the nodes that compute `y` of a Gradient node from the tensors named in `xs` and `zs`, in graph order."""
+    """Returns the nodes on which the `y` of a Gradient depends, up to the tensors in `xs` and `zs`, in graph order."""
     xs, zs = _sources(node)
     (target,) = differentiable_values(model.graph, [_target(node)], "y")
     values = values_by_name(model.graph)
@@ -316,7 +324,9 @@ def _names(node: ir.Node) -> list[str]:
 
 
 def _copy_between(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
-    """Copies the subgraph from `xs` and `zs` to `y` of a Gradient node, and feeds it the node's inputs instead.
+    """Copies the nodes that compute the `y` of a Gradient, with its inputs in place of the tensors in `xs` and `zs`.
+
+    The derivatives are evaluated at the inputs of the node, which may differ from the tensors named in `xs` and `zs`.
 
     Returns:
         The name of `y` in the copy, and the names of the values that replace `xs`.

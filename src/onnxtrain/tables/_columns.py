@@ -320,7 +320,12 @@ def holds_numbers(values: Values, *, categorical: bool) -> bool:
 
 
 def no_encoding(values: Values, *, categorical: bool) -> InputError:
-    """Returns the error to raise for a column of categories when `encode` is not set."""
+    """Returns the error to raise for a column of categories if `encode` is not set; it quotes the first category.
+
+    Args:
+        values: values of the column.
+        categorical: True if the column is declared categorical, so that its numbers are categories as well.
+    """
     row = int((~values.missing & (~values.is_number | categorical)).argmax())
     value = str(values.raw[row]).strip()
     comma = re.fullmatch(r"[+-]?\d+,\d+", value) is not None

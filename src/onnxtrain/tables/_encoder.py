@@ -462,7 +462,15 @@ def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) 
 
 
 def _as_input(block: Array, spec: InputSpec) -> Array:
-    """Converts encoded columns to the rank of a model input, and whole numbers to int64 for an integer input."""
+    """Converts encoded columns to the rank and dtype of a model input.
+
+    For an input of rank 1, a single column [rows, 1] becomes [rows]. For an integer input, the values become int64 if
+    all of them are whole numbers.
+
+    Args:
+        block: encoded columns [rows, width].
+        spec: description of the input.
+    """
     if spec.shape is not None and len(spec.shape) == 1 and block.shape[1] == 1:
         block = block[:, 0]
     # Fractions stay floats: the trainer has a better message for them.

@@ -325,7 +325,7 @@ def _require_numbers_or_texts(values: Values, *, dates: bool) -> None:
 
     Args:
         values: values of the column.
-        dates: True if the dtype of the column is a date.
+        dates: True if the column has a datetime dtype.
     """
     allowed = str | bool | int | float | np.number | np.bool_
     for row, value in enumerate(values.raw):

@@ -27,7 +27,16 @@ class ColumnWriter:
         self.missing = missing
 
     def look_up(self, x: ir.Value, numbers: Mapping[str, int], default: int) -> ir.Value:
-        """Writes a node that maps each string in `x` to its number in `numbers` or to `default`, int64 [rows]."""
+        """Writes a node that maps strings to integers.
+
+        Args:
+            x: the strings [rows].
+            numbers: integer for each known string.
+            default: integer for all other strings.
+
+        Returns:
+            The integers, int64 [rows].
+        """
         self.op.graph.opset_imports.setdefault(_ML, _ML_VERSION)
         node = ir.node(
             "LabelEncoder",
@@ -47,10 +56,18 @@ class ColumnWriter:
         return index
 
     def pick_rows(self, rows: np.ndarray, index: ir.Value, message: str) -> ir.Value:
-        """Writes a node that computes `rows[index]`, double. For an index out of range, the model fails with `message`.
+        """Writes a Gather node that computes `rows[index]`; the model fails with `message` if an index is out of range.
 
-        ONNX has no op that raises an error. Gather does so for an index out of range, and ONNX Runtime's error quotes
-        the name of the node, which is the message.
+        ONNX has no op that raises an error, but Gather fails for an index out of range, and ONNX Runtime's error quotes
+        the name of the node. The node is therefore named `message`.
+
+        Args:
+            rows: table to select from, [n] or [n, width].
+            index: row numbers, int64 [rows].
+            message: the error message.
+
+        Returns:
+            The selected rows, double [rows] or [rows, width].
         """
         picked: ir.Value = self.op.Gather(self.op.const(rows, ir.DataType.DOUBLE), index)
         node = picked.producer()

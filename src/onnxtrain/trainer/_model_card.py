@@ -87,7 +87,7 @@ def _front_matter(
 
 
 def _text(text: object) -> str:
-    """Escapes Markdown in a text, e.g. in an input's name, which may contain any characters."""
+    """Converts a value, e.g. an input's name with arbitrary characters, to a string with escaped Markdown."""
     return _MARKDOWN.sub(r"\\\g<0>", printable(text))
 
 

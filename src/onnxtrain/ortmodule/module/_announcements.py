@@ -66,7 +66,9 @@ _MANY_CAPTURES = 64
 
 
 def warn_of_many_captures(captures: Counter[Any]) -> None:
-    """Counts the current capture, and warns when its function is captured for the 65th time.
+    """Warns when a function is captured for the 65th time, because Dynamo gives up after 256 captures.
+
+    Call this function once in each capture: it counts the capture under the function that Dynamo is capturing.
 
     Args:
         captures: number of captures per function; updated in place.

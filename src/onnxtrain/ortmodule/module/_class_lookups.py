@@ -23,14 +23,14 @@ function can be freed."""
 def class_for(cls: type, wrapped: type) -> type:
     """Returns a subclass of `cls` with the special methods of `wrapped`, e.g. `__len__`; the result is cached.
 
-    Other missing attributes of the subclass are looked up on `wrapped`.
+    Attributes that `cls` lacks, other than special methods, are looked up on `wrapped`.
 
     Args:
         cls: ORTModule, or a subclass of it.
         wrapped: the class of the wrapped module.
 
     Returns:
-        The subclass, or `cls` itself if `wrapped` adds no attributes to `torch.nn.Module`.
+        The subclass, or `cls` itself if all attributes of `wrapped` exist in `torch.nn.Module` or `cls`, too.
     """
     # Python looks up special methods on the class, without `__getattribute__`. A class with exactly the special methods
     # of `wrapped` gives the same `hasattr(model, "__len__")`, `bool(model)` and `isinstance(model, Iterable)`.

@@ -27,12 +27,12 @@ class CompiledGraph:
     """The callable for a captured graph, which Dynamo's generated code calls with the graph's inputs.
 
     Args:
-        body: computes the outputs and the new values of mutated inputs.
+        body: computes the outputs and the new values of mutated inputs. Its outputs are the outputs of the captured
+            graph, then the conditions of `checks`, then the bases of views.
         signature: describes the inputs and outputs.
         plain: the graph in PyTorch, with its assertions. It runs after an error, and if `body` is not valid for the
             inputs of a call.
-        checks: the checks of the graph's assertions. Their conditions are the last outputs of `body` before the bases
-            of views, and are not returned to the caller.
+        checks: the checks of the graph's assertions. Their conditions are not returned to the caller.
         announce: warns of computations that PyTorch is about to run.
     """
 

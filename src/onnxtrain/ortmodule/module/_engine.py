@@ -235,14 +235,15 @@ class _GraphCompiler:
         plain: fx.GraphModule | None = None,
         symbols: frozenset[Any] = frozenset(),
     ) -> Callable[..., Any]:
-        """Returns a callable that runs a graph without custom functions in ONNX Runtime, or in PyTorch as a fallback.
+        """Returns a callable that runs a graph in ONNX Runtime, or in PyTorch as a fallback.
 
         Args:
-            graph_module: the graph; changed in place.
+            graph_module: the graph, which must not apply custom autograd functions; changed in place.
             plain: a copy of the graph for PyTorch; by default a copy of `graph_module`.
-            symbols: the symbols of the batch size; empty if the graph has none, or has others, too.
+            symbols: the symbols of the batch size. Empty if no size is symbolic, or if other sizes are symbolic, too.
 
         Raises:
+            SymbolicBatchRefused: ONNX Runtime cannot run the graph, which has a symbolic batch size.
             ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
         """
         start = time.perf_counter()
@@ -399,7 +400,7 @@ def _shallow_copy(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _forget_arguments(*graph_modules: fx.GraphModule) -> None:
-    """Removes Dynamo's references to arguments from the node metadata of graphs, because they outlive the capture."""
+    """Removes Dynamo's references to arguments from the node metadata of graphs that outlive the capture."""
     # The metadata (PyTorch 2.13) has a weak reference to the tensor. `model.double()` could not swap a parameter with a
     # weak reference (`torch.__future__.set_swap_module_params_on_conversion`).
     for graph_module in graph_modules:

@@ -95,9 +95,9 @@ def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
 
 
 def being_traced() -> bool:
-    """True if a tracer is active, which must see the module's own operators.
+    """True if a tracer is active. The module must then run in PyTorch, so that the tracer sees its operators.
 
-    E.g. `torch.jit.trace`, `torch.export`, `torch.onnx.export`, `make_fx`, or a FakeTensorMode.
+    The tracers are `torch.jit.trace`, `torch.export`, `torch.onnx.export`, `make_fx` and FakeTensorMode.
     """
     return (
         _is_tracing()
@@ -108,7 +108,7 @@ def being_traced() -> bool:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """True if a call of the module runs hooks: the module's own or global hooks."""
+    """True if calling the module runs hooks: its own forward or backward hooks, or global hooks."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -198,7 +198,7 @@ _MAX_RETRIES = 2
 
 
 def _capturable_codes(trace: TracebackType | None) -> list[CodeType]:
-    """Returns the code objects in a traceback, without the functions that Dynamo never captures."""
+    """Returns the code objects in a traceback, except for functions that Dynamo never captures."""
     codes = []
     for frame, _ in traceback.walk_tb(trace):
         name = frame.f_code.co_filename
@@ -218,7 +218,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         break_even: marks calls that PyTorch runs because a capture would not pay off yet.
 
     Attributes:
-        found: (place, operator) pairs recorded since the last call of `publish`, in order of execution, e.g.
+        found: (place, operator) pairs that `publish` will report, in order of execution, as keys of a dict, e.g.
             {("Net.forward (net.py:12)", "aten.sin"): None}.
     """
 
@@ -309,7 +309,7 @@ def _source_location(frame: FrameType | None) -> str | None:
     """Returns the place that calls an operator: the user's function or, if there is none, the PyTorch layer.
 
     Args:
-        frame: the innermost stack frame at the call of the operator.
+        frame: the stack frame that calls the operator.
 
     Returns:
         The place, e.g. "Net.forward (net.py:12)". None if the operator is called by ORTModule itself, by Dynamo during

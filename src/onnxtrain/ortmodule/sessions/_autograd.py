@@ -28,14 +28,15 @@ _unwrap = _torch.unwrap_if_dead
 
 
 class _Call(NamedTuple):
-    """A call of a program that autograd records.
+    """The arguments of `_Step` that are not tensors.
 
     Attributes:
         program: the graph in ONNX Runtime.
         replay: the same graph in PyTorch.
         needs: for each input, True if it requires a gradient, e.g. (True, False).
         step: the sessions for `needs`.
-        recorded: indices of the inputs that autograd records, e.g. (0,), or None for all inputs.
+        recorded: indices of the inputs that are passed to autograd as tensor arguments, e.g. (0,), or None for all
+            inputs.
     """
 
     program: Program
@@ -46,14 +47,14 @@ class _Call(NamedTuple):
 
 
 class _CallState(NamedTuple):
-    """State of a call that backward needs in addition to the saved tensors.
+    """Per-call state that backward needs in addition to the saved tensors.
 
     Attributes:
         inputs: all inputs, from which PyTorch may recompute the outputs.
-        versions: version counters of the inputs that the gradients depend on, e.g. [0, 3].
+        versions: version counters in forward of the inputs that the gradients depend on, e.g. [0, 3].
         results: for each saved output of the program, its index, an alias of it, and its version counter.
-        checked: tuples of an input, its version counter, and the indices of the outputs for whose gradients eager
-            PyTorch saves the input.
+        checked: triples (input, version counter in forward, indices of outputs). Eager PyTorch saves the input for the
+            gradients of these outputs.
         residuals: residuals that are kept as OrtValues instead of saved tensors.
     """
 
@@ -99,13 +100,13 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
 
 
 def _detached(tensors: list[torch.Tensor], unreached: Sequence[int], alone: bool) -> list[torch.Tensor]:
-    """Detaches the inputs that no gradient reaches.
+    """Detaches the inputs that no gradient reaches, because autograd would call their hooks with None.
 
     Args:
         tensors: the inputs.
         unreached: indices of the inputs to detach.
-        alone: True if no gradient reaches any input. Then the detached first input in `unreached` still requires a
-            gradient, because otherwise the outputs would not require one.
+        alone: True if no gradient reaches any input. Then the first detached tensor is set to require a gradient, so
+            that the outputs still require one; under a `torch.func` transform, nothing is detached.
     """
     # `torch.func` transforms don't support `requires_grad_` below.
     if alone and _transforms_active():
@@ -341,8 +342,8 @@ def _check_versions(
     """Raises if the caller has modified an input that eager PyTorch would have saved for the requested gradients.
 
     Args:
-        checked: tuples of an input, its version counter in forward, and the indices of the outputs for whose gradients
-            eager PyTorch saves the input.
+        checked: triples (input, version counter in forward, indices of outputs). Eager PyTorch saves the input for the
+            gradients of these outputs.
         received: indices of the outputs that received a cotangent.
 
     Raises:

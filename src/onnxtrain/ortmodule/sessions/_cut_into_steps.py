@@ -43,7 +43,8 @@ def compile_in_steps(
         graph_module: a functional ATen graph.
         error: why ONNX Runtime cannot run the entire graph.
         signature: describes the inputs and outputs of the graph.
-        announce: warns of derivatives that PyTorch is about to compute for a part in ONNX Runtime.
+        announce: warns of computations, e.g. second derivatives, that PyTorch is about to run for a part that was
+            compiled for ONNX Runtime.
         severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
 
     Raises:
@@ -76,7 +77,9 @@ def compile_in_steps(
 
 
 def _with_views(in_pytorch: dict[fx.Node, str]) -> dict[fx.Node, str]:
-    """Adds the views that `as_strided` nodes in PyTorch are based on, so that PyTorch computes these views, too.
+    """Adds the views on which `as_strided` nodes in `in_pytorch` are based, so that PyTorch computes them, too.
+
+    ONNX Runtime would copy a view, without the other elements of the storage that `as_strided` reads.
 
     Args:
         in_pytorch: maps each node that PyTorch runs to the reason.
@@ -139,7 +142,8 @@ def _compiled_steps(
         graph_module: a functional ATen graph.
         in_pytorch: maps each node that PyTorch must run to the reason. Nodes that aren't worth a session are added.
         signature: describes the inputs and outputs of the graph.
-        announce: warns of derivatives that PyTorch is about to compute for a part in ONNX Runtime.
+        announce: warns of computations, e.g. second derivatives, that PyTorch is about to run for a part that was
+            compiled for ONNX Runtime.
         severity: minimum severity of the messages that ONNX Runtime prints, e.g. 3 for errors.
 
     Returns:

@@ -19,7 +19,7 @@ from onnxtrain.passes import infer_shapes, save_model
 class _GraphBody(Protocol):
     """A compiled graph: `OnnxPart`, or `Steps` if PyTorch runs some of its operators.
 
-    A protocol, because the modules of these classes import this module.
+    A protocol avoids a circular import: the modules of both classes import this module.
     """
 
     def executed(self) -> Iterator[tuple[str, ir.Model]]: ...
@@ -42,7 +42,10 @@ def renamed(model: ir.Model, names: Sequence[str]) -> ir.Model:
 
 
 class CompiledGraphs:
-    """The graphs in use by one ORTModule or one compiled function."""
+    """Registry of the compiled graphs of one ORTModule or compiled function, for `export_training_graph`.
+
+    A graph that Dynamo has discarded is no longer exported.
+    """
 
     def __init__(self) -> None:
         # Weak references: a graph that Dynamo has replaced must not be kept alive, nor written.

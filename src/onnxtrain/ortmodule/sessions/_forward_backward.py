@@ -143,8 +143,8 @@ def _boundary(
         values: the gradients.
         forward: the forward nodes.
         inputs: the graph inputs, without cotangents.
-        writable: inputs that backward must not read, because the caller may write to them. Nodes that read one are not
-            recomputed in backward.
+        writable: inputs that backward must not read, because the caller may write to them. Nodes that read such an
+            input are not recomputed in backward; their results are residuals.
         again: forward nodes that are recomputed in backward, apart from cheap ones.
     """
     # A dict instead of a set, because the order of the residuals must be the same in each process.

@@ -39,7 +39,7 @@ class Step:
 
 
 class Steps:
-    """A graph that runs in steps. Autograd records each step separately.
+    """A graph whose parts run alternately in ONNX Runtime and in PyTorch. Autograd records each part separately.
 
     Args:
         graph_module: the whole graph, a functional ATen graph.
@@ -179,7 +179,10 @@ def _with_grad_flag(value: Any, differentiable: bool) -> Any:
 
 
 class _WithoutGradient(torch.autograd.Function):
-    """Makes a tensor require a gradient, but propagates none."""
+    """Makes a tensor require a gradient that reaches no input, like some results in eager PyTorch.
+
+    An example is a product with a view that was created under `no_grad`.
+    """
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

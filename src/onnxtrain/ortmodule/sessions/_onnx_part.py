@@ -26,13 +26,14 @@ from onnxtrain.passes import save_model
 
 
 def output_of(kind: str, value: Any, args: Sequence[Any], results: Sequence[Any]) -> Any:
-    """Returns the output of a captured graph that an entry (kind, value) of `Lowered.outputs` describes.
+    """Returns the output of a captured graph for one pair (kind, value) in `Lowered.outputs` or `Steps.outputs`.
 
     Args:
-        kind: first item of the entry, e.g. "constant".
-        value: second item of the entry: the constant, or an index into `args` or `results`.
+        kind: "tensor", "complex", "number", "placeholder" or "constant".
+        value: an index into `args` for the kind "placeholder", the Python value for "constant", and otherwise an index
+            into `results`.
         args: the arguments of the captured graph.
-        results: the results of the ONNX graph.
+        results: the results of the ONNX graph, or of the steps.
     """
     if kind == "constant":
         return value
@@ -117,7 +118,7 @@ class OnnxPart:
 
     @property
     def step(self) -> TrainingStep | None:
-        """The forward and backward session, or None in inference."""
+        """The sessions for forward and backward, or None for inference."""
         return None if self._needs is None else self.program.training_step(self._needs)
 
     def results(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:

@@ -61,8 +61,8 @@ class Backward:
 class TrainingStep:
     """The forward and the backward session for one set of inputs that require a gradient.
 
-    The saved values are inputs of the program, then outputs, then residuals that are not outputs. A place is an index
-    into these values.
+    The values saved for backward are, in this order, inputs of the program, outputs, and residuals that are not
+    outputs. The index of a value in this order is called its place.
 
     Attributes:
         forward: returns the program's outputs, then residuals that are not outputs.
@@ -76,9 +76,11 @@ class TrainingStep:
             one input that requires a gradient.
         shared: pairs (place, index of the output) of the outputs that are saved, e.g. ((2, 0),).
         keeps_values: True if residuals are kept as OrtValues instead of saved tensors.
-        unchecked: places of saved inputs whose version counters PyTorch must not check; see `checked`.
+        unchecked: places of saved inputs whose version counters autograd must not check, because backward checks them
+            with `checked`.
         checked: pairs (index of an input, indices of outputs), e.g. ((1, {0}),). Eager PyTorch saves the input for the
-            gradients of these outputs. It raises if the caller writes to the input before one of them gets a cotangent.
+            gradients of these outputs. Its backward raises if the caller has written to the input and one of these
+            outputs receives a cotangent.
     """
 
     forward: Session
@@ -154,7 +156,7 @@ class Program:
 
     @cached_property
     def inference(self) -> Session:
-        """The session of the forward graph without residuals."""
+        """The session for inference, which returns the outputs but no residuals."""
         return self._session(self.model.clone(), self._layouts)
 
     def _joint_graph(
@@ -248,11 +250,14 @@ class Program:
         return models
 
     def _suited(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
-        """Applies all rewrites that a session for `model` applies; returns the rewritten model."""
+        """Returns the model that ONNX Runtime would run in a session for `model`, which may be changed in place."""
         return suited(self._rewritten(model), self.device, layouts)
 
     def _rewritten(self, model: ir.Model) -> ir.Model:
-        """Simplifies gradients and, on a CPU, fuses nodes into functions that have a native kernel; in place."""
+        """Simplifies gradients and, on a CPU, fuses nodes into functions that have a native kernel.
+
+        The model is changed in place and returned.
+        """
         simplify_gradients(model)
         # The native kernels are for the CPU. On a GPU, ONNX Runtime would inline the function bodies.
         if self.device.type == "cpu":
@@ -293,10 +298,12 @@ class Program:
         )
 
     def _find_unsaved(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
-        """Returns the indices of the inputs that backward must not read, because the caller may have written to them.
+        """Returns the indices of the inputs that backward must not read, because the caller may write to them.
 
-        Eager PyTorch doesn't save these inputs for the gradient of at least one output, e.g. because it saves a cast
-        copy.
+        Eager PyTorch raises if the caller writes to an input that it has saved. The caller may write to the other
+        inputs: inputs that eager PyTorch saves for no output, e.g. because it saves a cast copy, and inputs that it
+        doesn't save for one of the outputs, although the gradient graph of this output reads them. Empty if it is
+        unknown which inputs eager PyTorch saves.
         """
         if self._saves is None:
             return ()
@@ -320,14 +327,19 @@ class Program:
         return frozenset[int]().union(*self._saves.values()) if self._saves else frozenset()
 
     def _checked(self, saved_inputs: Collection[int]) -> dict[int, frozenset[int]]:
-        """Finds inputs whose version counters backward compares itself, as PyTorch's own check is absent or too strict.
+        """Finds the inputs saved by eager PyTorch whose version counters backward must compare itself.
+
+        PyTorch checks the version of each tensor that this program saves, whichever outputs receive a cotangent.
+        There is no such check for an input that the program doesn't save, and the check is too strict for an input
+        that eager PyTorch saves for some outputs only.
 
         Args:
-            saved_inputs: indices of the inputs that are saved for backward.
+            saved_inputs: indices of the inputs that this program saves for backward.
 
         Returns:
-            For the index of each such input, the indices of the outputs for whose gradients eager PyTorch saves the
-            input, e.g. {1: {0}}.
+            Maps the index of each such input to the indices of the outputs for whose gradients eager PyTorch saves
+            it, e.g. {1: {0}}. Empty if it is unknown which inputs eager PyTorch saves, or if the program doesn't
+            check writes.
         """
         # PyTorch itself checks the version of each tensor that this step saves, whatever output gets a cotangent. This
         # check is right only for an input that eager PyTorch saves for all outputs.
@@ -450,7 +462,10 @@ def _float_dependencies(targets: Iterable[ir.Value]) -> set[ir.Value]:
 
 
 def _lacks_types(graph: ir.Graph) -> bool:
-    """True if a value of the graph has no type, or the graph has a Scan, for which ONNX Runtime needs all shapes."""
+    """True if a graph needs shape inference before a session is created.
+
+    This is the case if a value has no type, or if there is a Scan, for which ONNX Runtime needs all shapes.
+    """
     # Gradient rules add optional outputs to forward nodes, e.g. the mean of LayerNormalization, without a type.
     return any(
         node.op_type == "Scan" or any(value.name and value.type is None for value in node.outputs)

@@ -1,7 +1,7 @@
 """Chooses elementwise results of the forward half that the backward half computes again, so that they are not saved.
 
-A chain of elementwise ops takes as long as memory does. Where the chain is one program (`ElementwisePass`), computing its
-results again takes less time than writing them in forward and reading them in backward.
+A chain of elementwise ops takes as long as memory does. Where the chain is one program (`ElementwisePass`), computing
+its results again takes less time than writing them in forward and reading them in backward.
 """
 
 from __future__ import annotations

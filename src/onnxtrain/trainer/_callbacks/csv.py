@@ -111,7 +111,14 @@ class CSVLogger(Logger):
             file.write(_csv(rows))
 
     def _steps_until(self, step: int) -> list[list[str]]:
-        """Returns the complete rows of the existing steps file, up to and including step number `step`."""
+        """Returns the rows of the existing steps file to keep when a run is resumed: those up to step number `step`.
+
+        Drops incomplete rows, and rows of later steps, which the resumed run repeats. Returns [] if `step` is 0, or if
+        the file does not exist or is a symlink.
+
+        Raises:
+            InputError: the file is not a log of steps.
+        """
         if step == 0 or self.steps_path.is_symlink() or not self.steps_path.is_file():
             return []
         try:
@@ -140,6 +147,9 @@ def _csv(rows: Iterable[Iterable[object]]) -> bytes:
 
 
 def _replace(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Replaces a CSV file without following symlinks, because the user did not choose the name of this file."""
+    """Replaces a CSV file; a symlink with the name of the file is replaced, not followed.
+
+    The name is derived from the path that the user passed, so the user has not chosen to write through that symlink.
+    """
     with FileSet(path.parent) as files, files.open(path.name) as file:
         file.write(_csv(rows))

@@ -190,7 +190,15 @@ def weighted_dataset(
 
 @contextlib.contextmanager
 def advising_transform(state: TrainingState, transform: TransformFunction | None) -> Iterator[None]:
-    """Context manager that adds a hint to an InputError if the last fit used a transform, but this call does not."""
+    """Context manager that adds a hint to an InputError if the user may have forgotten to pass `transform`.
+
+    The hint says that the training transform is not applied to this data. It is added if the last fit used a transform
+    and `transform` is None.
+
+    Args:
+        state: the trainer's state.
+        transform: transform of the data that is opened in the block; None for no transform.
+    """
     try:
         yield
     except InputError as error:

@@ -153,15 +153,15 @@ class FitLoop:
             yield [array.copy() for array in arrays] if self._data.volatile and index < last else arrays
 
     def _show(self, group: Sequence[object], shown: float, rate: float) -> float:
-        """Updates the progress bar, unless the last update was less than `_SHOW_SECONDS` ago.
+        """Updates the progress bar, at most once every `_SHOW_SECONDS`.
 
         Args:
             group: batches trained on since the last call.
-            shown: time of the last update of the progress bar, from `time.perf_counter`.
+            shown: time of the last update of the progress bar, from `time.perf_counter`; -inf to update it in any case.
             rate: training throughput in samples per second.
 
         Returns:
-            The time of the last update: now, or `shown`.
+            The time of the last update: now, or `shown` if the bar was not updated.
         """
         if not self._report.shows_steps:
             return shown

@@ -13,13 +13,14 @@ from onnxtrain.trainer.data import Pass, Source
 
 
 def renew_statistics(state: TrainingState, data: Source) -> None:
-    """Sets running statistics to the means of the batch statistics over one epoch, like `swa_utils.update_bn`.
+    """Recomputes the BatchNorm running statistics for averaged parameters, like `torch.optim.swa_utils.update_bn`.
 
-    All batches have the same weight, regardless of size. Frozen statistics are not changed.
+    The statistics become the means of the batch statistics over one epoch of training data. All batches have the same
+    weight, regardless of size. Frozen statistics are not changed.
 
     Args:
         state: models and tensors.
-        data: training data, read in the order of the next epoch.
+        data: training data. Its batches are read in the order of the epoch that would be trained next.
 
     Raises:
         DivergenceError: the statistics of a batch are not finite; the old statistics are kept.
@@ -85,13 +86,14 @@ def renew_statistics(state: TrainingState, data: Source) -> None:
 
 
 def _momentum(from_zero: Array, from_one: Array) -> float:
-    """Computes a BatchNormalization node's momentum from its statistics after one batch, for two initial values.
+    """Computes the momentum of a BatchNormalization node from two runs on the same batch.
 
-    Uses the element with the least cancellation.
+    The node returns `momentum * running + (1 - momentum) * batch`, so the results of the two runs, which start from
+    running statistics of 0 and 1, differ by the momentum. Uses the element with the least cancellation.
 
     Args:
-        from_zero: statistics after a batch, if they were 0 before it.
-        from_one: statistics after the same batch, if they were 1 before it.
+        from_zero: statistics after the batch, if they were 0 before it.
+        from_one: statistics after the batch, if they were 1 before it.
     """
     index = np.abs(from_zero).argmin()
     return float((from_one - from_zero).reshape(-1)[index])

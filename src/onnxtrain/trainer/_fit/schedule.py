@@ -25,8 +25,8 @@ class Curve:
     """Learning rate schedule with a linear warm-up.
 
     Attributes:
-        schedule: schedule that starts after the warm-up. If it counts epochs, it starts immediately instead, multiplied
-            by the factor of the warm-up.
+        schedule: schedule that starts after the warm-up. A schedule that counts epochs starts at the first step
+            instead, and is multiplied by the warm-up factor.
         warmup_steps: number of warm-up steps; 0 if `warmup_ratio` determines it.
         warmup_ratio: length of the warm-up as a fraction of all steps, e.g. 0.1; 0 for no warm-up.
     """

@@ -207,7 +207,7 @@ class TrainingState:
         return state
 
     def _check_metrics(self, predictions: bool) -> None:
-        """Raises InputError if the run was saved in the middle of an epoch, with metrics other than :attr:`metrics`.
+        """Raises InputError if a run saved in the middle of an epoch recorded metrics other than :attr:`metrics`.
 
         Args:
             predictions: True if predictions were saved, which only some metrics need.
@@ -240,7 +240,7 @@ class TrainingState:
         """Context manager that marks a fit as running, and keeps other trainers out of the directory.
 
         Raises:
-            TrainingStateError: another fit of this trainer is running.
+            TrainingStateError: another fit of this trainer is running, or moving averages replace the trained values.
             CheckpointError: another trainer is working in the directory, or has saved there.
         """
         # Within `with trainer.averaged()`, a fit would train the averages, and lose its steps at the end of the block.
@@ -250,7 +250,11 @@ class TrainingState:
             yield
 
     def abandon(self) -> None:
-        """Discards an interrupted fit, so that the next fit starts a new one."""
+        """Discards an interrupted fit, so that the next call to `Trainer.fit` starts a new fit instead of resuming it.
+
+        Raises:
+            TrainingStateError: a fit is running in another thread.
+        """
         with self.lock:
             self.guard.require_no_fit("Trainer.abandon_fit()", elsewhere=True)
             self.position.abandon()
@@ -280,16 +284,18 @@ class TrainingState:
         }
 
     def check_schedule(self, plan: Plan, per_epoch: int | None) -> None:
-        """Checks that a schedule for several fits is long enough for the next fit.
+        """Checks that a schedule shared by several fits does not end before the next fit.
 
-        A fit that exceeds `total_steps` only causes a warning.
+        The length of the schedule is `schedule_epochs` or `total_steps`. Exceeding `total_steps` only causes a warning,
+        because a constant learning rate after the end of the schedule may be intended.
 
         Args:
             plan: arguments of the next fit.
             per_epoch: optimizer steps per epoch; None if unknown.
 
         Raises:
-            InputError: `schedule_epochs` is too small, or the trainer has `total_steps` as well.
+            InputError: `schedule_epochs` is not an integer, is less than the last epoch of the next fit, or was passed
+                although the trainer has `total_steps`.
         """
         epochs, total, position = plan.schedule_epochs, self.settings.total_steps, self.position
         if total is not None:

@@ -80,7 +80,8 @@ class Stepper:
     Attributes:
         stepped: True after the first step, even if it skipped all of its batches.
         updated: True after the first update of the parameters.
-        one_batch: description of the samples in one run of the model, for error messages, e.g. "a batch".
+        one_batch: phrase for the samples on which the model runs at once, for error messages: "a batch", or "its share
+            of a batch" for one of several workers.
     """
 
     one_batch = "a batch"
@@ -155,7 +156,7 @@ class Stepper:
                 self._restore_and_raise(reason)
 
     def _evaluates(self, step: int) -> bool:
-        """True if the fit evaluates after this step, in the middle of an epoch."""
+        """True if `evaluate_every` requires an evaluation after optimizer step `step`."""
         every = self._plan.evaluate_every
         return every is not None and step % every == 0
 
@@ -251,7 +252,10 @@ class Stepper:
         return done, losses / total if total else losses if done else math.nan
 
     def _require_labels(self, arrays: Sequence[Array]) -> None:
-        """Raises Diverged with a specific reason if all labels of a batch are ignored."""
+        """Raises Diverged if all labels of a batch are ignored, which explains why its loss is not finite.
+
+        This may occur if the loss is inside the model. Otherwise, batches whose labels are all ignored are skipped.
+        """
         for spec, array in zip(self._run.manifest.arguments, arrays, strict=True):
             ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
             # Such batches are skipped if onnxtrain knows the labels of the loss. A loss inside the model may add a mean

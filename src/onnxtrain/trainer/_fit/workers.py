@@ -54,7 +54,11 @@ class Workers:
         """
 
     def stop(self, history: History) -> None:
-        """Ends the current fit after the current epoch."""
+        """Ends the current fit after the current epoch, in all processes.
+
+        Args:
+            history: history of the fit, which records that the fit was stopped early.
+        """
         history.stopped = "early"
 
     def writing(self) -> contextlib.AbstractContextManager[bool]:

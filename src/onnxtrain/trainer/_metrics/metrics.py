@@ -93,7 +93,11 @@ def _probability_accuracy(prediction: Array, target: Array, spec: InputSpec) -> 
 
 
 def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Returns the numbers of correct and of all predictions. Positive logits predict 1, all others 0."""
+    """Counts correct predictions of a binary or multilabel classifier. Positive logits predict 1, all others 0.
+
+    Returns:
+        The number of correct predictions and the number of predictions.
+    """
     _require_shape("binary_accuracy", prediction, target, prediction.shape)
     return _share((prediction > 0) == (target > 0.5), prediction)
 
@@ -151,11 +155,12 @@ METRICS: dict[str, Metric] = {
 
 
 def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
-    """Returns the names of the default metrics for a target and a loss; [] without a target and for unknown losses.
+    """Returns the names of the metrics that a trainer records by default, e.g. ["accuracy"] for class labels.
 
     Args:
-        target: description of the target; None if the model has none.
-        loss: class name of the loss, e.g. "CrossEntropyLoss".
+        target: description of the target; None if the model has none, for which the result is [].
+        loss: class name of the loss, e.g. "CrossEntropyLoss". For an unknown loss, the result is ["accuracy"] if the
+            target contains class labels, otherwise [].
     """
     if target is None:
         return []

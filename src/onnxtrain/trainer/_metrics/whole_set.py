@@ -257,9 +257,10 @@ def _probabilities(scores: Array) -> Array:
 
 
 def _mcc(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Computes Matthews' correlation coefficient; for multilabel, the mean over labels.
+    """Computes the Matthews correlation coefficient (MCC); for multilabel, the mean over labels.
 
-    Returns 0 if the predictions or the labels contain only one class, where the coefficient is 0/0.
+    The coefficient is 0/0 if all predictions or all labels are the same class; the result is then 0. It is NaN if there
+    are no samples, or if a logit is NaN.
     """
     data = _scores(name, task, prediction, target)
     if not data.judgeable:
@@ -350,8 +351,8 @@ def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
         unknown.
 
     Raises:
-        InputError: the task has too few classes for a top-k accuracy, which needs more than k. If the number of classes
-            is unknown, the function raises this error instead.
+        InputError: the metric is a top-k accuracy, and the task does not have more than k classes. If the number of
+            classes is unknown, the returned function raises this error when it is called.
         MissingPackageError: scikit-learn is not installed.
     """
     # "top5_accuracy" is one of a family, so it is not in the table.
@@ -372,7 +373,7 @@ def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
     """Computes the confusion matrix, int64 [classes, classes]: rows are true classes, columns predicted classes.
 
     Raises:
-        InputError: the shapes do not match, or the targets are not one class per sample, e.g. multilabel targets.
+        InputError: the shapes do not match, or a sample may have several correct classes (multilabel targets).
     """
     data = _scores("confusion_matrix", task, prediction, target)
     if not data.one_of and not data.two_classes:

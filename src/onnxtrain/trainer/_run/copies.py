@@ -23,9 +23,10 @@ def stamp(path: Path) -> Stamp:
 
 
 class Copies:
-    """Copies files unless the target directory already contains identical files.
+    """Copies a run's files to another directory, and skips files that are already there with the same content.
 
-    Identical files are remembered, so that saving after each epoch does not compare gigabytes.
+    Files that were once found equal are compared again only if their size, inode or modification time has changed, so
+    that repeated saves to the same directory do not read large models.
     """
 
     def __init__(self) -> None:

@@ -75,13 +75,20 @@ class DirectoryLock:
             os.close(descriptor)
 
     def forget(self) -> None:
-        """Closes the file in a forked process; the parent keeps its lock."""
+        """Closes the lock file that a forked process inherited; the parent keeps its lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _open(self) -> int | None:
-        """Opens and locks the file; returns its descriptor, or None if the file cannot be created."""
+        """Opens and locks the lock file, and writes this process's id to it.
+
+        Returns:
+            The file descriptor; None if the lock file cannot be created or opened.
+
+        Raises:
+            CheckpointError: another trainer holds the lock, or the lock file is not a regular file.
+        """
         while True:
             try:
                 descriptor = self._descriptor_of_file()

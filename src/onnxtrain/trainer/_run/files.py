@@ -61,11 +61,12 @@ class Files:
 def find_files(directory: Path) -> Files:
     """Returns the names of a run's files, as listed in its manifest.
 
-    Without a manifest file, the default names are returned; the models contain the manifest as well.
+    Without a manifest file, returns the default names. Such a run can be opened, because each model contains a copy of
+    the manifest.
 
     Raises:
-        CheckpointError: the directory contains no run, several runs, or a run without optimizer; or a file is a
-            symbolic link that points outside the directory.
+        CheckpointError: the directory contains no run, several runs, or a run without an optimizer model; or one of the
+            names is a directory, a pipe, a device, or a symbolic link that points outside the directory.
         ModelLoadError: the manifest is damaged.
     """
     manifest = find_manifest(directory)
@@ -133,8 +134,8 @@ def require_free(
 
     Args:
         directory: directory of the run; may be missing.
-        doing: description of the rejected action, for error messages.
-        names: names of files that would be written in addition to the run's own files.
+        doing: beginning of the error message, e.g. "Saving the run to 'runs/1'".
+        names: names of further files that the caller will write to the directory.
         remedy: text to append to "Choose another directory" in the message.
         manifest: name of the run's manifest.
     """
@@ -170,7 +171,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def refuse_model_name(path: str | os.PathLike[str], function: str, written: str) -> None:
-    """Raises InputError if a path has the suffix `.onnx`, for functions that do not write a model.
+    """Raises InputError if the path for a function that does not write a model ends with `.onnx`.
 
     Args:
         path: path that the user passed.

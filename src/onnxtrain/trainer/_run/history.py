@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def best_index(values: Sequence[float], *, rises: bool, min_delta: float = 0.0) -> int:
-    """Returns the index of the best epoch: the last that improved on the previous best by more than `min_delta`.
+    """Returns the index of the best epoch, for early stopping and for restoring its parameters.
+
+    An epoch replaces the best epoch so far if its value is better by more than `min_delta`.
 
     Args:
         values: one value per epoch; NaN is the worst value.

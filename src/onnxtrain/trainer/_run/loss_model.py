@@ -92,12 +92,14 @@ class LossModel:
     def loss_of_first(
         self, count: int, loss: float, outputs: Sequence[Array], arrays: Sequence[Array]
     ) -> float:
-        """Returns the loss of the first `count` samples of a batch.
+        """Returns the loss of the first `count` samples of a batch; the other samples are padding.
+
+        To verify that the loss is a sum or mean over samples, `loss` is compared with the losses of the first `count`
+        samples and of the rest.
 
         Args:
             count: number of samples.
-            loss: loss of the whole batch, computed by the eval model. It is compared with the losses of the first
-                `count` samples and of the rest, which add up to it for a sum or mean over samples.
+            loss: loss of the whole batch, computed by the eval model.
             outputs: other outputs of the eval model for the whole batch.
             arrays: arguments of the eval model.
 
@@ -171,7 +173,10 @@ def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
 
 
 def _forget_batch(model: ir.Model, inputs: set[str]) -> None:
-    """Makes the first dimension of `inputs` symbolic, and removes all inner shapes, which may depend on it."""
+    """Makes the first dimension of `inputs` symbolic, so that the model accepts any number of samples.
+
+    The shapes of intermediate values are removed, because they may contain the old batch size.
+    """
     for node in model.graph:
         for output in node.outputs:
             output.shape = None

@@ -41,9 +41,10 @@ class Settings:
         total_steps: length of a single schedule for all fits, in optimizer steps; None for one schedule per fit.
         ema_decay: decay of the moving averages; None for no averages.
         threads: number of threads per op; None for ONNX Runtime's default.
-        positive: index of the class that f1, precision, recall and auroc measure; None for the default.
-        random: ops whose random numbers in evaluation or in subgraphs start over when the run is resumed, e.g.
-            ["RandomNormal"].
+        positive: index of the class that f1, precision, recall and auroc measure; None for class 1 if there are two
+            classes, otherwise for the mean over all classes.
+        random: op types with a random state that checkpoints cannot contain, e.g. ["RandomNormal"]. A resumed run
+            restarts their random numbers in evaluation and in subgraphs.
     """
 
     loss: str = ""
@@ -62,7 +63,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """Arguments of a call to `fit`; an interrupted fit can be resumed only with an equal plan.
+    """Arguments of a call to `fit`, saved in the checkpoint; an interrupted fit resumes only with the same arguments.
 
     Attributes:
         samples: number of samples; None for a stream.
@@ -79,7 +80,8 @@ class Plan:
         class_weight: weight of each class in the loss, e.g. [0.6, 3.0]; None for equal weights.
         stratify: True if the validation split has the same fraction of each class.
         evaluate_every: optimizer steps between evaluations in the middle of epochs; None to evaluate only after epochs.
-        transform: True if batches are augmented; the function itself cannot be compared after a resume.
+        transform: True if batches are augmented. The function itself is not saved, so a resumed fit may pass a
+            different function without an error.
     """
 
     samples: int | None
@@ -258,7 +260,8 @@ def check_threads(threads: int | None) -> int | None:
 def saved_threads(properties: Properties) -> int | None:
     """Returns the number of threads from a checkpoint's properties; None if it is missing or damaged.
 
-    Damage is not reported here: sessions are opened first, and the other properties are read and checked afterwards.
+    Sessions need this number before the rest of the properties is parsed. :meth:`Position.from_json` parses the rest
+    later, and reports any damage.
     """
     try:
         threads = parse_json(str(properties[PROPERTY]))["settings"]["threads"]

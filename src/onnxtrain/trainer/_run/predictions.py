@@ -14,7 +14,10 @@ from onnxtrain.trainer._run.position import Position
 
 
 def _name(position: Position) -> str:
-    """Returns the file name for a position; the name includes the position, so that it matches only one checkpoint."""
+    """Returns the name of the file with the predictions at a position, e.g. "predictions-2-10.npz".
+
+    The name contains epoch and batch, so that a checkpoint never loads the predictions of a different position.
+    """
     return f"predictions-{position.epoch}-{position.batch}.npz"
 
 

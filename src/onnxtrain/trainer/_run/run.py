@@ -193,7 +193,7 @@ class Run:
 
     @property
     def lock(self) -> StateLock:
-        """Lock of the state."""
+        """Lock that lets one thread at a time use the state, the module and the optimizer."""
         return self.state.lock
 
     def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
@@ -302,7 +302,7 @@ class Run:
         )
 
     def require_outputs(self) -> list[str]:
-        """Returns the names of the outputs that :meth:`predict` returns, at least one.
+        """Returns the names of the outputs that :meth:`predict` returns, after checking that there are any.
 
         Raises:
             TrainingStateError: the models return only the loss.
@@ -332,8 +332,8 @@ class Run:
     ) -> None:
         """Writes all files of the run to a directory atomically: an error leaves the old files unchanged.
 
-        The models and `companions` are only written to a directory other than :attr:`directory`, and only if `target`
-        does not already contain identical files.
+        If `target` is not :attr:`directory`, the models and `companions` are copied to it, except for files that it
+        already contains with the same content.
 
         Args:
             target: directory to write to; created if it is missing.

@@ -20,7 +20,14 @@ from onnxtrain.trainer._run.files import CHECKPOINT, companions, holds_run, requ
 
 
 class Workspace:
-    """Directory of a run. A temporary directory is removed together with this object, unless :meth:`keep` is called.
+    """Manages the directory of a run: locks it, and detects checkpoints that other trainers have saved there.
+
+    A temporary directory is deleted when this object is garbage-collected or the interpreter exits, unless :meth:`keep`
+    is called.
+
+    Args:
+        path: the directory.
+        temporary: True to delete the directory as described above.
 
     Attributes:
         path: absolute path, which does not depend on the working directory.
@@ -156,6 +163,13 @@ class Workspace:
 
 
 def _remove(path: Path, process: int) -> None:
-    """Removes a temporary directory, unless called in a forked process, whose parent still needs it."""
+    """Removes a temporary directory, but only in the process that created it.
+
+    A forked process must not remove it, because the parent still needs it.
+
+    Args:
+        path: the directory.
+        process: id of the process that created the directory.
+    """
     if os.getpid() == process:
         shutil.rmtree(path, ignore_errors=True)

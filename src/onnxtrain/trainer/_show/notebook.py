@@ -28,7 +28,7 @@ def in_notebook() -> bool:
 
 
 class NotebookReport(Report):
-    """Shows a fit as the output of one cell, updated in place. Requires IPython, but no widgets."""
+    """Shows a fit as the output of one cell, updated in place. Requires IPython, but not ipywidgets."""
 
     shows_steps = True
 

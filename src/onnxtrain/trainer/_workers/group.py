@@ -65,10 +65,10 @@ class WorkerGroup(Workers):
         """Raises an exception in all workers if any of them failed. This is a collective call.
 
         Args:
-            error: exception with which this worker failed, which is raised again; None if it did not fail.
+            error: exception that this worker caught, which is raised again; None if this worker did not fail.
 
         Raises:
-            WorkersError: a different worker failed.
+            WorkersError: this worker did not fail, but another worker did.
         """
         # Exceptions of other packages may not survive pickle.
         texts = self.communicator.gather(None if error is None else f"{type(error).__name__}: {error}")
@@ -81,7 +81,20 @@ class WorkerGroup(Workers):
     def open(
         self, begin: Callable[[], tuple[Workspace, Run]], device: str, threads: int | None
     ) -> tuple[Workspace, Run]:
-        """Opens the same run in all workers: worker 0 builds or reads it, and sends its files to the others."""
+        """Opens the same run in all workers: worker 0 builds or reads it, and sends its files to the others.
+
+        Args:
+            begin: function that builds or reads the run; called on worker 0 only.
+            device: execution device of the other workers, e.g. "cuda:1".
+            threads: number of threads per op of the other workers; None for the number saved in the checkpoint, or
+                else an equal share of the machine's cores.
+
+        Returns:
+            This worker's directory and its run.
+
+        Raises:
+            WorkersError: `begin` failed on worker 0; worker 0 itself raises the original exception.
+        """
         # The others may have no access to the disk that holds the run's directory.
         opened, error = None, None
         if self.leads:
@@ -207,8 +220,9 @@ class WorkerGroup(Workers):
     def alone(self) -> Iterator[None]:
         """Context manager for code that only this worker runs, e.g. a callback.
 
-        In the block, methods such as :meth:`total` make no collective calls, in which the other workers would have to
-        take part. Only :meth:`saving` may make some: the other workers take part in it through :meth:`serve`.
+        Inside the block, methods such as :meth:`total` make no collective calls, because the other workers would not
+        take part. The exception is :meth:`saving`: its collective calls are matched by :meth:`serve` on the other
+        workers.
         """
         before, self._by_itself = self._by_itself, True
         try:

@@ -71,7 +71,10 @@ class Shards:
                 del group[name]
 
     def fill(self, store: Store) -> None:
-        """Adds zeros for the moments of other workers' parameters."""
+        """Adds zeros for the moments of other workers' parameters to the store.
+
+        Call it before gathering the moments, and before opening the optimizer for all parameters.
+        """
         for moment, group in self._moments.items():
             own = store.moments[moment]
             # np.zeros allocates memory only when written to.
@@ -170,10 +173,10 @@ class _ShardedOptimizer(Optimizer):
 
 
 def _part_of_optimizer(path: object, names: list[str], moments: list[str]) -> ir.Model:
-    """Returns the part of an optimizer model that updates some of the parameters.
+    """Returns the part of an optimizer model that updates the parameters `names`, for one worker's shard.
 
     Args:
-        path: the whole optimizer model.
+        path: file of the whole optimizer model.
         names: names of the parameters to update.
         moments: names of the optimizer's moments, e.g. ["momentum0", "momentum1"].
     """

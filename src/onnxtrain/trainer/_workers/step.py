@@ -76,7 +76,7 @@ class WorkerStepper(Stepper):
         return super()._is_used(step) or (every is not None and step % every == 0)
 
     def _not_finite(self) -> str | None:
-        """Names tensors that are not finite on at least one worker; None if all are finite.
+        """Returns which tensors are not finite on some worker, e.g. "parameters"; None if all are finite.
 
         Each worker checks its own shard of the optimizer state.
         """
@@ -84,10 +84,16 @@ class WorkerStepper(Stepper):
         return next((what for what in told if what is not None), None)
 
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
-        """Computes the gradients of the mean loss over the batches of all workers, in each worker's store.
+        """Computes the gradients of the mean loss over the batches of all workers.
+
+        The all-reduced gradients are written to the store of each worker.
 
         Returns:
-            The results of this worker's batches that were not skipped; and the mean loss of all workers.
+            The results of the shares that this worker did not skip, each with its weight in the mean; and the mean loss
+            over all workers, which is NaN if all labels are ignored.
+
+        Raises:
+            Diverged: the loss, the gradients or the running statistics are not finite on one of the workers.
         """
         # A worker may have no samples of a small batch.
         own = [arrays for arrays in batches if arrays and len(arrays[0])]
@@ -119,8 +125,8 @@ class WorkerStepper(Stepper):
             diverged: the error, if the step diverged on this worker.
 
         Returns:
-            The all-reduced vector, with the entries `_FAILED` to `_UNCOUNTED` and the sums of the metrics; and the
-            averages over all workers.
+            The all-reduced vector: counts and losses, indexed by the constants `_FAILED` to `_UNCOUNTED`, followed by
+            the totals and counts of loss and metrics; and the averages over all workers.
 
         Raises:
             Diverged: the step diverged on one of the workers; the error is raised on all of them.
@@ -161,14 +167,14 @@ class WorkerStepper(Stepper):
     def _run_ignored_shares(
         self, batches: Sequence[list[Array]], averages: Averages, *, keep_gradients: bool
     ) -> None:
-        """Runs shares whose labels are all ignored, if other workers have non-ignored labels of the same batch.
+        """Runs shares whose labels are all ignored, if another worker has non-ignored labels in the same batch.
 
         A single process would run these samples with the rest of the batch: they affect metrics and BatchNormalization,
         but not the loss. Loss and gradients of such a share alone are 0 / 0, and are dropped.
 
         Args:
             batches: this worker's shares of the batches.
-            averages: averages of the step, to which the metrics of these shares on all workers are added.
+            averages: averages of the step; the metrics of these shares, from all workers, are added in place.
             keep_gradients: True if the store contains gradients of other shares of the step.
         """
         store, state = self._run.store, self._state

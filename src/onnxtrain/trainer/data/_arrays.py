@@ -182,11 +182,12 @@ def split_order(samples: int, fraction: float, seed: int, labels: Array | None =
         samples: number of samples.
         fraction: fraction of the samples to use for validation.
         seed: seed for the random choice.
-        labels: class labels, integers [samples], to split off the same fraction of each class, up to rounding; None
-            to ignore classes.
+        labels: class labels for a stratified split, integers [samples]: the same fraction of each class, up to
+            rounding, is used for validation. None for a split that ignores classes.
 
     Raises:
-        InputError: the fraction leaves no training samples or no validation samples.
+        InputError: the fraction leaves no training samples or no validation samples; or, for a stratified split, a
+            class has only one sample, or there are fewer validation samples than classes.
     """
     count = round(samples * fraction)
     if not 0 < fraction < 1 or count == 0 or count == samples:

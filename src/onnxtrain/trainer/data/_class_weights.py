@@ -135,12 +135,17 @@ def chosen_weights(weights: ClassWeights, source: Source) -> Array:
 
 
 def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
-    """Computes balanced class weights from the labels of a source, without ignored labels.
+    """Computes balanced class weights, float64 [classes], from the labels and sample weights of a source.
+
+    Samples whose label is the target's `ignore_index` are skipped.
 
     Args:
         source: training data.
         spec: specification of the target.
         count: number of classes; None for the largest label plus 1.
+
+    Raises:
+        InputError: the source is a stream, its targets are not class labels, or all labels are ignored.
     """
     labels = read_labels(source, argument("class_weight", "balanced"))
     counted = np.ones(len(labels), bool)

@@ -145,12 +145,14 @@ def _as_numbers(array: Array) -> Array:
 
 
 def check_form(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError if the dtype cannot be cast implicitly, or class labels are one-hot or a column vector.
+    """Raises InputError if an array's dtype cannot be cast implicitly, or class labels have a wrong shape.
+
+    Integers, for example, are not cast to floating point. One-hot labels and columns [samples, 1] are rejected.
 
     Args:
         word: "input" or "target", for error messages.
         spec: specification of the input or target.
-        array: data for it.
+        array: data for this input or target.
     """
     _check_label_form(spec, array)
     dtype_name = spec.dtype.name
@@ -172,7 +174,7 @@ def check_values(word: str, spec: InputSpec, array: Array) -> None:
     Args:
         word: "input" or "target", for error messages.
         spec: specification of the input or target.
-        array: data for it, after :func:`check_form`.
+        array: data for this input or target; :func:`check_form` must have accepted it.
     """
     kind = array.dtype.kind
     if kind == "f" or (kind in "iu" and array.dtype != spec.dtype.storage):
@@ -213,11 +215,11 @@ def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
 
 
 def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> None:
-    """Raises InputError if the data contains NaN, or infinity, which would become NaN in losses and gradients.
+    """Raises InputError if the data contains NaN or infinity. Either would make losses and gradients NaN.
 
     Args:
         word: "input" or "target", for error messages.
-        spec: the input or target.
+        spec: specification of the input or target.
         part: chunk of the data.
         first: index of the first sample in `part`.
     """
@@ -281,7 +283,7 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
 
 
 def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
-    """Raises InputError unless the arrays match the model's shapes and have the same number of samples, not 0."""
+    """Raises InputError if arrays do not match the model's shapes, differ in number of samples, or are empty."""
     for spec, array in zip(specs, arrays, strict=True):
         if array.ndim == 0 or (spec.shape is not None and len(spec.shape) == 0):
             raise InputError(

@@ -15,9 +15,10 @@ _FIXED = (int, float, str, bytes, np.generic, type(None))
 
 
 def held(value: Any) -> Any:
-    """Returns a copy of a batch, a sample, or an entry of either, including its arrays.
+    """Returns a deep copy of a batch, a sample, or an entry of either, for data that must survive the next read.
 
-    Lists, tuples and mappings are copied recursively. Other values that are not arrays, such as strings, are shared.
+    Streams, datasets and transforms may reuse the buffers of their arrays. Lists, tuples and mappings are copied
+    recursively. Other values that are not arrays, such as strings, are shared.
 
     >>> buffer = np.zeros(2)
     >>> kept = held((buffer, {"label": 1}))

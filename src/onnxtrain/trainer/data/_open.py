@@ -180,7 +180,9 @@ def split(
 
 
 class _Grouped:
-    """Groups the samples of an iterable dataset into batches; batches that it already yields are not changed.
+    """Iterates over an iterable dataset in batches: groups single samples, and passes batches through unchanged.
+
+    The last batch may be incomplete.
 
     Args:
         layout: inputs and targets of the model, which distinguish samples from batches.

@@ -57,9 +57,9 @@ def _flops(x: Sequence[int], states: Any, weights: Sequence[Sequence[int]], *arg
 
 
 def _by_layers(function: Callable[..., Any], *args: Any) -> Any:
-    """Replaces a function such as `torch.lstm` with one call of the op `recurrent_layer` per layer.
+    """Runs `torch.lstm` or a similar function as one call of the op `recurrent_layer` per layer.
 
-    Packed inputs and projections, which the op does not support, are passed to the function itself.
+    Calls `function` itself for packed sequences and for LSTMs with projections, which the op does not support.
 
     Args:
         function: `torch.lstm`, `torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`.
@@ -67,6 +67,9 @@ def _by_layers(function: Callable[..., Any], *args: Any) -> Any:
 
     Returns:
         The output and the final states, as the function returns them.
+
+    Raises:
+        RuntimeError: the input has no time steps; eager PyTorch raises the same error.
     """
     mode = function.__name__
     if len(args) != 9 or not isinstance(args[2], list | tuple):
@@ -138,7 +141,10 @@ def _result_dtypes(
 
 
 def _promoted(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the tensors in their common dtype, as ONNX's ops require. Under autocast, dtypes may differ."""
+    """Casts the tensors to their common dtype, because ONNX's recurrent ops require a single dtype.
+
+    Under autocast, the input, states and weights may have different dtypes.
+    """
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) == 1:
         return list(tensors)
@@ -163,7 +169,22 @@ def recurrent_layer(
     bias: bool,
     bidirectional: bool,
 ) -> tuple[ir.Value, ...]:
-    """Lowers to LSTM, GRU or RNN. x: [time, batch, input]; states: [directions, batch, hidden]."""
+    """Lowers `onnxtrain::recurrent_layer`, one layer of an LSTM, GRU or RNN, to one ONNX node.
+
+    Args:
+        low: the lowering.
+        x: the input, [time, batch, input].
+        states: the initial states, each [directions, batch, hidden]: hidden and cell state for an LSTM, else the hidden
+            state.
+        weights: for each direction `weight_ih`, `weight_hh` and, if `bias`, `bias_ih` and `bias_hh`, in PyTorch's gate
+            order.
+        mode: "lstm", "gru", "rnn_tanh" or "rnn_relu".
+        bias: True if the layer has biases.
+        bidirectional: True if the layer is bidirectional.
+
+    Returns:
+        The hidden states of all time steps, [time, batch, directions * hidden], and the final states.
+    """
     op, directions = low.op, 2 if bidirectional else 1
     hidden = low.node.args[1][0].meta["val"].shape[-1]  # type: ignore[index, union-attr]
     parts = [_reorder_gates(low, weight, mode, hidden) for weight in weights]

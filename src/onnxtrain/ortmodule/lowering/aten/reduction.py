@@ -22,7 +22,14 @@ def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -
 
 
 def reduce_mean(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
-    """Returns the mean over `axes` of `x`, the node's first argument or a tensor of the same shape."""
+    """Returns the mean of `x` over `axes`, which is NaN if there are no elements, as in PyTorch.
+
+    Args:
+        low: the lowering. The first argument of its node must have the shape of `x`.
+        x: the tensor.
+        axes: the axes to reduce, or None for all axes.
+        keepdim: True to keep the reduced axes with size 1.
+    """
     if low.has_no_elements(0):
         # The mean of no elements is NaN in PyTorch, and 0 in ONNX Runtime.
         return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)

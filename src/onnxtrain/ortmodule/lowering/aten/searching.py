@@ -66,7 +66,7 @@ def searchsorted(
     side: str | None = None,
     sorter: ir.Value | None = None,
 ) -> ir.Value:
-    """Lowers to PyTorch's binary search along the last axis of `ordered`, for all values at once."""
+    """Lowers `torch.searchsorted` to a bisection along the last axis of `ordered`, for all values at once."""
     op = low.op
     if sorter is not None:
         ordered = op.GatherElements(ordered, sorter, axis=-1)
@@ -158,7 +158,13 @@ def isin(
 
 @lower("aten.histc.default")
 def histc(low: Lowering, x: ir.Value, bins: int = 100, min: Any = 0, max: Any = 0) -> ir.Value:
-    """Lowers a histogram of `bins` bins of equal width from `min` to `max`. The last bin includes `max`."""
+    """Lowers `torch.histc`: counts the elements in `bins` equal-width bins from `min` to `max`.
+
+    The last bin includes `max`. Elements outside the range, and NaN, are not counted.
+
+    Raises:
+        UnsupportedATenOp: `min` equals `max`, so PyTorch would take the range from the data.
+    """
     op = low.op
     if min == max:
         raise low.unsupported("a range that depends on the data")

@@ -47,7 +47,7 @@ def to_result_shape(low: Lowering, x: ir.Value, sizes: Any) -> ir.Value:
 
 
 def transposed(low: Lowering, x: ir.Value, order: Sequence[int]) -> ir.Value:
-    """Returns `x` with permuted axes. Adds no Transpose for the identity."""
+    """Returns `x` with its axes permuted by `order`. Adds no Transpose for the identity permutation."""
     order = list(order)
     return x if order == sorted(order) else low.op.Transpose(x, perm=order)
 

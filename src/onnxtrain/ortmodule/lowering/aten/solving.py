@@ -49,7 +49,7 @@ def det(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
 def cholesky_ex(
     low: Lowering, a: ir.Value, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[ir.Value, ir.Value]:
-    """Lowers to the Cholesky factor and `info`: 0, or the 1-based index of the first non-positive leading minor."""
+    """Returns the Cholesky factor and `info`: 0, or the 1-based index of the first non-positive leading minor."""
     op = low.op
     factor = op.call(cholesky, _transpose(low, a) if upper else a)
     factor.shape = low.shape(low.fake(0))
@@ -67,7 +67,13 @@ def inv_ex(low: Lowering, a: ir.Value, *, check_errors: bool = False) -> tuple[i
 def solve_ex(
     low: Lowering, a: ir.Value, b: ir.Value, *, left: bool = True, check_errors: bool = False
 ) -> tuple[ir.Value | None, ...]:
-    """Lowers to the solution of A X = B, or of X A = B if left=False. B may be a batch of vectors."""
+    """Returns (X, None, None, info), where X is the solution of A X = B, or of X A = B if `left` is False.
+
+    B may be a batch of vectors. For `info`, see :func:`_inverse`.
+
+    Raises:
+        UnsupportedATenOp: the graph reads the LU factors or pivots, which are None.
+    """
     if low.uses_result(1) or low.uses_result(2):
         raise low.unsupported("uses of the LU factors")
     op = low.op
@@ -88,7 +94,7 @@ def solve_triangular(
 
 @lower("aten.cholesky_solve.default", "aten._cholesky_solve_helper.default")
 def cholesky_solve(low: Lowering, b: ir.Value, factor: ir.Value, upper: bool = False) -> ir.Value:
-    """Lowers to the solution of L Lᵀ X = B, or of Uᵀ U X = B if upper=True."""
+    """Returns the solution of L Lᵀ X = B, or of Uᵀ U X = B if `upper`, where `factor` is L or U."""
     lower_factor = _transpose(low, factor, 1) if upper else factor
     y = _solve_triangular(low, lower_factor, b, upper=False)
     return _solve_triangular(low, _transpose(low, lower_factor, 1), y, upper=True)
@@ -96,7 +102,7 @@ def cholesky_solve(low: Lowering, b: ir.Value, factor: ir.Value, upper: bool = F
 
 @lower("aten.cholesky_inverse.default")
 def cholesky_inverse(low: Lowering, factor: ir.Value, upper: bool = False) -> ir.Value:
-    """Lowers to the inverse of L Lᵀ, or of Uᵀ U if upper=True."""
+    """Returns the inverse of L Lᵀ, or of Uᵀ U if `upper`, where `factor` is L or U."""
     triangle = _triangle(low, factor, upper, False)
     y, _ = low.op.call(inverse, triangle, _outputs=2)
     y.shape = factor.shape
@@ -184,7 +190,13 @@ def _diagonal_part(low: Lowering, a: ir.Value) -> ir.Value:
 
 
 def _transpose(low: Lowering, a: ir.Value, argument: int = 0) -> ir.Value:
-    """Transposes the square matrices `a`, which have the same rank as the node's argument number `argument`."""
+    """Transposes square matrices, [..., n, n].
+
+    Args:
+        low: the lowering.
+        a: the matrices.
+        argument: index of a tensor argument of the node that has the same rank as `a`.
+    """
     axes = list(range(low.fake(argument).dim()))
     result: ir.Value = low.op.Transpose(a, perm=[*axes[:-2], axes[-1], axes[-2]])
     result.shape = a.shape
@@ -193,7 +205,16 @@ def _transpose(low: Lowering, a: ir.Value, argument: int = 0) -> ir.Value:
 
 @lower("onnxtrain.check_errors.default")
 def check_errors(low: Lowering, info: ir.Value, name: str, *, is_matrix: bool) -> ir.Value:
-    """Lowers the error for a singular or not positive-definite matrix to an assertion that is checked after the run."""
+    """Lowers PyTorch's check for singular or non-positive-definite matrices to an assertion that `info` is 0.
+
+    The assertion is evaluated after the ONNX graph has run. The result is a constant that nothing reads.
+
+    Args:
+        low: the lowering.
+        info: the error codes of the factorization, int32; 0 for success.
+        name: name of the function in the error message, e.g. "linalg.cholesky".
+        is_matrix: ignored.
+    """
     holds = low.op.Equal(low.tensor(info, ir.DataType.INT64), 0)
     low.assertions.append((holds, f"{name}: a matrix is singular, or not positive-definite"))
     return low.op.const(0, INT32)

@@ -18,9 +18,9 @@ Formula = Callable[[Emitter, ir.Value], ir.Value]
 def _in_float64(
     *names: str, slope: Callable[[Emitter, ir.Value, ir.Value], ir.Value] | None = None
 ) -> Callable[[Formula], Formula]:
-    """Returns a decorator that registers a float64 formula as the lowering of ATen ops for all dtypes.
+    """Returns a decorator that registers a float64 formula as the lowering of ATen ops.
 
-    Only the result is rounded to the dtype of the op's result.
+    The argument, of any dtype, is cast to float64, and the final value to the dtype that the op returns.
 
     Args:
         names: overloads of the ops, e.g. "aten.erfc.default".
@@ -313,7 +313,7 @@ def _log_or_zero(low: Lowering, zero: ir.Value, argument: ir.Value, log: ir.Valu
 
 @lower("aten.frexp.Tensor")
 def frexp(low: Lowering, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Lowers to (m, e) with x = m 2^e and 1/2 <= |m| < 1. For 0, infinity and NaN: m = x, e = 0."""
+    """Returns (m, e) with x = m 2^e and 1/2 <= |m| < 1, e as int32. For 0, infinity and NaN: m = x, e = 0."""
     op = low.op
     wide = low.tensor(x, ir.DataType.DOUBLE)
     magnitude = low.op.stop_gradient(op.Abs(wide))

@@ -44,9 +44,9 @@ def slice_scatter(
 
 
 def _check_size(low: Lowering, x: ir.Value, written: ir.Value, axis: int) -> None:
-    """Adds a run-time check that a write to a slice has not changed the size of an axis.
+    """Adds a run-time check that `written`, the result of a write to `x`, has the size of `x` along an axis.
 
-    The size changes if the written values differ in size from the slice.
+    The sizes differ if the source doesn't fit the slice, e.g. for 4 rows written to `x[8:12]` of 10 rows.
     """
     size, after = (low.op.Shape(value, start=axis, end=axis + 1) for value in (x, written))
     low.check(low.op.Equal(size, after), "the written values differ in size from the slice")
@@ -82,7 +82,18 @@ def _write_contiguous(
 
 
 def _non_negative_start(low: Lowering, x: ir.Value, axis: int, start: Any) -> Any:
-    """Returns the start of a slice as a non-negative index: an int, or an int64 scalar if it or a size is symbolic."""
+    """Returns the start of a slice along an axis of `x` as a non-negative index.
+
+    Args:
+        low: the lowering. The first argument of its node has the shape of `x`.
+        x: the tensor.
+        axis: the axis of the slice.
+        start: the first index, possibly symbolic. A negative index counts from the end of the axis.
+
+    Returns:
+        An int if `start` is an int and either non-negative or an index into an axis of fixed size. Otherwise an int64
+        scalar, at most the size of the axis.
+    """
     op = low.op
     size = low.fake(0).shape[axis]
     if isinstance(start, int) and (isinstance(size, int) or start >= 0):

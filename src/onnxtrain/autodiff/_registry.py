@@ -323,8 +323,8 @@ def _add(rule: Rule, override: bool) -> None:
     """Adds a rule to the innermost `local_rules` block, or to the global table outside any block.
 
     Raises:
-        RuleDefinitionError: `override` is False, and the block or table already has a rule for the op. Outside any
-            block, this error is also raised if the op is declared `nondifferentiable`.
+        RuleDefinitionError: `override` is False, and the block or table already has a rule for the op, or (only outside
+            any block) the op is declared `nondifferentiable`.
     """
     key = (rule.domain, rule.op_type)
     # Inside `with local_rules():`, the global tables don't change.

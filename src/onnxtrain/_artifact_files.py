@@ -121,13 +121,18 @@ def write_files(
 def _optimizer_model(
     graphs: TrainingGraphs, optimizer: optimizers.Optimizer | onnxblock.Block
 ) -> tuple[ir.Model, dict[str, Any]]:
-    """Builds the optimizer model.
+    """Builds the optimizer model, the graph that updates the trained parameters with their gradients.
+
+    Args:
+        graphs: the models of the training run, with the parameters to update.
+        optimizer: the optimizer, or a block of `onnxblock.optim` that builds the model.
 
     Returns:
         The model, and the optimizer's entry in the manifest.
 
     Raises:
-        GraphBuildError: the optimizer is an onnxblock, and there are sparse gradients.
+        GraphBuildError: the optimizer is an onnxblock, and a parameter has a sparse gradient, which blocks do not
+            support.
     """
     if isinstance(optimizer, onnxblock.Block):
         if any("gradient_indices" in entry for entry in graphs.manifest["parameters"]):

@@ -13,7 +13,7 @@ from onnxtrain._printable import printable
 class PlainConsole(Console):
     """A rich console that prints strings verbatim: it escapes control characters and interprets no markup.
 
-    So names from external files can be printed safely, also in table cells and titles. For styled text, use
+    Names from external files are therefore safe to print, even in table cells and titles. For styled text, use
     :func:`styled` or a `style` argument.
 
     Args:

@@ -20,8 +20,9 @@ def write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_libr
 
     Args:
         model: the model; not changed.
-        files: the set of files.
-        path: path that the model would have as an ONNX file; its name determines the name of the `.ort` file.
+        files: the files that are written to the output directory as one atomic update.
+        path: path of the model's `.onnx` file, which need not exist. The ORT file has the same name, with the suffix
+            `.ort`; error messages contain the path.
         custom_op_library: shared library with the model's custom ops; None if it has none.
 
     Raises:
@@ -39,7 +40,16 @@ def write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_libr
 
 
 def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) -> None:
-    """Converts the ONNX file `source` to an ORT file in the same directory; `path` appears in error messages."""
+    """Converts an ONNX file to an ORT file in the same directory, without onnxruntime's output on the terminal.
+
+    Args:
+        source: the ONNX file, a temporary copy of the model.
+        path: path by which error messages refer to the model, instead of the temporary path.
+        custom_op_library: shared library with the model's custom ops; None if it has none.
+
+    Raises:
+        ModelError: onnxruntime cannot convert the model.
+    """
     # Importing the tool configures logging for the whole process, and running it prints its progress.
     root = logging.getLogger()
     handlers = list(root.handlers)

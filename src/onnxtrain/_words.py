@@ -15,22 +15,30 @@ from contextvars import ContextVar
 
 
 class Words:
-    """Wording of arguments and remedies for Python code; `onnxtrain.cli` overrides it for shells."""
+    """The parts of messages that depend on the caller: names of arguments, and advice on how to fix an error.
+
+    This class phrases them for Python code; its subclass in `onnxtrain.cli` phrases them for the command line.
+    """
 
     def argument(self, name: str, *value: object) -> str:
         """Returns the name of an argument, followed by its value if given, e.g. `batch_norm='training'`."""
         return "=".join([name, *map(repr, value)])
 
     def dynamic_batch(self, function: str = "Trainer") -> str:
-        """Returns advice on making a fixed batch size dynamic, including the call of `function` with the new model."""
+        """Returns advice on making a fixed batch size dynamic: a call to `function` with the converted model."""
         return f"convert it: {function}(onnxtrain.make_batch_dynamic(model), ...)"
 
     def resume(self, directory: object, where: str = "") -> str:
-        """Returns advice on resuming the run in `directory`; `where` is an optional phrase, e.g. "from there "."""
+        """Returns advice on resuming the training run in `directory`.
+
+        Args:
+            directory: directory of the run.
+            where: words to insert after "Resume ", ending with a space, e.g. "from there ".
+        """
         return f"Resume {where}with Trainer.resume('{directory}')"
 
     def open_run(self) -> str:
-        """Returns advice on passing a run or artifacts directory; the caller adds the period."""
+        """Returns advice on which directories can be opened as a training run, without a period at the end."""
         return "Pass a directory written by Trainer.save or generate_artifacts"
 
     def loss_setting(self, loss: str, name: str, value: object) -> str:
@@ -38,7 +46,12 @@ class Words:
         return f"loss={loss}({name}={value})"
 
     def convert(self, dtype: str, what: str = "") -> str:
-        """Returns advice on converting an array to `dtype`; `what` refers to the array, e.g. "it"."""
+        """Returns advice on converting an array to `dtype`, e.g. "convert it with .astype('int64')".
+
+        Args:
+            dtype: NumPy name of the dtype, e.g. "int64".
+            what: object of the verb "convert", e.g. "it"; empty for no object.
+        """
         return " ".join(filter(None, ("convert", what, f"with .astype('{dtype}')")))
 
     def take_from_column(self) -> str:
@@ -54,7 +67,11 @@ class Words:
         return ", or drop incomplete batches (drop_last=True)"
 
     def untransformed(self, argument: str) -> str:
-        """Returns a hint that the training transform does not apply to this data, and that `argument` converts it."""
+        """Returns a hint for errors in data to which the training transform is not applied, e.g. validation data.
+
+        Args:
+            argument: argument that takes a transform for this data, e.g. "validation_transform".
+        """
         return f" The training transform is not applied to this data; to convert it, pass {argument}=..."
 
 

@@ -248,8 +248,8 @@ def clipped_optimizer(recipe: Recipe) -> optimizers.Optimizer | onnxblock.Block 
     """Returns the optimizer of a recipe, with the recipe's gradient clipping.
 
     Raises:
-        GraphBuildError: there is no optimizer of that name; or the recipe clips gradients although its optimizer
-            already does, is a block or is None.
+        GraphBuildError: there is no optimizer of that name; or the recipe sets gradient clipping, and its optimizer
+            already clips gradients, is an onnxblock block, or is None.
         TypeError: the optimizer is of an unknown type.
     """
     optimizer = optimizer_for(recipe.optimizer)
@@ -305,9 +305,14 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
     """Appends the loss of a recipe to `loaded`, which was loaded from `source`.
 
     Returns:
-        The canonical model with the loss, the name of the loss output, and a new recipe. In the recipe, patterns are
-        replaced with parameter names. If the loss is an onnxblock, the block's other outputs are added to
-        `additional_output_names`.
+        The canonicalized model with the loss appended, the name of the loss output, and an updated recipe. In its
+        `requires_grad` and `frozen_params`, patterns such as "bias*" are expanded to parameter names. If the loss is
+        an onnxblock block, the block's other outputs are added to `additional_output_names`.
+
+    Raises:
+        GraphBuildError: the loss does not fit the named outputs or the sample weights, there is no loss of that name,
+            or a pattern matches no parameter.
+        TypeError: the loss is of an unknown type.
     """
     loss = loss_for(recipe.loss)
     # If all outputs are computed from strings, the loss of the first one is refused below, with a message that says so.

@@ -22,8 +22,8 @@ def is_differentiable_dtype(value: ir.Value) -> bool:
 def _carries_gradient(value: ir.Value) -> bool:
     """True if gradients may flow through this output of an active op.
 
-    Integer outputs count only if the op has a straight-through rule, is declared `not_yet`, or has a body, which may
-    contain an op with a straight-through rule.
+    Integer outputs carry gradients if the op has a straight-through rule, or a body that may contain an op with one.
+    They also do if the op is declared `not_yet`, so that the missing rule raises an error.
     """
     producer = value.producer()
     # Without the `not_yet` ops, the gradient would silently be zero at a quantized value instead of raising an error.

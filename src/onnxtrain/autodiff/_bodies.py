@@ -50,7 +50,10 @@ def twin(
     opset: int,
     functions: dict[ir.OperatorIdentifier, ir.Function] | None = None,
 ) -> ir.Function:
-    """Returns an ONNX function of standard ops whose outputs have the same shapes as the node's outputs.
+    """Returns the ONNX function of standard ops that stands in for a nonstandard node.
+
+    If `shapes` is the body of an op (:func:`defbody`), the function computes the same outputs as the node, and replaces
+    it if a gradient flows through it. Otherwise, only shapes and dtypes are the same, for shape inference.
 
     Args:
         shapes: emits the standard ops and returns the outputs.

@@ -59,7 +59,7 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
 
 
 def _is_repeated(out_dim: Dim, dim: Dim) -> bool | None:
-    """True if an axis of size `dim` was broadcast to size `out_dim`; None if it depends on symbolic sizes."""
+    """True if an axis of size `dim` was broadcast to size `out_dim`; None if symbolic sizes leave that open."""
     if dim == 1:
         return out_dim != 1
     if isinstance(dim, int) or out_dim == 1:

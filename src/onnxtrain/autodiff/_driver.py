@@ -225,7 +225,13 @@ class _ReverseWalk:
                 raise self._no_rule(node, f" with respect to its input {name!r}", value)
 
     def _no_rule(self, node: ir.Node, detail: str, value: ir.Value | None = None) -> NoGradientRule:
-        """Returns the error for a missing rule. The message names the op, `detail`, path, reason and a remedy."""
+        """Returns the error for a missing rule, with the node's path to a leaf, the reason and a remedy.
+
+        Args:
+            node: the node without a rule.
+            detail: text to insert after the op's name, e.g. " with respect to its input 'B'".
+            value: input for which the rule has no formula, to find the reason; None if unknown.
+        """
         domain = f"{node.domain}::" if node.domain else ""
         source = value.producer() if value is not None else None
         # If the node has no reason of its own, it may read integers from a `not_yet` op.

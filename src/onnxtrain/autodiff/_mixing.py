@@ -19,11 +19,11 @@ _SEARCH_LIMIT = 64
 
 
 def is_mixed(value: ir.Value, active: Set[ir.Value], of: Collection[ir.Value]) -> bool:
-    """True if the cotangent of `value` may be masked with Mul instead of Where.
+    """True if the cotangent of `value` may be masked with Mul, which is faster than Where but gives NaN for inf * 0.
 
     This is the case if every path from `value` to a differentiated value passes through an op in `MIXING`, such as
-    MatMul or Conv, and all ops before it are in `FINITE_COTANGENTS`. Returns False if the search exceeds
-    `_SEARCH_LIMIT`.
+    MatMul or Conv, and all ops before it are in `FINITE_COTANGENTS`: then an infinite cotangent would make the
+    gradients infinite or NaN in any case. Returns False if the search exceeds `_SEARCH_LIMIT`.
 
     Args:
         value: output of a forward node.

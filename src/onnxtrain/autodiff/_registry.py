@@ -247,7 +247,10 @@ def is_straight_through(output: ir.Value) -> bool:
 
 
 def _is_step_of_gradient(node: ir.Node) -> bool:
-    """True if a gradient rule emitted the node, and its op is piecewise constant, e.g. Floor."""
+    """True for piecewise constant nodes that a gradient rule emitted, e.g. Floor: no gradient flows through them.
+
+    If a gradient is differentiated again, straight-through rules must not apply to these nodes.
+    """
     return _ORIGIN in node.metadata_props and node.op_type in STEPS_OF_GRADIENTS
 
 
@@ -296,8 +299,8 @@ def _schema_signature(op_type: str, domain: str) -> Signature:
 def _check_declarable(op_type: str, domain: str) -> None:
     """Raises RuleDefinitionError if an op cannot be declared `nondifferentiable` or `not_yet`.
 
-    An op cannot be declared if it has a rule or is `nondifferentiable` already, or if no supported opset has it. Only
-    the opsets of the standard domain are checked.
+    An op cannot be declared if it already has a rule, is already declared `nondifferentiable`, or is a standard op that
+    no supported opset has. Ops of other domains are accepted under any name.
     """
     _check_not_declared(op_type, domain)
     # Other domains have no schemas to check the name against.
@@ -320,8 +323,8 @@ def _add(rule: Rule, override: bool) -> None:
     """Adds a rule to the innermost `local_rules` block, or to the global table outside any block.
 
     Raises:
-        RuleDefinitionError: `override` is False, and the op has a rule there or, outside any block, is declared
-            `nondifferentiable`.
+        RuleDefinitionError: `override` is False, and the block or table already has a rule for the op, or (only outside
+            any block) the op is declared `nondifferentiable`.
     """
     key = (rule.domain, rule.op_type)
     # Inside `with local_rules():`, the global tables don't change.

@@ -52,7 +52,13 @@ def _register() -> None:
 
 
 def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of QuantizeLinear without rounding, y = x / y_scale + y_zero_point: 0 where y exceeds its dtype's range."""
+    """Straight-through VJP of QuantizeLinear: differentiates y = x / y_scale + y_zero_point, without rounding.
+
+    Elements that are clipped to the range of y's dtype contribute no gradient to x or y_scale.
+
+    Raises:
+        NoGradientRule: the dtype of y is not an integer type.
+    """
     # Only integers: the range check below needs evenly spaced values, unlike those of float8 types.
     dtype = n.out.y.dtype
     if dtype is None or not dtype.is_integer():

@@ -11,7 +11,7 @@ _EXACT = 1024
 
 
 def counting_dtype(value: ir.Value) -> ir.DataType:
-    """Returns the dtype of an element count that divides `value`: float64 if `value` is float64, else float32."""
+    """Returns the dtype in which to count elements for dividing `value`: float64 if it is float64, else float32."""
     # Counting in half precision fails: float16 ends at 65504, and bfloat16 represents integers only up to 256.
     return ir.DataType.DOUBLE if value.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
 

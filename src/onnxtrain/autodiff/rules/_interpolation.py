@@ -122,8 +122,8 @@ def pixel(
         op: emitter.
         places: the places of the samples, one per axis.
         corner: offsets from `low`, an entry of :func:`corners`.
-        zeros: True if the image is padded with zeros. False clamps indices to the image (nearest pixel inside), and
-            returns None instead of a mask.
+        zeros: True if the image is padded with zeros. If False, the mask is None: samples outside the image use the
+            nearest pixel inside. The index is clamped to the image in both cases.
     """
     flat, inside = None, []
     for place, step in zip(places, corner, strict=True):
@@ -153,12 +153,13 @@ def weights(op: Emitter, places: Sequence[Place], corner: Sequence[int]) -> list
 
 
 def slopes(op: Emitter, places: Sequence[Place], values: Sequence[ir.Value]) -> list[ir.Value]:
-    """Returns the cotangents of the positions along each axis.
+    """Returns the cotangents of the samples' positions, one value per axis.
 
     Args:
         op: emitter.
         places: the places of the samples, one per axis.
-        values: cotangents of the weights of the corners, in the order of :func:`corners`.
+        values: for each corner, in the order of :func:`corners`, the cotangent of its interpolation weight, which is
+            the product of its :func:`weights`.
     """
     result = []
     for axis, place in enumerate(places):

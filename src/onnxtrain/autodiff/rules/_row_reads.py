@@ -124,7 +124,7 @@ class RowRead:
         """Returns the scan outputs of a Slice, padded to :attr:`count` rows.
 
         A Slice that crosses an end of the tensor reads fewer rows. The padding consists of zero cotangents whose index
-        is the size of the axis; :meth:`scatter` discards this extra row.
+        is the size of the axis, i.e. one past the last row. :meth:`scatter` appends a row for them and then removes it.
         """
         start, end = op.Reshape(self.node.inputs[1], [1]), op.dim(self.source, self.axis)
         start = op.Cast(start, to=ir.DataType.INT64)
@@ -220,7 +220,13 @@ def _slice(node: ir.Node, source: ir.Value) -> RowRead | None:
 
 
 def _offset(value: ir.Value) -> tuple[ir.Value, int]:
-    """Splits a value with one element into `base + constant`, where `base` may have a different rank or dtype."""
+    """Splits a value with one element, e.g. the start or end of a Slice, into `base + constant`.
+
+    If the start and the end have the same base, the difference of their constants is the length of the slice.
+
+    Returns:
+        The base, whose rank or dtype may differ from the value's, and the constant.
+    """
     total = 0
     while True:
         producer = value.producer()

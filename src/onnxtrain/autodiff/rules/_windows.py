@@ -72,9 +72,9 @@ def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], 
     Args:
         op: emitter, for padding that is computed at run time.
         n: the node.
-        over: the value over which the windows slide.
+        over: the value over which the windows slide: the node's input.
         kernel: number of taps per spatial axis.
-        result: output of the node, with one position per window.
+        result: the node's output, with one position per window.
     """
     rank = len(kernel)
     strides = tuple(n.attr("strides") or [1] * rank)
@@ -94,9 +94,16 @@ def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], 
 
 
 def _same_pads(op: Emitter, w: Windows, over: ir.Value, result: ir.Value) -> tuple[Sizes, Sizes]:
-    """Returns the padding for auto_pad SAME, for windows over `over`: the smaller and the larger half along each axis.
+    """Returns the padding for auto_pad SAME, with which ceil(size / stride) windows fit along each axis.
 
-    With both halves together, ceil(size / stride) windows fit along an axis.
+    Args:
+        op: emitter, for padding that is computed at run time.
+        w: the windows; their padding is ignored.
+        over: the value over which the windows slide.
+        result: the node's output, with one position per window.
+
+    Returns:
+        The padding per axis, split into halves: total // 2, and the rest, which is one larger if the total is odd.
     """
     # With stride 1, the padding does not depend on the sizes, which may be symbolic.
     if all(s == 1 for s in w.strides):

@@ -120,7 +120,10 @@ def shrink(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Gelu", wrt=("X",))
 def gelu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of Gelu: calls the composite op for the node's `approximate` mode, which has a native kernel."""
+    """VJP of Gelu: calls GeluGradient, or GeluTanhGradient if `approximate` is "tanh".
+
+    Both are composite ops with native kernels.
+    """
     gradient = gelu_tanh_gradient if n.attr("approximate") == "tanh" else gelu_gradient
     return op.call(gradient, n.X, ct)
 
@@ -158,7 +161,10 @@ def _with_slopes(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @composite_vjp(safe_softmax, ("y",), wrt=("x",))
 def _safe_softmax(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """VJP of the safe Softmax: the same formula as for Softmax, which is zero for an output row of zeros."""
+    """VJP of `safe_softmax`, the Softmax with zeros for fully masked rows: ct_x = y * (ct - sum(ct * y)).
+
+    The formula is the same as for Softmax; in rows where y is zero, the cotangent is zero.
+    """
     return op.call(softmax_gradient, n.out.y, ct, axis=n.attr("axis"))
 
 
@@ -175,7 +181,8 @@ def swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def softmax(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """VJP of Softmax: ct_x = y * (ct - sum(ct * y)).
 
-    If a row of x is all -inf, the row of y is NaN. If the model replaces the NaNs, y counts as zero there.
+    If a row of x is all -inf, the row of y is NaN. If the model replaces these NaNs, the rule uses y = 0 for this row,
+    so that ct_x is zero.
     """
     y = n.out.output
     # The model's Where gives the replaced elements a cotangent of 0, but 0 * NaN is NaN: one fully masked row would

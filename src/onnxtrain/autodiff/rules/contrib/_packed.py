@@ -27,14 +27,16 @@ _PRODUCTS_OF_FLOAT_ZEROS = {4: uint4_product_of_float_zeros, 8: uint8_product_of
 def product_with_weight(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | None:
     """Returns ct·W, the cotangent of input A of a MatMulNBits, computed from the packed bytes of W.
 
-    In float32, this is a call of a composite op that has a native kernel. The composite's body, and the nodes emitted
-    for other dtypes, dequantize the weight with DequantizeLinear, which ONNX Runtime does not constant-fold: each step
-    dequantizes the weight when the cotangent is available, and frees it afterwards. A weight that is unpacked with
-    arithmetic ops would be folded to float32 when the session is created, which takes eight times the memory of 4 bits.
+    In float32, the product is a call to a composite op with a native kernel. The composite's body, and the nodes
+    emitted for other dtypes, unpack the weight with DequantizeLinear, which ONNX Runtime does not constant-fold: each
+    step dequantizes the weight when the cotangent is available, and frees it afterwards. If arithmetic ops unpacked the
+    weight, ONNX Runtime would fold them when it creates the session, and keep the weight in float32: eight times the
+    size of 4-bit codes.
 
     Returns:
-        The product, or None if this is not supported: the codes or integer zero points are not constant, the codes have
-        2 bits, the node has a `g_idx`, or the zero points are floating point but not everything is float32.
+        The product, or None if the node is not supported: its codes or integer zero points are not constant, the codes
+        have 2 bits, there is a `g_idx`, or the zero points are floating point and `ct`, the scales and the zero points
+        are not all float32.
     """
     bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
     codes, zero_points = _tensor(n.B), _tensor(n.zero_points)

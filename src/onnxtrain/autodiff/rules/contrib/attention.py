@@ -21,7 +21,7 @@ from onnxtrain.functions import causal_attention
     rotary_embedding_dim=0, past_present_share_buffer=0,
 )  # fmt: skip
 def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Decomposes Attention: self-attention; input·weights + bias is the concatenation of queries, keys and values.
+    """Decomposes Attention: self-attention with queries, keys and values split from input·weights + bias.
 
     The cached keys and values in `past`, [2, batch, heads, sequence, size], precede the new ones.
     """
@@ -176,12 +176,13 @@ def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Seque
 def _hidden_keys(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | None = None) -> ir.Value:
     """Returns a mask, bool `[..., queries, keys]`: True for keys to which the query must not attend.
 
-    Keys after the query are hidden. With a window of `before` keys, so are keys `before` or more positions earlier.
+    Keys after the query are hidden. If `before` is not 0, keys that are at least `before` positions earlier than the
+    query are hidden as well.
 
     Args:
         op: emitter.
         scores: tensor whose last two axes are queries and keys.
-        before: length of the window of visible keys, e.g. 128; 0 for no limit.
+        before: number of visible keys up to and including the query's position, e.g. 128; 0 for no limit.
         places: position of each query among the keys, `[..., queries]`. Default: the last query is at the last key.
     """
     sizes = op.Shape(scores, start=-2)
@@ -256,7 +257,12 @@ _UNSUPPORTED_INPUTS = _GROUP_QUERY_INPUTS.split()[10:]
 
 
 def _query_positions(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
-    """Returns each sequence's number of valid cached keys, [batch, 1], and its queries' positions among the keys."""
+    """Returns the positions of the queries of a GroupQueryAttention in its cache.
+
+    Returns:
+        The number of valid cached keys before the queries, int64 [batch, 1], and the position of each query among the
+        keys, int64 [batch, queries]. Without a cache, both have a batch size of 1.
+    """
     length = op.Squeeze(op.Shape(n.query, start=1, end=2), [0])
     # Shape inference doesn't know the length of a Range, but it knows that of this shape.
     order = op.Reshape(op.Range(0, length, 1), op.Concat([1], op.Shape(n.query, start=1, end=2), axis=0))
@@ -384,15 +390,18 @@ def _is_plain(op: Emitter, n: NodeView) -> bool:
 def _causal_attention(
     op: Emitter, q: ir.Value, k: ir.Value, v: ir.Value, scale: float, per_group: int
 ) -> ir.Value:
-    """Computes attention of `[batch, heads, sequence, size]` with the composite op that stores no probabilities.
+    """Computes causal attention with a composite op whose native kernel does not store the probabilities.
 
     Args:
         op: emitter.
-        q: queries.
-        k: keys, with fewer heads.
-        v: values, with as many heads as the keys.
-        scale: factor of the scores.
-        per_group: number of query heads that share a key head.
+        q: queries, `[batch, heads, sequence, size]`.
+        k: keys, `[batch, heads / per_group, sequence, size]`.
+        v: values, with the shape of `k`.
+        scale: factor by which the scores are multiplied.
+        per_group: number of query heads that share a key/value head.
+
+    Returns:
+        `[batch, heads, sequence, size]`.
     """
     if per_group > 1:
         # The composite op needs as many key heads as query heads. The copies are small compared to the scores.

@@ -111,10 +111,10 @@ def matmul_nbits(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _check_nbits(n: NodeView) -> None:
-    """Raises NoGradientRule if the rule for MatMulNBits would not match the forward product of the kernel.
+    """Raises NoGradientRule if the rule for MatMulNBits does not support the node, or would not match its kernel.
 
-    This is so for prepacked weights, bit widths other than 2, 4 and 8, and `g_idx` orders that the kernel computes
-    wrongly.
+    The rule does not support prepacked weights, nor bit widths other than 2, 4 and 8. It would not match the kernel for
+    `g_idx` orders that the kernel computes wrongly.
     """
     bits = n.attr("bits")
     if bits not in (2, 4, 8):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import platform
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -215,7 +216,11 @@ at_every_level = pytest.mark.parametrize("level", LEVELS, indirect=True)
 @pytest.mark.parametrize("name", ONNX)
 def test_the_bits_of_onnx_runtime(name: str, level: str) -> None:
     operands = _operands(name)
-    assert_same_bits(alone(name, *operands, level=level), _by_onnx_runtime(name, operands), name)
+    value, expected = alone(name, *operands, level=level), _by_onnx_runtime(name, operands)
+    if name in ("max", "min", "relu") and platform.machine() not in ("x86_64", "AMD64"):
+        # Of two zeros processors take another one. Adding 0 makes 0 of -0.
+        value, expected = value + np.float32(0), expected + np.float32(0)
+    assert_same_bits(value, expected, name)
 
 
 def test_where() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -164,6 +166,14 @@ def test_a_value_that_a_branch_reads_is_returned() -> None:
     model = rewritten(proto, ElementwisePass())
     feed = {"x": np.array([1, -2, 3], np.float32), "c": np.array(True)}
     np.testing.assert_array_equal(run(to_proto(model), feed)[0], run(proto, feed)[0])
+
+
+def test_the_opcodes_are_those_of_the_kernel() -> None:
+    table = Path(__file__).parents[2] / "kernels" / "csrc" / "elementwise" / "operations.h"
+    names = re.findall(r"^  X\((\w+), \d", table.read_text(), re.MULTILINE)
+    assert [name if name != "ToFloat" else "Cast" for name in names[: len(INSTRUCTIONS)]] == list(
+        INSTRUCTIONS
+    )
 
 
 def random_net(seed: int) -> onnx.ModelProto:

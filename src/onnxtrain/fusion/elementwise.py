@@ -33,7 +33,7 @@ _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 
 _Dims = tuple[int | str, ...]
 _Ref = tuple[str, int]
-"""What an instruction reads: an input ("x"), a constant ("c") or the result of an instruction ("y"), by number."""
+"""An operand: kind ("x" an input, "c" a constant, "y" the result of an instruction, "s" of a step) and number."""
 
 
 class ElementwisePass(KeepingPass):
@@ -294,7 +294,7 @@ class _Step:
     Attributes:
         op_type: a standard op.
         attributes: the attributes of the node.
-        operands: what it reads.
+        operands: the inputs of the node.
     """
 
     op_type: str

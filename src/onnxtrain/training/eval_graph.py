@@ -51,10 +51,10 @@ def build_eval_model(
 
 
 def _name_copies(evaluation: ir.Model, model: ir.Model, names: Collection[str]) -> None:
-    """Restores outputs of the file that the eval model lacks, if they are copies of its values or constants.
+    """Restores the model file's outputs that cleanup removed from the eval model: copies of values, and constants.
 
-    The file's Identity nodes, and the constants that the loss does not read, have been removed from the eval model, but
-    a device needs such outputs to export the trained model.
+    Cleanup removes Identity nodes and constants that the loss does not read, but a device needs these outputs to export
+    the trained model.
 
     Args:
         evaluation: the eval model, changed in place.

@@ -39,9 +39,12 @@ def warn_of_export(
 
 
 def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
-    """Warns of BatchNormalization and Dropout nodes in inference mode that the user did not choose.
+    """Logs a warning if BatchNormalization or Dropout nodes run in inference mode only because they were exported so.
 
     PyTorch's exporters write inference mode by default, so most files have such nodes.
+
+    Args:
+        nodes: nodes whose mode the user has not chosen.
     """
     norms = sum(node.op_type == "BatchNormalization" and not is_training_batch_norm(node) for node in nodes)
     if norms:

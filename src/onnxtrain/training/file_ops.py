@@ -19,9 +19,10 @@ from onnxtrain.op_facts import RANDOM_OPS
 
 
 def join_skip_norms(model: ir.Model) -> None:
-    """Fuses each Add with the LayerNormalization that follows it, where ONNX Runtime (1.32) does so on loading.
+    """Fuses Add and LayerNormalization exactly as ONNX Runtime (1.32) does when it loads the deployed model.
 
-    The SkipLayerNormalization kernel rounds differently than the two ops.
+    The fused op, SkipLayerNormalization, rounds differently than the two ops. In a training graph, ONNX Runtime cannot
+    fuse them itself, so the results would differ from the deployed model's.
     """
     for node in list(model.graph):
         add = _joined_add(node)
@@ -65,9 +66,11 @@ def _join(graph: ir.Graph, add: ir.Node, norm: ir.Node) -> None:
 
 
 def restore_file_ops(training: ir.Model, forward: ir.Model) -> None:
-    """Adds the file's ops to the training graph, and redirects the readers of each op's function body to the op.
+    """Restores ops that were inlined for differentiation, so that results are bit-equal to the deployed model's.
 
-    The gradients of the body remain accurate, because the results of the op and its body differ only by rounding.
+    Each op is added to the training graph again, and nodes that read the results of its inlined function body read the
+    results of the op instead. The gradients of the body remain accurate, because the two results differ only by
+    rounding. Random ops are not restored: they would draw a different mask than the gradients use.
 
     Args:
         training: the graph with gradients, changed in place. The results of a body have the names of the op's results.

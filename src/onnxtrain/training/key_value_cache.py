@@ -31,8 +31,8 @@ _CACHES: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
 def find_cache(graph: ir.Graph) -> dict[str, str]:
     """Finds the inputs and outputs of a graph that form its key-value cache.
 
-    The cache is read and written by attention ops. PyTorch's exporter writes attention in standard ops: there, a cache
-    input has "past" in its name, and a Concat appends the new keys or values to it and returns them.
+    Attention ops with a cache read it from an input and return the extended cache. PyTorch's exporter writes attention
+    as standard ops instead: a Concat appends the new keys or values to a cache input, whose name contains "past".
 
     Returns:
         The output name for each cache input, e.g. {"past_key_values.0.key": "present.0.key"}.
@@ -48,7 +48,8 @@ def find_cache(graph: ir.Graph) -> dict[str, str]:
 def trained_outputs(graph: ir.Graph) -> list[str]:
     """Returns the names of the outputs that a training model can return.
 
-    Key-value caches and values computed from strings are left out, because a training model has no such inputs.
+    Key-value caches and outputs computed from string inputs are left out, because a training model has neither cache
+    inputs nor string inputs.
     """
     texts = {value for value in graph.inputs if value.dtype == ir.DataType.STRING}
     for node in graph if texts else ():
@@ -78,7 +79,9 @@ def _cache_pairs(node: ir.Node) -> list[tuple[ir.Value, ir.Value]]:
 
 
 class DropCachePass(ir.passes.InPlacePass):
-    """Removes the cache inputs of a graph that does not return the cache; attention then reads only the new tokens.
+    """Removes each cache input whose extended cache the graph does not return.
+
+    Attention then reads only the new tokens.
 
     The symbolic length of an attention mask over past and new tokens is replaced with the length of the queries.
     """

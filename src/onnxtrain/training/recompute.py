@@ -36,7 +36,7 @@ _LEAST = 64
 
 
 class RecomputePass(ir.passes.InPlacePass):
-    """Makes gradient nodes read recomputed activations.
+    """Saves memory by recomputing activations in the backward pass instead of keeping them from the forward pass.
 
     No later pass may merge equal nodes, because that would undo the recomputation.
 
@@ -139,9 +139,9 @@ class _Plan:
         """True if recomputing a value saves memory and costs little time.
 
         The value must be a floating-point result of a cheap op (`_CHEAP`), or of a matrix product that
-        `_products_to_recompute` selected. Unless the op is a view, the value must have at least `_LEAST` elements. Its
-        floating-point inputs must be in memory or recomputable. If no products are recomputed, at least one of them
-        must be an activation.
+        `_products_to_recompute` selected. Unless the op is a view, the value must have at least `_LEAST` elements. Each
+        input that is an activation must be in memory or recomputable. If the plan recomputes no products, at least one
+        input must be an activation.
         """
         node = value.producer()
         if node not in self.forward or (node.op_type not in _CHEAP and node not in self._products):

@@ -21,12 +21,14 @@ _log = get_logger()
 def start_build(
     forward: ir.Model, selection: Selection, adapters: Collection[str]
 ) -> tuple[Build, Collection[ir.Value]]:
-    """Starts the build of a forward graph whose parameters have been selected.
+    """Starts building training graphs from a forward graph: checks which selected parameters the loss depends on.
+
+    Parameters on which it does not depend are not trained; a warning names them.
 
     Args:
         forward: the forward graph.
         selection: the roles of its initializers, e.g. trained parameters and running statistics.
-        adapters: names of parameters that the loss must depend on.
+        adapters: names of parameters that were added for this training run; the loss must depend on the trained ones.
 
     Returns:
         The initial state of the build, and the values between the trained parameters and the loss.

@@ -26,10 +26,10 @@ from onnxtrain.trainer.data._transform import Transform
 
 @dataclass(kw_only=True)
 class SampleSource(IndexedSource):
-    """Source that reads a dataset with `__len__` and `__getitem__`; a sample is a batch without the sample axis.
+    """Source that reads a map-style dataset: one with `__len__` and `__getitem__`.
 
-    Indices are shuffled as for arrays, and samples are stacked into batches. Random numbers that augment samples are
-    seeded for each batch.
+    Indices are shuffled as for arrays. Samples have no batch axis; they are stacked into batches. The random generators
+    are seeded for each batch, so that random augmentation in `__getitem__` is reproducible.
 
     Attributes:
         dataset: the user's dataset.

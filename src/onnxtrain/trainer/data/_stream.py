@@ -165,8 +165,14 @@ class StreamSource:
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
         """Prepares the stream for a fit. In a resumed fit, restores the stream's own random generators.
 
+        Args:
+            mark: the generator states that :meth:`mark` returned in the interrupted fit; None if there are none.
+            resumed: True if the fit continues an interrupted fit.
+            epochs: number of epochs of the fit.
+
         Raises:
-            InputError: the stream is an iterator, but must be read again.
+            InputError: the stream is an iterator, but the fit is resumed or reads several passes; or the states do not
+                match the stream's generators.
         """
         if self._once and resumed:
             raise InputError(
@@ -183,11 +189,15 @@ class StreamSource:
             self._restore(mark)
 
     def last(self) -> None:
-        """Returns None: the last batch is unknown before the stream ends."""
+        """Returns None: an incomplete last batch cannot be read without reading the whole stream."""
         return
 
     def mark(self) -> str | None:
-        """Returns the states of the stream's own random generators at the start of the current pass."""
+        """Returns the states of the stream's own random generators, from which a resumed fit re-reads the data.
+
+        They are the states at the start of the epoch or, with a `limit`, of the fit. Returns None if the stream has no
+        generators of its own.
+        """
         return self._mark
 
     def _restore(self, mark: str) -> None:

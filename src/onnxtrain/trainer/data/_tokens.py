@@ -51,16 +51,16 @@ class Columns:
 
 @dataclass(frozen=True)
 class Padding:
-    """Combines samples into batches, and pads their token sequences to the length of the longest one.
+    """Combines samples into batches, and pads their token sequences to a common length.
 
-    Sequences are padded at the end: tokens, masks and other inputs with 0, labels with the ignored label. A missing
-    attention mask and missing positions are created. If the loss predicts the next token, the tokens replace missing
-    labels.
+    Sequences are padded at the end: tokens, masks and other inputs with 0, labels with the ignored label. The attention
+    mask and the positions are created if they are missing. If the loss predicts the next token, the tokens replace
+    missing labels.
 
     Attributes:
         layout: arguments of the model.
         tokens: description of the token input, [batch, sequence].
-        length: length of padded sequences; None for the length of the longest sequence in the batch.
+        length: length of padded sequences, in tokens; None to pad to the longest sequence in each batch.
     """
 
     layout: Layout
@@ -111,9 +111,12 @@ class Padding:
         return Columns(given | ({} if weights is None else {WEIGHT: weights}))
 
     def to_longest(self, samples: Any) -> Padding:
-        """Returns a padding to the longest sequence of the whole dataset, so that all batches have the same shape.
+        """Returns a copy that pads all batches to one length: that of the longest sequence in the dataset.
 
-        If :attr:`length` is set, returns this object.
+        Returns this object if :attr:`length` is already set.
+
+        Args:
+            samples: the dataset, with `__len__` and `__getitem__`.
         """
         lengths = (len(self._entries(samples[index])[self.tokens.name]) for index in range(len(samples)))
         return self if self.length is not None else dataclasses.replace(self, length=max(lengths))
@@ -179,9 +182,11 @@ class Padding:
         return {self.tokens.name: entries} if isinstance(entries, list | tuple) or _is_array(entries) else {}
 
     def _entries(self, sample: Any) -> dict[str, Any]:
-        """Converts a sample to a dict from input or target name to array.
+        """Returns the entries of a sample by input or target name, and its weight, if any, under the key `WEIGHT`.
 
-        A sample is a mapping, a token sequence, or a tuple of either with a target and, optionally, a sample weight.
+        Args:
+            sample: the inputs, or a tuple (inputs, target) or (inputs, target, weight). The inputs are a mapping or
+                only the token sequence.
         """
         inputs, target, weight = sample, None, None
         # A tuple of numbers is a token sequence.
@@ -193,14 +198,14 @@ class Padding:
         return entries | ({} if weight is None else {WEIGHT: weight})
 
     def _complete(self, row: dict[str, Any], number: int) -> None:
-        """Adds the mask, the positions and the labels to a sample if they are missing.
+        """Adds missing entries to a sample: mask, positions and, if the loss predicts the next token, labels.
 
         Args:
             row: the sample, by input or target name; modified.
             number: index of the sample, for error messages.
 
         Raises:
-            InputError: the sample has no tokens, or lacks other entries.
+            InputError: the sample has no token sequence, or lacks an input or target that cannot be created.
         """
         tokens = np.asarray(row.get(self.tokens.name, ()))
         if tokens.ndim != 1 or tokens.size == 0:

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
+from onnx import numpy_helper
 
 from fusion.rewriting import ops, rewritten
 from onnxtrain.fusion import ElementwisePass
@@ -41,8 +43,6 @@ def feeds(proto: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def with_kernels(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    import onnxruntime as ort
-
     options = ort.SessionOptions()
     options.log_severity_level = 3
     register_kernels(options, [function.name for function in proto.functions])
@@ -148,6 +148,19 @@ def test_many_inputs_and_outputs() -> None:
     outputs = ", ".join(f"float[3] s{i}" for i in range(count))
     model = check(net(body, inputs, outputs))
     assert all(len(call.outputs) <= MOST_OUTPUTS for call in calls(model))
+
+
+def test_numbers_that_constants_determine_stay_outside() -> None:
+    body = "d = Div(k, two) c = Identity(x) y = Mul(d, c) z = Neg(y)"
+    proto = net(body, "float[3] x", "float[3] z")
+    for name, number in (("k", 1.0), ("two", 2.0)):
+        proto.graph.initializer.append(numpy_helper.from_array(np.float32(number), name))
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    assert ElementwisePass()(model).modified
+    assert ops(model) == {"Div": 1, "Identity": 1, "Elementwise0_float": 1}
+    feed = {"x": np.array([1, -2, 3], np.float32)}
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString())
+    np.testing.assert_array_equal(session.run(None, feed)[0], -feed["x"] / 2)
 
 
 def test_equal_chains_share_one_function() -> None:

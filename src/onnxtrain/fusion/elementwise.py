@@ -198,8 +198,7 @@ def elementwise_leaves(
     for value in node.inputs:
         if value is None or not _add_leaves(value, leaves):
             return None
-    # Numbers that constants alone determine stay outside, where ONNX Runtime folds them. In a body, a `1 / k` that comes
-    # after an Identity makes its DivMulFusion (1.32) write an invalid graph.
+    # Numbers that constants alone determine stay outside, where ONNX Runtime folds them.
     return leaves or None
 
 

@@ -102,6 +102,8 @@ def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
     :func:`flow_of` adds the effect of these updates. If no in-place operation affects gradients, the flow is read from
     `requires_grad` of the fake tensors. Otherwise, the graph is run again on fake tensors, with autograd.
 
+    A graph that overwrites a value that backward may need is also run again, to raise where PyTorch's backward would.
+
     Raises:
         NotImplementedError: for the reasons listed in :func:`flow_of`.
     """

@@ -55,7 +55,7 @@ class Words:
         return " ".join(filter(None, ("convert", what, f"with .astype('{dtype}')")))
 
     def take_from_column(self) -> str:
-        """Returns advice on converting labels of shape `[N, 1]` to `[N]`."""
+        """Returns advice to pass labels with shape `[N]` instead of `[N, 1]`."""
         return "Pass labels[:, 0]"
 
     def from_one_hot(self) -> str:

@@ -63,7 +63,10 @@ def _product_of_float_zeros(
 
 
 def _scales_after(op: Emitter, scales: ir.Value, x: ir.Value) -> ir.Value:
-    """Reshapes the scales to [N, blocks], for x `[..., N]`, so that no weight is dequantized before x is computed."""
+    """Reshapes the scales to [N, blocks], for x `[..., N]`, with a data dependency on x.
+
+    The dependency delays dequantization of the weight until x is computed.
+    """
     # Without this dependency on the cotangent, the weights of all layers could be dequantized long before they are
     # needed, and ONNX Runtime would constant-fold them to float weights when the session is created. N is taken from
     # `x`, because ONNX Runtime (1.32) has no Shape kernel for 4-bit integers.

@@ -63,9 +63,11 @@ class LossBlock(Block):
         return result
 
     def _keep_marks(self, origin: ir.Graph) -> None:
-        """Copies the metadata of graph inputs from `origin` to the base model.
+        """Copies the metadata of graph inputs, e.g. the mark of the target, from `origin` to the base model.
 
-        `origin` is the copy of the base model's graph in which the loss has marked an existing input as its target.
+        Args:
+            origin: a copy of the base model's graph. If the target is an existing input, `attach_loss` has marked it
+                only in this copy.
         """
         marks = {value.name: value.metadata_props for value in origin.inputs}
         for info in self.base.graph.input:

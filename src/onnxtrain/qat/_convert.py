@@ -72,7 +72,7 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 def _compute_scales(graph: ir.Graph) -> None:
-    """Replaces each Exp node that computes a trained scale with an initializer that holds the scale."""
+    """Constant-folds trained scales: replaces each Exp of a trained logarithm with an initializer."""
     for node in list(graph):
         source = node.inputs[0] if node.op_type == "Exp" else None
         if source is None or not _is_constant(source) or LOGARITHM not in str(source.name):

@@ -23,10 +23,10 @@ class Refusal(Exception):
 
 
 def data_input(node: ir.Node) -> ir.Value | None:
-    """Returns the input of a node that carries the class axis, to trace an output back to the head that computes it.
+    """Returns the input to follow when tracing the class axis of an output back to the head.
 
-    For arithmetic ops, this is the operand that is not a constant of one element, e.g. not a temperature; None unless
-    there is exactly one such operand. For other ops, it is the first input.
+    For arithmetic ops, this is the only operand that is not a one-element constant such as a temperature; None if there
+    are several or none. For other ops, it is the first input.
     """
     # A scalar operand, as in a division by a temperature, has no class axis. Any other operand may have one.
     if node.op_type not in ARITHMETIC:

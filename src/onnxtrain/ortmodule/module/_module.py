@@ -273,7 +273,9 @@ def _blank(cls: type[ORTModule]) -> ORTModule:
 
 
 def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None:
-    """Makes an ORTModule wrap a module, and changes its class to the one that :func:`class_for` derives.
+    """Initializes an ORTModule that wraps a module, and sets its `__class__` to the result of :func:`class_for`.
+
+    Warns if the module has attributes that ORTModule hides.
 
     Args:
         self: the ORTModule.

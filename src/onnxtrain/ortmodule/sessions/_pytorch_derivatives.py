@@ -214,11 +214,14 @@ class ReplayedGraph:
         return partial(self._outputs, [args[index] for index in self.numbers])
 
     def _outputs(self, numbers: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs the captured graph in PyTorch, with the inputs and outputs of the ONNX graph.
+        """Computes the outputs of the ONNX graph by running the captured graph in PyTorch.
 
         Args:
             numbers: the arguments of the captured graph that are not tensors.
-            tensors: the inputs of the ONNX graph. Random numbers, for random operators to return, come last.
+            tensors: the inputs of the ONNX graph, followed by the random tensors that random operators return.
+
+        Returns:
+            The outputs in the ONNX graph's order. Complex tensors are viewed as real, as in `tensors`.
         """
         lowered = self._lowered
         args: list[Any] = [None] * self._places

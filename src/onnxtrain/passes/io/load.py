@@ -197,7 +197,19 @@ def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def _check_versions(model: ir.Model, origin: str) -> None:
-    """Normalizes the standard domain's opset import, in place. Raises an error for an unsupported opset."""
+    """Checks the opset of the standard domain, and normalizes its import in place.
+
+    An import named "ai.onnx" is renamed to "". A newer opset than `MAX_OPSET` becomes `MAX_OPSET` if the model's ops
+    did not change in between. A model that has imports, but no standard op, gets `CANONICAL_OPSET` if "" is missing.
+
+    Args:
+        model: the model, changed in place.
+        origin: description of the model's source for error messages, e.g. "'net.onnx'".
+
+    Raises:
+        UnsupportedOpsetError: the opset is newer than `NEWEST_OPSET` and cannot be lowered to `MAX_OPSET`.
+        ModelLoadError: the model does not import the standard domain, or its opset is less than 1.
+    """
     imports = model.graph.opset_imports
     # The standard domain has two names; onnx_ir normalizes them in nodes but not in imports.
     if "ai.onnx" in imports:

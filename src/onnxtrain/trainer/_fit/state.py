@@ -418,7 +418,7 @@ class TrainingState:
     def save_and_keep(self) -> Path:
         """Saves the run to the trainer's own directory and returns its path.
 
-        A temporary directory is no longer removed when the process ends.
+        If this directory is temporary, it is kept when the process ends.
         """
         # Otherwise an interrupted run in a temporary directory would be lost when the process ends.
         self.workspace.keep()

@@ -273,7 +273,10 @@ class Averages:
             self.parts.append((prediction.copy(), target.copy()))
 
     def add_skipped(self, metrics: Sequence[Metric]) -> None:
-        """Adds a batch whose labels are all ignored, with a count of 0."""
+        """Adds a batch whose labels are all ignored, with zero weight in the averages.
+
+        If all batches are skipped, the averages are NaN.
+        """
         for key in ("loss", *(metric.name for metric in metrics if metric.measure is not None)):
             self.add(key, 0.0, 0.0)
 

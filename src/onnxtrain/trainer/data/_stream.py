@@ -277,7 +277,7 @@ class StreamSource:
             return raw
 
     def _end_pass(self, epoch: Pass, index: int) -> None:
-        """Starts the next pass within an epoch.
+        """Ends a pass over the stream before the epoch ends, so that the next read starts another pass.
 
         Args:
             epoch: the epoch that is read.

@@ -97,10 +97,12 @@ def _argument(node: fx.Node, index: int, *names: str) -> Any:
 
 
 def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
-    """Returns the gradient flow of a Dynamo graph, except for the effect of updated running statistics.
+    """Determines the gradient flow of a Dynamo graph, ignoring in-place updates of running statistics.
 
-    If no in-place operation affects gradients, the flow is read from `requires_grad` of the fake tensors. Otherwise the
-    graph is run again on fake tensors, with autograd.
+    :func:`flow_of` adds the effect of these updates. If no in-place operation affects gradients, the flow is read from
+    `requires_grad` of the fake tensors. Otherwise, the graph is run again on fake tensors, with autograd.
+
+    A graph that overwrites a value that backward may need is also run again, to raise where PyTorch's backward would.
 
     Raises:
         NotImplementedError: for the reasons listed in :func:`flow_of`.

@@ -34,15 +34,15 @@ class GraphInput:
     Attributes:
         name: the `state_dict` key of a parameter or buffer, e.g. "0.weight", or the name of an argument, e.g. "x".
         requires_grad: True if it requires a gradient.
-        written_with_grad: True if the graph's in-place write sets the input's `grad_fn`, e.g. `x.mul_(weight)`.
+        written_with_grad: True if an in-place op of the graph, e.g. `x.mul_(weight)`, sets the input's `grad_fn`.
             Meaningful only for inputs that the graph writes to.
         counts_writes: True if the graph's writes increment the input's version counter. Writes through `.data` do not.
         reassigned: True if the graph assigns to `.data`, e.g. `x.data = value`. After a run, the input's `.data` is set
             to the new value, instead of being overwritten.
-        zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from the value
-            written to this input. Inputs that this value depends on in the ONNX graph get zeros even if not listed.
-        saves: indices of the inputs that eager PyTorch saves for the gradient of the value written to this input, or
-            None if unknown.
+        zero_grads: indices of the inputs whose gradient is zero, not None, even if the ONNX graph has no differentiable
+            path from them to the value written to this input. See :attr:`GraphOutput.zero_grads`.
+        saves: indices of the inputs that eager PyTorch saves for the backward pass of the value written to this input,
+            or None if unknown.
     """
 
     name: str = ""
@@ -61,10 +61,11 @@ class GraphOutput:
     Attributes:
         requires_grad: True if it requires a gradient.
         layout: its memory layout in eager PyTorch, e.g. (0, 2, 3, 1), or None if it is contiguous or not dense.
-        zero_grads: indices of the inputs that get a zero gradient, not None, if no gradient reaches them from this
-            output, e.g. {2, 3}. Inputs that the output depends on in the ONNX graph get zeros even if not listed.
-        saves: indices of the inputs that eager PyTorch saves for the gradient of this output, e.g. both factors of a
-            product, or None if unknown. Eager PyTorch raises if the caller writes to one of these inputs before
+        zero_grads: indices of the inputs whose gradient is zero, not None, even if the ONNX graph has no differentiable
+            path from them to this output, e.g. {2, 3}. Inputs with a non-differentiable path, e.g. through Floor,
+            get zeros even if they are not listed.
+        saves: indices of the inputs that eager PyTorch saves for the backward pass of this output, e.g. both factors of
+            a product, or None if unknown. Eager PyTorch raises if the caller writes to one of these inputs before
             backward; the caller may write to all other inputs.
     """
 

@@ -58,11 +58,12 @@ class _TrialLowering(GraphLowering):
         """Adds an ONNX input that stands in for a placeholder or for the result of an unsupported node.
 
         Args:
-            fake: the value as PyTorch traced it.
+            fake: the traced value, e.g. a fake tensor, a symbolic size, or a list or tuple of such values.
 
         Returns:
-            An ONNX value with the dtype and shape of `fake`, a `Complex` of two for a complex tensor, or a tuple of
-            these. Python numbers are returned unchanged. `_NO_ONNX_TYPE` if ONNX lacks the type.
+            The input, with the dtype and shape of `fake`. For a complex tensor, a `Complex` of two inputs: the real and
+            the imaginary part. For a list or tuple, a tuple with one result per element. Python numbers are returned
+            unchanged, without adding an input. If ONNX lacks the type, `_NO_ONNX_TYPE`.
         """
         if isinstance(fake, tuple | list):
             return tuple(self._unknown(part) for part in fake)
@@ -77,4 +78,4 @@ class _TrialLowering(GraphLowering):
 
 
 _NO_ONNX_TYPE = object()
-"""Value in `env` of a node whose type ONNX lacks, e.g. a sparse tensor."""
+"""Stands in `env` for a value whose type ONNX lacks, e.g. a sparse tensor."""

@@ -1,4 +1,4 @@
-"""Turns sequences that a Loop builds by appending tensors into scan outputs of the Loop."""
+"""Replaces sequences that a Loop builds, one tensor per iteration, with scan outputs of the Loop."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
 
 
 class AppendedSequencesPass(ir.passes.InPlacePass):
-    """Turns a sequence to which each iteration of a Loop appends one tensor into a scan output of the Loop.
+    """Replaces sequences that a Loop builds, one tensor per iteration, with scan outputs of the Loop.
 
-    PyTorch's exporters write such sequences for `outputs.append(y)` in a scripted loop that is followed by
-    `torch.stack(outputs)`. The Dynamo exporter also writes them for `EmbeddingBag`. The sequence must be empty before
-    the Loop.
+    PyTorch's exporters emit such a sequence for `outputs.append(y)` in a scripted loop that is followed by
+    `torch.stack(outputs)`, and the Dynamo exporter also for `EmbeddingBag`. The sequence must be empty before the Loop.
 
-    A scan output stacks its tensors, so all of them must have the same shape. A `ConcatFromSequence` that stacks the
-    sequence guarantees this. A `ConcatFromSequence` without a new axis is supported if the axis has a static size, and
-    SequenceAt and SequenceLength are supported if all sizes are static or named symbolic dimensions. Other sequences
-    are not replaced. Run shape inference first.
+    A scan output stacks its tensors, so all of them must have the same shape. Whether this is certain depends on the
+    ops that read the sequence; if any of them is not supported, the sequence is not replaced:
+
+    - ConcatFromSequence with `new_axis=1`: always supported, because stacking requires equal shapes.
+    - ConcatFromSequence with `new_axis=0`: supported if the tensor's size along the axis is static.
+    - SequenceAt, SequenceLength: supported if all sizes of the tensor are static or named symbolic dimensions.
+
+    Expects inferred shapes: the rank of the tensor must be known.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

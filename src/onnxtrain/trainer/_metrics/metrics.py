@@ -158,9 +158,12 @@ def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
     """Returns the names of the metrics that a trainer records by default, e.g. ["accuracy"] for class labels.
 
     Args:
-        target: description of the target; None if the model has none, for which the result is [].
-        loss: class name of the loss, e.g. "CrossEntropyLoss". For an unknown loss, the result is ["accuracy"] if the
-            target contains class labels, otherwise [].
+        target: description of the target, or None if the model has no target.
+        loss: class name of the loss, e.g. "CrossEntropyLoss".
+
+    Returns:
+        The names; [] without a target. For an unknown loss, ["accuracy"] if the target contains class labels,
+        otherwise [].
     """
     if target is None:
         return []
@@ -176,8 +179,8 @@ def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metri
     describes predictions and targets, for named metrics.
 
     Raises:
-        InputError: a name is unknown or does not suit the task, two metrics have the same key, or an entry is none of
-            these types.
+        InputError: a name is unknown or does not suit the task, two metrics have the same key, or an entry has
+            another type.
         MissingPackageError: a package that a metric needs is not installed.
     """
     if isinstance(specs, str):

@@ -108,7 +108,7 @@ class TrainingBlock(Block):
             GraphBuildError: a name is unknown, or the base model is no longer valid ONNX.
             NothingToTrain: no parameter is left to train.
             DifferentiationError: the loss has more than one element, or an op between the
-            parameters and the loss has no gradient rule.
+                parameters and the loss has no gradient rule.
         """
         result = super().__call__(*args, **kwargs)
         accessor = self._accessor

@@ -150,11 +150,11 @@ def read_adapter(
 def _adapters_of(
     state: CheckpointState | ModelSource, doing: str
 ) -> tuple[AdapterDescription, dict[str, Pair]]:
-    """Returns the description of the adapters in a checkpoint or a model, and their (A, B) by module path.
+    """Returns the description of the adapters in a checkpoint or model, and their weights (A, B) by module path.
 
     Args:
         state: the state or the model, or the path of one of them; the path of a model ends in ".onnx".
-        doing: beginning of error messages.
+        doing: what the caller is doing, with which error messages begin.
 
     Raises:
         AdapterMismatchError: there are no adapters, or weights are missing.

@@ -252,7 +252,7 @@ class _Run:
         return start >= 0 and bool(self.sequence(body, 1 << start, flags) >> position & 1)
 
     def _places_of(self, leaf: Any, flags: int) -> tuple[int, int]:
-        """Returns the set of positions at which a leaf matches, and the number of characters that it consumes."""
+        """Returns the positions at which a leaf matches, as a bit mask, and how many characters it consumes."""
         kind, value = leaf
         if kind == _kind.LITERAL and not flags & re.IGNORECASE:
             return self._letters.get(chr(value), 0), 1

@@ -324,7 +324,7 @@ def _names(node: ir.Node) -> list[str]:
 
 
 def _copy_between(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
-    """Copies the nodes that compute the `y` of a Gradient, with its inputs in place of the tensors in `xs` and `zs`.
+    """Copies the nodes that compute `y` of a Gradient node; the copies read the node's inputs, not `xs` and `zs`.
 
     The derivatives are evaluated at the inputs of the node, which may differ from the tensors named in `xs` and `zs`.
 

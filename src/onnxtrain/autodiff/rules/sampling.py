@@ -253,7 +253,7 @@ def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _samples_along(op: Emitter, n: NodeView, axis: int) -> _Side:
-    """Computes the samples of regions along the rows (axis 0) or the columns (axis 1) of the image."""
+    """Computes where RoiAlign samples each region, along the rows (axis 0) or the columns (axis 1) of the image."""
     half = n.attr("coordinate_transformation_mode") == "half_pixel"
     bins, ratio = n.attr(("output_height", "output_width")[axis]), n.attr("sampling_ratio")
     begin, end = (

@@ -131,7 +131,11 @@ class _Levels:
         self._previous_random = {later: earlier for earlier, later in self._next_random.items()}
 
     def assign(self) -> dict[fx.Node, int]:
-        """Returns the level of each node, e.g. {mm: 0, poisson: 1, add: 2}."""
+        """Returns the level of each node.
+
+        For example, if `poisson`, which PyTorch runs, reads `mm`, and `add` reads `poisson`, these are
+        {mm: 0, poisson: 1, add: 2}.
+        """
         lowest = self._lowest_levels()
         highest: dict[fx.Node, int] = {}
         top = max(lowest.values(), default=0)

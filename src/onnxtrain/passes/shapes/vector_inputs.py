@@ -13,7 +13,7 @@ class VectorsPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Annotates values of the model in place."""
+        """Sets the shapes and dtypes of these inputs in place, including those in subgraphs."""
         modified = False
         for node in model.graph.all_nodes():
             if node.domain == "" and node.op_type == "Slice":

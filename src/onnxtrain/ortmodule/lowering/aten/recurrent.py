@@ -111,7 +111,7 @@ def _result_dtypes(
     weights: Sequence[torch.Tensor],
     bias: bool,
 ) -> list[torch.dtype]:
-    """Returns the dtypes of the output and of the final states that `function`, e.g. `torch.lstm`, returns eagerly."""
+    """Returns the dtypes of the output and the final states of `function`, e.g. `torch.lstm`, in eager PyTorch."""
     # Under autocast, some results are bfloat16 and others float32. Fake tensors (PyTorch 2.13) have the wrong dtype,
     # float32, for an LSTM whose input requires a gradient. So eager PyTorch runs a layer with sizes of 1 to find out.
     if not torch.is_autocast_enabled(x.device.type):

@@ -82,6 +82,7 @@ class _Grouping:
 
     def __init__(self, model: ir.Model, keeps: Callable[[ir.Node], bool]) -> None:
         self._model, self._keeps = model, keeps
+        self._places = {node: place for place, node in enumerate(model.graph)}
         self._groups: list[_Group] = []
         self._group_of: dict[ir.Value, int] = {}
         # For each value that is computed outside of the groups, the bit mask of the groups that it depends on.
@@ -155,8 +156,7 @@ class _Grouping:
         group, gone = self._groups[kept], self._groups[other]
         for node in gone.nodes:
             self._group_of[node.outputs[0]] = kept
-        places = {id(node): place for place, node in enumerate(self._model.graph)} if gone.nodes else {}
-        group.nodes = sorted([*group.nodes, *gone.nodes], key=lambda node: places[id(node)])
+        group.nodes = sorted([*group.nodes, *gone.nodes], key=self._places.__getitem__)
         group.read |= gone.read
         gone.nodes = []
         # Values behind the other group depend on the kept one, and on what it depends on.

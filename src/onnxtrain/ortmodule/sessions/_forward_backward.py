@@ -57,10 +57,10 @@ class Halves:
         self.residuals, self.read = _boundary(self.present, forward, inputs, writable)
         if not self.read.isdisjoint(writable):
             _copy_for_backward(joint.graph, [v for v in self.inputs if v in self.read & writable], forward)
-            self.residuals, self.read = _boundary(self.present, ancestors(self.outputs), inputs, writable)
+            forward = ancestors(self.outputs)
+            self.residuals, self.read = _boundary(self.present, forward, inputs, writable)
         outputs = set(self.outputs)
         if recompute:
-            forward = ancestors(self.outputs)
             again = {node for node in forward if writable.isdisjoint(reads(node))}
             given = (inputs - writable) | outputs
             again = recomputed_nodes(again, self.residuals, given, joint.functions)

@@ -15,12 +15,20 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnxtrain import artifacts, optimizers
+from onnxtrain import artifacts, losses, optimizers
+from onnxtrain.emitter import Emitter
 from onnxtrain.passes import TrainingModePass
 from steps.engines._engine import ADAMW
 from steps.nets import CASES, Case, make_batch, make_net
 
 __all__ = ["write_artifacts"]
+
+
+class MeanLoss(losses.ElementwiseLoss):
+    """output - target, as `steps.nets` defines the loss "mean"."""
+
+    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        return op.Sub(scores, target)
 
 
 def write_artifacts(case: Case, directory: Path, precision: str = "fp32") -> None:
@@ -36,7 +44,7 @@ def write_artifacts(case: Case, directory: Path, precision: str = "fp32") -> Non
     artifacts.generate_artifacts(
         exported,
         requires_grad=parameters,
-        loss=case.net.loss,
+        loss=MeanLoss() if case.net.loss == "mean" else case.net.loss,
         optimizer=optimizers.AdamW(**ADAMW, adam_mode=0),
         batch_norm="training" if norms else "as_exported",
         artifact_directory=directory,

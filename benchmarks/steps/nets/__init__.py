@@ -8,13 +8,29 @@ import numpy as np
 import torch
 from torch import nn
 
-from steps.nets import convolutional, dense, layers, sequences, untuned, updates
+from steps.nets import (
+    convolutional,
+    dense,
+    layers,
+    sequences,
+    unseen,
+    unseen_sequences,
+    untuned,
+    updates,
+)
 from steps.nets._net import Net
 
 __all__ = ["CASES", "Case", "Net", "make_batch", "make_net"]
 
 NETS: dict[str, Net] = (
-    dense.NETS | convolutional.NETS | sequences.NETS | untuned.NETS | layers.NETS | updates.NETS
+    dense.NETS
+    | convolutional.NETS
+    | sequences.NETS
+    | untuned.NETS
+    | unseen.NETS
+    | unseen_sequences.NETS
+    | layers.NETS
+    | updates.NETS
 )
 
 
@@ -40,13 +56,23 @@ def _cases() -> dict[str, Case]:
 CASES = _cases()
 
 
+class _Mean(nn.Module):
+    """The mean of output minus target, for a net that computes its own loss."""
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output - target).mean()
+
+
+LOSSES = {"cross_entropy": nn.CrossEntropyLoss, "mse": nn.MSELoss, "mean": _Mean}
+
+
 class WithLoss(nn.Module):
     """A net and its loss as one module: `forward(inputs, target)` is the loss."""
 
     def __init__(self, net: nn.Module, loss: str) -> None:
         super().__init__()
         self.net = net
-        self.loss = {"cross_entropy": nn.CrossEntropyLoss, "mse": nn.MSELoss}[loss]()
+        self.loss = LOSSES[loss]()
 
     def forward(self, inputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return self.loss(self.net(inputs), target)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-__all__ = ["CLASSES", "Batch", "Net", "labels", "normal"]
+__all__ = ["CLASSES", "Batch", "Net", "labels", "normal", "normals", "words"]
 
 CLASSES = 10
 
 Batch = tuple[np.ndarray, np.ndarray]
+Data = Callable[[np.random.Generator, int], Batch]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Net:
         make: makes it.
         data: inputs and target of a batch of a size.
         batches: sizes that are timed.
-        loss: "cross_entropy" or "mse".
+        loss: "cross_entropy", "mse", or "mean" for the mean of output minus target.
         images: whether its inputs are images, which PyTorch also gets as channels_last.
         counts: what of a step counts: "step", or "update", where the rest is there to make gradients for AdamW.
         rate: learning rate of the steps whose losses are compared.
@@ -33,7 +34,7 @@ class Net:
 
     about: str
     make: Callable[[], nn.Module]
-    data: Callable[[np.random.Generator, int], Batch]
+    data: Data
     batches: tuple[int, ...]
     loss: str = "cross_entropy"
     images: bool = False
@@ -50,3 +51,18 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 def labels(rng: np.random.Generator, count: int, classes: int = CLASSES) -> np.ndarray:
     """Returns int64 class labels."""
     return rng.integers(0, classes, count)
+
+
+def normals(*shape: int) -> Data:
+    """Returns what makes normal inputs of a shape and their labels."""
+    return lambda rng, batch: (normal(rng, batch, *shape), labels(rng, batch))
+
+
+def words(count: int, length: int, per_word: bool = False) -> Data:
+    """Returns what makes tokens out of so many words, and a label for each sequence or each token."""
+
+    def data(rng: np.random.Generator, batch: int) -> Batch:
+        tokens = rng.integers(0, count, (batch, length))
+        return tokens, labels(rng, batch * length, count) if per_word else labels(rng, batch)
+
+    return data

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from steps.nets._net import CLASSES, Batch, Net, labels, normal
+from steps.nets._net import CLASSES, Batch, Net, labels, normal, normals, words
 
 __all__ = ["NETS"]
 
@@ -461,51 +461,36 @@ def cnn3d() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 8, CLASSES))
 
 
-def _normals(*shape: int, classes: int = CLASSES):
-    """Returns what makes normal inputs of a shape and their labels."""
-    return lambda rng, batch: (normal(rng, batch, *shape), labels(rng, batch, classes))
-
-
-def _words(words: int, length: int, per_word: bool = False):
-    """Returns what makes tokens, and a label for each sequence or each token."""
-
-    def data(rng: np.random.Generator, batch: int) -> Batch:
-        tokens = rng.integers(0, words, (batch, length))
-        return tokens, labels(rng, batch * length, words) if per_word else labels(rng, batch)
-
-    return data
-
-
 NETS = {
-    "resnet50": Net("ResNet-50, 3x64x64", resnet50, _normals(3, 64, 64), (8,), images=True, rate=1e-6),
-    "llama": Net("Llama-like, 4 layers of 320, 128 tokens", Llama, _words(Llama.WORDS, Llama.LENGTH, True), (4,)),
+    "resnet50": Net("ResNet-50, 3x64x64", resnet50, normals(3, 64, 64), (8,), images=True, rate=1e-6),
+    "llama": Net("Llama-like, 4 layers of 320, 128 tokens", Llama, words(Llama.WORDS, Llama.LENGTH, True), (4,)),
     "bert": Net(
-        "BERT-like with dropout, 4 layers of 256, 128 tokens", Bert, _words(Bert.WORDS, Bert.LENGTH), (8,), draws=True
+        "BERT-like with dropout, 4 layers of 256, 128 tokens", Bert, words(Bert.WORDS, Bert.LENGTH), (8, 1), draws=True
     ),
-    "vit": Net("vision transformer, 6 layers of 256, 65 tokens", ViT, _normals(3, 64, 64), (16,)),
-    "convnext": Net("ConvNeXt-like, 3x64x64", convnext, _normals(3, 64, 64), (8,), images=True),
-    "efficientnet": Net("EfficientNet-like, 3x64x64", efficientnet, _normals(3, 64, 64), (8,), images=True),
+    "vit": Net("vision transformer, 6 layers of 256, 65 tokens", ViT, normals(3, 64, 64), (16,)),
+    "convnext": Net("ConvNeXt-like, 3x64x64", convnext, normals(3, 64, 64), (8,), images=True),
+    "efficientnet": Net("EfficientNet-like, 3x64x64", efficientnet, normals(3, 64, 64), (8,), images=True),
     "bilstm": Net(
         "bidirectional LSTM, two layers, 64 to 128 over 64 steps",
-        lambda: Recurrent(nn.LSTM(64, 128, 2, batch_first=True, bidirectional=True)), _normals(64, 64), (16,),
+        lambda: Recurrent(nn.LSTM(64, 128, 2, batch_first=True, bidirectional=True)), normals(64, 64), (16,),
     ),
     "mobilenetv3-frozen": Net(
-        "MobileNetV3-like, frozen but for its head, 3x96x96", FrozenMobileNet, _normals(3, 96, 96), (1,), images=True
+        "MobileNetV3-like, frozen but for its head, 3x96x96", FrozenMobileNet, normals(3, 96, 96), (1,), images=True
     ),
     "dlrm": Net("DLRM-like, 26 tables of 5,000 rows", Dlrm, _clicks, (128,)),
     "gru200": Net(
-        "GRU 32 to 64 over 200 steps", lambda: Recurrent(nn.GRU(32, 64, batch_first=True)), _normals(200, 32), (16,)
+        "GRU 32 to 64 over 200 steps", lambda: Recurrent(nn.GRU(32, 64, batch_first=True)), normals(200, 32), (16,)
     ),
     "nbeats": Net(
         "N-BEATS-like, 6 blocks of 256", NBeats,
         lambda rng, batch: (normal(rng, batch, 96), normal(rng, batch, 24)), (64,), loss="mse",
     ),
-    "graph": Net("graph net, 200 nodes, 1,600 edges", GraphNet, _normals(GraphNet.NODES, 16), (8,)),
-    "tcn": Net("dilated TCN, 12 convolutions of 64 over 256 steps", tcn, _normals(8, 256), (16,)),
+    "graph": Net("graph net, 200 nodes, 1,600 edges", GraphNet, normals(GraphNet.NODES, 16), (8,)),
+    "tcn": Net("dilated TCN, 12 convolutions of 64 over 256 steps", tcn, normals(8, 256), (16,)),
     "vae": Net("convolutional VAE, 3x32x32", Vae, _noisy_images, (32,), loss="mse", images=True),
-    "mixer": Net("MLP-mixer, 6 blocks of 256, 64 patches", Mixer, _normals(3, 64, 64), (8,)),
-    "cnn3d": Net("3-d CNN: 3 x [conv 3x3x3, BN, ReLU, max-pool], 16x16x16", cnn3d, _normals(1, 16, 16, 16), (8,)),
+    "mixer": Net("MLP-mixer, 6 blocks of 256, 64 patches", Mixer, normals(3, 64, 64), (8,)),
+    "cnn3d": Net("3-d CNN: 3 x [conv 3x3x3, BN, ReLU, max-pool], 16x16x16", cnn3d, normals(1, 16, 16, 16), (8,)),
     "mlp-tiny": Net(
-        "MLP 8-32-10", lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, CLASSES)), _normals(8), (1,)
+        "MLP 8-32-10", lambda: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, CLASSES)), normals(8), (1,)
     ),
 }  # fmt: skip

@@ -147,8 +147,8 @@ def test_every_extra_is_on_the_page_about_installing() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     page = (DOCS / "install.md").read_text(encoding="utf-8")
     rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
-    # Those for who changes the code, or runs the examples.
-    assert set(re.findall(r"`(\w+)`", rows)) == set(extras) - {"dev", "docs", "examples", "forecasting"}
+    # The other extras are for development, and for running all examples.
+    assert set(re.findall(r"`(\w+)`", rows)) == set(extras) - {"dev", "docs", "examples"}
 
 
 def sections(page: str) -> list[dict[str, Any]]:

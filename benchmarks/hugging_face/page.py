@@ -111,7 +111,7 @@ def written(results: dict[str, Row], versions: dict[str, str]) -> str:
     rows = [row for row in results.values() if row["variant"] in VARIANTS]
     counts = Counter(_word(row) for row in rows)
     files = sum(counts.values()) - counts["no file"]
-    trained = sum(counts[word] for word in ("right", "float32"))
+    trained = sum(counts[word] for word in ("right", "float32", "unsure"))
     names = {row["name"] for row in rows if _word(row) in ("right", "float32")}
     both = [name for name in names if all(_trained(rows, name, exporter) for exporter in EXPORTERS)]
     opsets = sorted({row["opset"] for row in rows})

@@ -491,7 +491,7 @@ def test_a_quantized_layer_with_a_bias_computes_the_same_bits_without_an_adapter
     if activation == "none":
         changed = add_lora(base, config)
         a, b = adapters_of(changed).values()
-        assert np.allclose(run(changed, x=x) - run(base, x=x), 8 * x @ a @ b, atol=1e-4)
+        assert np.allclose(run(changed, x=x) - run(base, x=x), config.scaling("fc") * x @ a @ b, atol=1e-4)
 
 
 @pytest.mark.parametrize(("bits", "block_size"), [(3, 32), (4, 24), (4, 8)])

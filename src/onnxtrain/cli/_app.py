@@ -34,7 +34,7 @@ app = typer.Typer(
     # An unexpected error is a bug: it shows Python's full traceback, for the bug report.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train any ONNX model on stock ONNX Runtime.",
+    help="Train ONNX models on stock ONNX Runtime.",
 )
 
 
@@ -59,7 +59,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Train any ONNX model on stock ONNX Runtime."""
+    """Train ONNX models on stock ONNX Runtime."""
     # Set up for one command and undone at its end, because tests and programs run several commands in one process.
     context.with_resource(logging_to_terminal(logging.DEBUG if debug else logging.WARNING))
 

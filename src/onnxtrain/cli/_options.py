@@ -117,7 +117,7 @@ class LoraOptions:
         "layers but the output layer of a language model.",
     )
     lora_alpha: float | None = option(
-        "ALPHA", "Scale the outputs of adapters by ALPHA / RANK, e.g. 32. Default: 16."
+        "ALPHA", "Scale the outputs of adapters by ALPHA / RANK, e.g. 32. Default: 8."
     )
     lora_dropout: float | None = option(
         "PROBABILITY",

@@ -21,14 +21,17 @@ _MOST_RANK = 65_536
 
 @dataclass(frozen=True)
 class LoraConfig:
-    r"""Configures LoRA adapters, with the names, meanings and defaults of `peft.LoraConfig` (0.21).
+    r"""Configures LoRA adapters. Names, meanings and defaults are those of `peft.LoraConfig` (0.21).
+
+    Two defaults differ: `target_modules` is "all-linear", where PEFT looks up the type of the model, and `seed`, which
+    PEFT does not have, is 0.
 
     A layer `y = x Wᵀ` with an adapter computes `y = x Wᵀ + scaling · dropout(x) Aᵀ Bᵀ`, where A is [r, in] and B is
     [out, r], and only A and B are trained (LoRA, Hu et al. 2021, equation 3).
 
     Attributes:
         r: rank of the adapters, at least 1, e.g. 8.
-        lora_alpha: numerator of the scaling, e.g. 16. The scaling is `lora_alpha / r`.
+        lora_alpha: numerator of the scaling, e.g. 16 (default: 8). The scaling is `lora_alpha / r`.
         target_modules: "all-linear" for all linear layers except convolutions and the output layer of a language model;
             a list of names, e.g. ["q_proj", "v_proj"], each of which matches modules whose path is the name or ends
             with it; or a regular expression that must match the whole path, e.g. r".*layers\.[01]\..*q_proj".
@@ -47,11 +50,11 @@ class LoraConfig:
 
     Example:
         >>> LoraConfig(r=8, target_modules=["q_proj", "v_proj"]).scaling("model.layers.0.self_attn.q_proj")
-        2.0
+        1.0
     """
 
     r: int = 8
-    lora_alpha: float = 16.0
+    lora_alpha: float = 8.0
     target_modules: str | Sequence[str] = ALL_LINEAR
     lora_dropout: float = 0.0
     use_rslora: bool = False

@@ -99,6 +99,7 @@ class InOnnxRuntime:
     def __init__(self, name: str, folder: Path, threads: int, profile: bool = False) -> None:
         import onnx
         import onnxruntime as ort
+        from onnxruntime.capi import onnxruntime_pybind11_state as binding
 
         from onnxtrain.runtime.kernels import register_kernels
         from onnxtrain.runtime.session_settings import SessionSettings
@@ -110,15 +111,23 @@ class InOnnxRuntime:
         self.session = ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        self._arrays = dict(np.load(folder / "inputs.npz"))
-        self._feeds = {
-            value.name: ort.OrtValue.ortvalue_from_numpy(self._arrays[value.name])
-            for value in self.session.get_inputs()
-        }
-        self._names = [self.session.get_outputs()[0].name]
+        arrays = np.load(folder / "inputs.npz")
+        self._inputs = [value.name for value in self.session.get_inputs()]
+        self._outputs = [self.session.get_outputs()[0].name]
+        self._values = [ort.OrtValue.ortvalue_from_numpy(arrays[name]) for name in self._inputs]
+        self._feeds = binding.OrtValueVector()
+        for value in self._values:
+            self._feeds.push_back(value._ortvalue)
+        self._devices = [ort.OrtDevice.make("cpu", 0)._get_c_device()]
+        self._options, self._new = ort.RunOptions(), binding.OrtValueVector
 
     def __call__(self) -> Any:
-        return self.session.run_with_ort_values(self._names, self._feeds)[0]
+        # As ORTModule calls it. `run_with_ort_values` (1.32) takes 26 us more.
+        results = self._new()
+        self.session._sess.run_with_ortvaluevector(
+            self._options, self._inputs, self._feeds, self._outputs, results, self._devices
+        )
+        return results[0]
 
     def value(self) -> np.ndarray:
         return self().numpy()

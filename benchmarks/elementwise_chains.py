@@ -1,4 +1,4 @@
-"""Thirty chains of elementwise ops as people write them in PyTorch: activations, losses, norms, encodings, gradients."""
+"""Thirty chains of elementwise ops in PyTorch: activations, losses, norms, encodings, gradients."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["lines", "place", "write_tables"]
+__all__ = ["lines", "place", "write", "write_tables"]
 
 
 def lines(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -30,13 +30,18 @@ def write_tables(page: Path, tables: Mapping[str, str], plot: Callable[[Path], N
     parser.add_argument("--write", action="store_true", help=f"put the tables into docs/{page.name}")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them")
     options = parser.parse_args()
-    text = page.read_text(encoding="utf-8") if options.write else ""
-    for name, table in tables.items():
-        print(f"\n{name}\n\n{table}")
-        if options.write and not place(name).search(text):
-            raise SystemExit(f"docs/{page.name} has no place for the table '{name}'")
-        text = place(name).sub(lambda found, table=table: f"\n{table}\n\n", text)
-    if options.write:
-        page.write_text(text, encoding="utf-8")
+    write(page, tables, into_page=options.write)
     if options.plot:
         plot(options.plot)
+
+
+def write(page: Path, tables: Mapping[str, str], *, into_page: bool) -> None:
+    """Prints the tables, and writes them into the page if `into_page` is True."""
+    text = page.read_text(encoding="utf-8") if into_page else ""
+    for name, table in tables.items():
+        print(f"\n{name}\n\n{table}")
+        if into_page and not place(name).search(text):
+            raise SystemExit(f"docs/{page.name} has no place for the table '{name}'")
+        text = place(name).sub(lambda found, table=table: f"\n{table}\n\n", text)
+    if into_page:
+        page.write_text(text, encoding="utf-8")

@@ -5,6 +5,7 @@ Programs of the other folders put this folder on their path.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -34,7 +35,9 @@ class Worker:
     def __init__(
         self, program: str, arguments: list[str], threads: int, environment: Mapping[str, str] | None = None
     ) -> None:
-        variables = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        variables = {
+            name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        }
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the process
         self._process = subprocess.Popen(
             [sys.executable, program, *arguments],
@@ -51,11 +54,10 @@ class Worker:
         Raises:
             RuntimeError: the process ended; the message is the end of what it wrote.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
             print(json.dumps(request), file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            pass
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()

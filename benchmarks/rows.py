@@ -6,7 +6,7 @@ control. Inputs are OrtValues over NumPy memory; results are new in each call. I
 a fifth or more of them name the first row.
 
 Values are compared with PyTorch's in float64: the error of a result may be 1e-5 of the result for magnitudes of the
-inputs, plus 1e-6. Results of 1, 2 and 4 threads must have the same bits.
+inputs, plus 1e-6. The results say which values have other bits on 2 or 4 threads than on one.
 
 Usage: python benchmarks/rows.py [CASE ...] [--rows N ...] [--widths N ...] [--indices KIND ...] [--threads 1 2]
            [--rounds 5] [--seconds 0.1] [--quick] [--values] [--profile] [--results FILE] [--write]
@@ -206,11 +206,14 @@ def on_device(
     return OnnxCall(folder / f"{part}.onnx", inputs, threads, profile)
 
 
-def check(case: str, inputs: Mapping[str, np.ndarray], folder: Path, what: str) -> None:
-    """Compares the results and gradients of 1, 2 and 4 threads with each other and with PyTorch's in float64.
+def check(case: str, inputs: Mapping[str, np.ndarray], folder: Path, what: str) -> list[str]:
+    """Compares results and gradients with PyTorch's in float64, and those of 1, 2 and 4 threads with each other.
+
+    Returns:
+        The names of the values whose bits depend on the number of threads.
 
     Raises:
-        AssertionError: values differ by more than rounding, or depend on the number of threads.
+        AssertionError: values differ by more than rounding.
     """
     exact = InPyTorch(case, inputs, True, "float64").values(case)
     magnitudes = {name: value if name == "i" else np.abs(value) for name, value in inputs.items()}
@@ -219,10 +222,13 @@ def check(case: str, inputs: Mapping[str, np.ndarray], folder: Path, what: str) 
     for name, value in exact.items():
         error = np.abs(values[name] - value)
         assert np.all(error <= 1e-5 * large[name] + 1e-6), f"{what}: {name} is off by up to {error.max()}"
-    for threads in (2, 4):
-        for name, value in on_device("both", folder, inputs, threads).values().items():
-            same = np.array_equal(value.view(np.int32), values[name].view(np.int32))
-            assert same, f"{what}: {name} on {threads} threads has other bits than on one"
+    differ = {
+        name
+        for threads in (2, 4)
+        for name, value in on_device("both", folder, inputs, threads).values().items()
+        if not np.array_equal(value.view(np.int32), values[name].view(np.int32))
+    }
+    return sorted(differ)
 
 
 def work(engine: str, folder: Path, threads: int) -> None:
@@ -308,12 +314,11 @@ class Measurement:
         self._engines = {engine: start(engine) for engine in engines}
 
     def case(self, of: dict[str, Any], rounds: int, seconds: float, with_profile: bool) -> dict[str, Any]:
-        """Returns the ops and times of a case, after a check of its values."""
+        """Returns ops, names of values whose bits depend on the number of threads, and times, after a check."""
         ops = self._preparing.ask(**{key: of[key] for key in ("case", "rows", "width")})
-        for engine in ("kernels", "stock"):
-            self._engines[engine].ask(**of, check=True)
+        differ = {e: self._engines[e].ask(**of, check=True) for e in ("kernels", "stock")}
         if not rounds:
-            return {"ops": ops, "us": {}}
+            return {"ops": ops, "bits_by_threads": differ, "us": {}}
         for engine, worker in self._engines.items():
             nodes = worker.ask(**of, profile=with_profile and engine in ("kernels", "stock"))
             if nodes:
@@ -330,7 +335,7 @@ class Measurement:
             }
             for engine, parts in times.items()
         }
-        return {"ops": ops, "us": us}
+        return {"ops": ops, "bits_by_threads": differ, "us": us}
 
     def close(self) -> None:
         for worker in (self._preparing, *self._engines.values()):
@@ -391,7 +396,7 @@ def main() -> None:
                 )
                 name = f"{case}, {rows}, {width}, {kind}"
                 least = {e: [part["min"] for part in us.values()] for e, us in measured["us"].items()}
-                print(name, least, flush=True)
+                print(name, least, measured["bits_by_threads"], flush=True)
                 found[name] = measured
                 if not arguments.values:
                     path.write_text(json.dumps(results, indent=1) + "\n")

@@ -5,7 +5,8 @@
 Nets of exact ops must give the bits of ONNX Runtime's ops, by the functions' bodies and by the kernels. For other nets
 the bodies must give these bits. Of each call, the kernel must give the bits of the instructions one after the other,
 each of which `tests/kernels/test_elementwise.py` compares with ONNX Runtime or float64; and, for nine of ten elements,
-numbers near those of the body. The other elements are those in which an op magnifies the last bit.
+numbers near those of the body. Elements that change by as much if the net's inputs change by their last bits don't
+count.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ class _Net:
             line = f"{choice(self._unary)}({self._pick(self._floats)})"
         elif drawn < 0.5:
             line = f"{choice(self._binary)}({self._pair()})"
+            if line.startswith(("Max", "Min")):
+                # Which of 0 and -0 is the larger one in ONNX Runtime depends on how the operands broadcast.
+                self._lines.append(f"w{number} = {line}")
+                line = f"Add(w{number}, zero)"
         elif drawn < 0.53:
             line = f"Pow({self._pick(self._floats)}, {choice(['two', 'three'])})"
         elif drawn < 0.75:
@@ -162,6 +167,10 @@ def with_kernels(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np
     return ort.InferenceSession(proto.SerializeToString(), options).run(None, feed)
 
 
+def _near(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.isclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
 def check_calls(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> None:
     """Compares the kernel's results in each call with those of its instructions, and with those of the body."""
     calls = [node for node in proto.graph.node if node.domain == "onnxtrain"]
@@ -174,7 +183,10 @@ def check_calls(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> None:
     more.graph.output.extend(
         onnx.helper.make_empty_tensor_value_info(name) for name in names if name not in feed
     )
-    values = dict(zip([output.name for output in more.graph.output], run(more, feed), strict=True)) | feed
+    names = [output.name for output in more.graph.output]
+    values = dict(zip(names, run(more, feed), strict=True)) | feed
+    nudged = {name: x * np.float32(1 + 2**-22) if x.dtype == np.float32 else x for name, x in feed.items()}
+    others = dict(zip(names, run(more, nudged), strict=True)) | nudged
     for node in calls:
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         inputs = [values[name] for name in node.input]
@@ -191,7 +203,7 @@ def check_calls(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> None:
         steps = step_by_step(program, numbers, attributes["outputs"], inputs)
         for value, expected, name in zip(got, steps, node.output, strict=True):
             assert_same_bits(value, expected, name)
-            near = np.isclose(value, values[name], rtol=1e-3, atol=1e-5, equal_nan=True)
+            near = _near(value, values[name]) | ~_near(others[name], values[name])
             assert near.mean() >= 0.9, f"{name}: {value[~near][:5]} instead of {values[name][~near][:5]}"
 
 

@@ -57,7 +57,7 @@ class _Net:
         self._unary = EXACT if exact else UNARY
         self._binary = BINARY[:-1] if exact else BINARY
         self._floats, self._others = ["full"], [*SHAPES]
-        self._masks, self._ints = ["b", "b_last"], ["i"]
+        self._masks, self._ints = list[str](), ["i"]
         self._lines: list[str] = []
         self._constants = dict(zip("cdef", self._rng.choice(CONSTANTS, 4).tolist(), strict=True))
         for number in range(int(self._rng.integers(3, 40))):
@@ -68,6 +68,12 @@ class _Net:
     def _pick(self, names: Sequence[str]) -> str:
         # Most often a recent value, so that chains are long.
         return names[max(0, len(names) - 1 - int(self._rng.exponential(3)))]
+
+    def _mask(self, *, whole: bool) -> str:
+        """Returns most often a recent mask, else an input; of all elements for `whole`."""
+        if not self._masks or self._rng.random() < 0.1:
+            return "b" if whole else str(self._rng.choice(["b", "b_last"]))
+        return self._pick(self._masks)
 
     def _operand(self) -> str:
         kind = self._rng.random()
@@ -95,12 +101,11 @@ class _Net:
             return self._add_mask(name)
         elif drawn < 0.87:
             # ONNX Runtime's Where returns 0 for -0 (1.32).
-            self._lines.append(f"w{number} = Where({self._pick(self._masks)}, {self._pair()})")
+            self._lines.append(f"w{number} = Where({self._mask(whole=False)}, {self._pair()})")
             line = f"Add(w{number}, zero)"
         elif drawn < 0.95:
-            line = f"Cast<to = 1>({self._pick([*self._masks, *self._ints])})"
-            if "b_last" in line:
-                return None
+            source = self._pick(self._ints) if self._rng.random() < 0.3 else self._mask(whole=True)
+            line = f"Cast<to = 1>({source})"
         elif drawn < 0.97:
             self._lines.append(f"n{number} = Cast<to = 7>({self._pick(self._floats)})")
             self._ints.append(f"n{number}")
@@ -117,17 +122,16 @@ class _Net:
 
     def _add_mask(self, name: str) -> None:
         drawn, choice = self._rng.random(), self._rng.choice
-        whole = self._pick(["b", *self._masks[2:]])
-        if drawn < 0.5:
+        if drawn < 0.4:
             line = f"{choice(COMPARISONS)}({self._pair()})"
-        elif drawn < 0.6:
+        elif drawn < 0.5:
             line = f"IsNaN({self._pick(self._floats)})"
-        elif drawn < 0.7:
+        elif drawn < 0.55:
             line = f"{choice(COMPARISONS)}({self._pick(self._ints)}, i)"
-        elif drawn < 0.8:
-            line = f"Not({whole})"
+        elif drawn < 0.7:
+            line = f"Not({self._mask(whole=True)})"
         else:
-            line = f"{choice(['And', 'Or'])}({whole}, {self._pick(self._masks)})"
+            line = f"{choice(['And', 'Or'])}({self._mask(whole=True)}, {self._mask(whole=False)})"
         self._lines.append(f"m{name} = {line}")
         self._masks.append(f"m{name}")
 

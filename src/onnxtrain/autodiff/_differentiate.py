@@ -17,6 +17,7 @@ from onnxtrain.passes import (
     FloatProductsPass,
     LongSumsPass,
     ModelSource,
+    RacingScatterPass,
     apply_workarounds,
     as_given,
     canonicalize,
@@ -99,6 +100,7 @@ def differentiate(
     simplify_gradients(result)
     FloatDequantizedPass()(result)
     LongSumsPass()(result)
+    RacingScatterPass()(result)
     lift_constants(result)
     return as_given(result, model)
 

@@ -29,6 +29,7 @@ from onnxtrain.passes import (
     FloatDequantizedPass,
     LongSumsPass,
     ModelSource,
+    RacingScatterPass,
     apply_workarounds,
     as_given,
     canonicalize,
@@ -236,6 +237,7 @@ def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
     graph = apply_workarounds(graph)
     FloatDequantizedPass()(graph)
     LongSumsPass()(graph)
+    RacingScatterPass()(graph)
     lift_constants(graph)
     return as_given(graph, given)
 

@@ -42,6 +42,7 @@ from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass, mark_long_su
 from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, widen_narrow_floats
 from onnxtrain.passes.runtime_faults.pipeline import apply_workarounds
 from onnxtrain.passes.runtime_faults.quantized_products import FloatDequantizedPass, FloatProductsPass
+from onnxtrain.passes.runtime_faults.racing_scatter import RacingScatterPass
 from onnxtrain.passes.runtime_faults.reduction_axes import PositiveAxesPass
 from onnxtrain.passes.runtime_faults.running_statistics import IsolateStatisticsPass
 from onnxtrain.passes.shapes.ceil_mode import CeilModePass
@@ -92,6 +93,7 @@ __all__ = [
     "Mode",
     "ModelSource",
     "PositiveAxesPass",
+    "RacingScatterPass",
     "ReluAfterMaxPoolPass",
     "TorchSignature",
     "TrainingModePass",

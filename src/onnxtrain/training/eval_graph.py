@@ -12,6 +12,7 @@ from onnxtrain.passes import (
     CleanupPass,
     FloatDequantizedPass,
     LongSumsPass,
+    RacingScatterPass,
     TrainingModePass,
     apply_workarounds,
     lift_constants,
@@ -46,6 +47,7 @@ def build_eval_model(
         PackedProductPass()(evaluation)
         MeanLossPass()(evaluation)
     LongSumsPass(file_values if as_deployed else ())(evaluation)
+    RacingScatterPass()(evaluation)
     lift_constants(evaluation)
     return evaluation
 

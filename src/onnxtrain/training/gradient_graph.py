@@ -12,6 +12,7 @@ from onnxtrain.passes import (
     FloatDequantizedPass,
     FoldFrozenBatchNormPass,
     LongSumsPass,
+    RacingScatterPass,
     apply_workarounds,
     lift_constants,
     simplify_gradients,
@@ -73,5 +74,6 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     # After every pass that matches reductions.
     LongSumsPass(file_values if as_deployed else ())(training)
     ElementwisePass(file_values if as_deployed else ())(training)
+    RacingScatterPass()(training)
     lift_constants(training)
     return training

@@ -36,6 +36,7 @@ from onnxtrain.passes import (
     ExactSigmoidPass,
     LongSumsPass,
     PositiveAxesPass,
+    RacingScatterPass,
     has_narrow_floats,
     infer_shapes,
     widen_narrow_floats,
@@ -133,6 +134,7 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
             model = infer_shapes(model)
             ElementwisePass()(model)
         ExactSigmoidPass()(model)
+        RacingScatterPass()(model)
     AbsentInputsPass()(model)
     return model
 

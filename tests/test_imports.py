@@ -35,6 +35,110 @@ def test_import_loads_nothing_heavy() -> None:
     assert python(code) == "[]\n"
 
 
+def test_import_loads_one_module_besides_the_standard_library() -> None:
+    code = """
+import sys
+before = set(sys.modules)
+import onnxtrain
+print([name for name in set(sys.modules) - before if name.split(".")[0] not in sys.stdlib_module_names])
+"""
+    assert python(code) == "['onnxtrain']\n"
+
+
+# Each takes a tenth of a second or more, and most models need none of them.
+LATE = (
+    "torch",
+    "sympy",
+    "mpmath",
+    "onnx.reference",
+    "onnxscript",
+    "sklearn",
+    "pandas",
+    "matplotlib",
+    "tomlkit",
+    "typer",
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["Trainer", "differentiate", "generate_artifacts", "replace_head", "Recipe"]
+)
+def test_names_of_the_desk_load_no_packages_that_most_models_do_not_need(name: str) -> None:
+    code = f"import onnxtrain, sys; onnxtrain.{name}; print([n for n in {LATE} if n in sys.modules])"
+    assert python(code) == "[]\n"
+
+
+def test_no_schema_is_kept_for_each_opset() -> None:
+    """1,300 copies of schemas took 10 MB."""
+    code = "import onnxtrain.autodiff; from onnxtrain.emitter import schema_of; print(schema_of.cache_info().currsize)"
+    assert int(python(code)) < 400
+
+
+def test_onnx_ir_without_us_imports_sympy() -> None:
+    """The reason for `onnxtrain._late_sympy`, which can go when this test fails."""
+    assert python("import onnx_ir, sys; print('sympy' in sys.modules)") == "True\n"
+
+
+_DIMENSIONS = """
+import sys
+{first}
+import onnxtrain.passes
+print("sympy" in sys.modules)
+import onnx_ir as ir
+n = ir.SymbolicDim("max(batch, 3)")
+m = ir.SymbolicDim("floor(sqrt(n)) - mod(k, 4)")
+print((n + 1).evaluate({{"batch": 7}}), 2 * n, n // 2, m.evaluate({{"n": 17, "k": 7}}), (n - n).simplify(), -n)
+print(ir.SymbolicDim(__import__("sympy").Symbol("a") + 1), "sympy" in sys.modules)
+print(ir._core.sympy.Expr is sys.modules["sympy"].Expr, type(ir._core.__loader__).__name__, ir.Shape(["b", 3]))
+try:
+    ir.SymbolicDim(2.5)
+except TypeError as error:
+    print(error)
+"""
+
+
+def test_dimensions_compute_as_if_sympy_were_imported_at_once() -> None:
+    late, *computed = python(_DIMENSIONS.format(first="")).splitlines()
+    at_once, *expected = python(_DIMENSIONS.format(first="import onnx_ir")).splitlines()
+    assert (late, at_once) == ("False", "True")
+    assert computed == expected
+    assert computed[0].startswith("8 ")
+
+
+def test_dimensions_computed_first_by_several_threads() -> None:
+    code = """
+import threading
+import onnxtrain.passes, onnx_ir as ir
+begin, results = threading.Barrier(8), []
+def compute():
+    begin.wait()
+    results.append((ir.SymbolicDim("max(n, 3)") + 1).evaluate({"n": 5}))
+threads = [threading.Thread(target=compute) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print(results)
+"""
+    assert python(code) == f"{[6] * 8}\n"
+
+
+def test_a_version_of_onnx_ir_that_needs_sympy_at_import(tmp_path: Path) -> None:
+    """Its module runs again with sympy itself."""
+    package = tmp_path / "onnx_ir"
+    package.mkdir()
+    (package / "__init__.py").write_text("from onnx_ir import _core\n")
+    (package / "_core.py").write_text("import sympy\nclass Dim(sympy.Expr): pass\nassert len('') == 0\n")
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from onnxtrain._late_sympy import late_sympy
+with late_sympy():
+    import onnx_ir
+print(onnx_ir._core.Dim.__mro__[1], onnx_ir._core.sympy is sys.modules["sympy"], len(sys.meta_path))
+"""
+    plain = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import onnx_ir; print(len(sys.meta_path))"
+    assert python(code) == f"<class 'sympy.core.expr.Expr'> True {python(plain)}"
+
+
 @pytest.mark.parametrize("name", ["Trainer", "differentiate", "generate_artifacts", "check_gradients"])
 def test_desk_side_names_load_no_torch(name: str) -> None:
     assert python(f"import onnxtrain, sys; onnxtrain.{name}; print('torch' in sys.modules)") == "False\n"

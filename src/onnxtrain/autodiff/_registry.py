@@ -277,16 +277,22 @@ def schemas_by_opset(op_type: str, domain: str = "", opsets: range = OPSETS) -> 
     return schemas
 
 
+def _newest_schema(op_type: str, domain: str) -> onnx.defs.OpSchema | None:
+    """Returns the op's schema at the newest supported opset that has the op and does not deprecate it, or None."""
+    # One after the other: all schemas of all ops take 10 MB.
+    by_opset = (schemas_by_opset(op_type, domain, range(opset, opset + 1)) for opset in reversed(OPSETS))
+    return next((schema for schemas in by_opset for schema in schemas.values()), None)
+
+
 def _schema_signature(op_type: str, domain: str) -> Signature:
     """Returns the op's input and output names at the newest supported opset that has the op.
 
     Raises:
         RuleDefinitionError: no supported opset has the op.
     """
-    schemas = schemas_by_opset(op_type, domain)
-    if not schemas:
+    schema = _newest_schema(op_type, domain)
+    if schema is None:
         raise RuleDefinitionError(f"registering {domain or 'ai.onnx'}::{op_type}: no such op in opsets 21-26")
-    schema = schemas[max(schemas)]
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     return Signature(
         tuple(formal.name for formal in schema.inputs),

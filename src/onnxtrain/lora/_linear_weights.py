@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
@@ -17,7 +16,10 @@ def constant_value(value: ir.Value) -> Array:
     """Evaluates a value that depends only on initializers, e.g. a dequantized weight; returns a float32 array."""
     if value.const_value is not None:
         return np.asarray(value.const_value.numpy(), np.float32)
-    # Evaluated by onnx's reference evaluator, so that each op follows the standard.
+    # Evaluated by onnx's reference evaluator, so that each op follows the standard. Imported late: it reads the schemas
+    # of all ops.
+    from onnx.reference import ReferenceEvaluator
+
     nodes: list[ir.Node] = []
     tensors: dict[str, onnx.TensorProto] = {}
     pending = [value]

@@ -9,7 +9,7 @@ from __future__ import annotations
 # The first import: if PyTorch is missing, its error says what to install.
 import onnxtrain._pytorch  # noqa: F401  # isort: skip
 
-from onnxtrain._building import without_collection
+from onnxtrain._building import without_collection, without_older_objects
 
 # Among the many objects of PyTorch, a collection during the imports takes up to 0.2 s and frees nothing.
 with without_collection():
@@ -25,6 +25,10 @@ with without_collection():
     from onnxtrain.ortmodule._report import GraphRecord, PyTorchOp, Report
     from onnxtrain.ortmodule.module._backend import compile_backend
     from onnxtrain.ortmodule.module._module import ORTModule
+
+    # Moves the new objects to the oldest generation, which the next collection leaves out.
+    with without_older_objects():
+        pass
 
 __all__ = [
     "DebugOptions",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx.reference import ReferenceEvaluator
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
@@ -95,7 +94,10 @@ def _round(graph: ir.Graph, node: ir.Node) -> None:
             "computed by the graph; train the model that qat.prepare returns, unchanged"
         )
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
-    # Rounded by onnx's reference evaluator: half to even, saturating, per axis or block, as in the standard.
+    # Rounded by onnx's reference evaluator: half to even, saturating, per axis or block, as in the standard. Imported
+    # late: it reads the schemas of all ops.
+    from onnx.reference import ReferenceEvaluator
+
     name = f"{master.name}_quantized"
     inputs = {"x": master, "s": scale, **({} if zero_point is None else {"z": zero_point})}
     proto = onnx.helper.make_node("QuantizeLinear", list(inputs), ["y"])

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 from onnxtrain.passes.io.load import ModelSource
+from onnxtrain.passes.io.without_weights import has_unnamed_values
 from onnxtrain.runtime.atomic import FileSet, external_data_name, is_stream, replace_file
 
 DEFAULT_EXTERNAL_DATA_THRESHOLD = 1_500_000_000
@@ -190,7 +191,7 @@ def write_model(
         with files.open(data) as file:
             model = _with_tensors_in(model, file, data, placed)
     else:
-        model = _with_tensors_in_memory(model, placed=placed)
+        model = _with_tensors_in_memory(model, placed)
     with files.open(name) as file:
         file.write(ir.to_proto(model).SerializeToString())
     return data
@@ -210,10 +211,22 @@ def _initializer_bytes(model: ir.Model) -> int:
 
 
 def _with_tensors_in_memory(
-    model: ir.Model,
-    limit: float = math.inf,
-    placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
+    model: ir.Model, placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({})
 ) -> ir.Model:
+    """Returns a model like `model` that refers to no files except those of `placed`; `model` itself if it is one.
+
+    Args:
+        model: the model.
+        placed: see :func:`_clone`.
+    """
+    external = any(
+        id(tensor) in placed or isinstance(tensor, ir.ExternalTensor) for tensor in _tensors(model)
+    )
+    # Cloning names unnamed values.
+    return _clone(model, math.inf, placed) if external or has_unnamed_values(model) else model
+
+
+def _clone(model: ir.Model, limit: float, placed: Mapping[int, ir.ExternalTensor]) -> ir.Model:
     """Returns a clone of `model` with its small external initializers loaded into memory.
 
     Args:
@@ -244,7 +257,7 @@ def _with_tensors_in(
         name: name of the data file.
         placed: tensors that are already in a different data file, by the `id` of the tensors that they replace.
     """
-    clone = _with_tensors_in_memory(model, _EXTERNAL_TENSOR_BYTES, placed)
+    clone = _clone(model, _EXTERNAL_TENSOR_BYTES, placed)
     there = set(map(id, placed.values()))
     for graph in clone.graphs():
         for value in graph.initializers.values():

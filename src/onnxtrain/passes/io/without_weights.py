@@ -42,8 +42,8 @@ def lean_proto(model: ir.Model) -> onnx.ModelProto:
     unknown to onnx's C++ code. Ops of the standard domain that onnx doesn't know are moved to a separate domain.
     `model` is not modified. :func:`restore` undoes these changes after a conversion.
     """
-    if any(value.name is None and value.uses() for node in model.graph.all_nodes() for value in node.outputs):
-        # A proto refers to values by name; cloning names those without one.
+    if has_unnamed_values(model):
+        # Cloning names them.
         model = model.clone()
     graph = model.graph
     big = {name: value for name, value in graph.initializers.items() if _is_big(value.const_value)}
@@ -55,6 +55,12 @@ def lean_proto(model: ir.Model) -> onnx.ModelProto:
     if _hide_unregistered(lean.graph.node, graph.opset_imports[""]):
         lean.opset_import.add(domain=_UNREGISTERED, version=1)
     return lean
+
+
+def has_unnamed_values(model: ir.Model) -> bool:
+    """True if a node reads a value without a name, to which a proto cannot refer."""
+    nodes = (*model.graph.all_nodes(), *(node for f in model.functions.values() for node in f.all_nodes()))
+    return any(value.name is None and value.uses() for node in nodes for value in node.outputs)
 
 
 def _described(value: ir.Value) -> onnx.ValueInfoProto:

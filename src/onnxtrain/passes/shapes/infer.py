@@ -92,7 +92,7 @@ def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
     # Each run numbers its names from zero, so names of an earlier run would collide with those of this one.
     for graph in model.graphs():
         for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
-            value.shape = _without_generated_names(value.shape)
+            _forget_generated_dims(value)
     # onnx (1.23) stores propagated data by name and would confuse two values of one name in different subgraphs.
     name_apart(model)
     lean = lean_proto(model)
@@ -211,9 +211,11 @@ def _describe(value: ir.Value, described: onnx.TypeProto) -> None:
         value.shape = shape
 
 
-def _without_generated_names(shape: ir.Shape | None) -> ir.Shape | None:
-    """Returns a shape with None for dimensions that an earlier inference has named, e.g. "unk__0"."""
-    if shape is None:
-        return None
-    dims = [dim if isinstance(dim, int) else dim.value for dim in shape]
-    return ir.Shape([None if isinstance(dim, str) and dim.startswith(GENERATED) else dim for dim in dims])
+def _forget_generated_dims(value: ir.Value) -> None:
+    """Makes the dimensions of `value` unknown that an earlier inference has named, e.g. "unk__0"."""
+    if value.shape is None:
+        return
+    dims = [dim if isinstance(dim, int) else dim.value for dim in value.shape]
+    kept = [None if isinstance(dim, str) and dim.startswith(GENERATED) else dim for dim in dims]
+    if kept != dims:
+        value.shape = ir.Shape(kept)

@@ -52,7 +52,7 @@ define test_kernels
 endef
 # A path where there is such a compiler.
 LIBASAN := $(shell $(CXX) -print-file-name=libasan.so 2>/dev/null)
-KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name '*.py' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
+KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name '*.py' -o -name CMakeLists.txt -o -name '*.cmake' -o -name pyproject.toml \) -print)
 
 # The page that learns a handwriting and the npm package, in web/: npm installs its tools below web/node_modules.
 NODE ?= node
@@ -64,10 +64,15 @@ WEB_MODEL := web/demo/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: test-all test-cuda test-flower web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: kernels test-all test-cuda test-flower web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
+
+# The kernels for this processor alone, a third of the work, into the environment of $(PYTHON).
+kernels: | check-python
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --config-settings build-dir=build/kernels-native \
+		--config-settings cmake.define.ONNXTRAIN_LEVELS=native ./kernels
 
 # Files in which codespell looks for misspelled words; pyproject.toml has the words that it shall let pass.
 SPELLED := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs examples src tests benchmarks kernels
@@ -76,7 +81,7 @@ SPELLED := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs examples src 
 # pytest, whose tests of hosts run the npm package, too.
 LEFT_OUT := build/left-out
 ifneq ($(findstring /,$(LIBASAN)),)
-SANITIZERS := stage sanitizers $(MAKE) test-sanitized BASELINE_ONLY=ON
+SANITIZERS := stage sanitizers $(MAKE) test-sanitized LEVELS=baseline
 else
 SANITIZERS := echo "No C++ compiler with AddressSanitizer: the kernels are not tested under it."
 endif
@@ -176,11 +181,11 @@ test-flower: $(FLOWER_VENV)/.installed
 # The kernels under AddressSanitizer and UBSan, which stop at the first finding. `make test` does it for the level that every
 # processor has: to compile all of them takes five minutes.
 SANITIZED := build/sanitized
-BASELINE_ONLY ?= OFF
+LEVELS ?= all
 test-sanitized: $(TEST_VENV)/.installed
 	$(TEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(SANITIZED) \
-		--config-settings build-dir=build/sanitized-$(BASELINE_ONLY) --config-settings cmake.define.ONNXTRAIN_SANITIZE=ON \
-		--config-settings cmake.define.ONNXTRAIN_BASELINE_ONLY=$(BASELINE_ONLY) ./kernels
+		--config-settings build-dir=build/sanitized-$(LEVELS) --config-settings cmake.define.ONNXTRAIN_SANITIZE=ON \
+		--config-settings cmake.define.ONNXTRAIN_LEVELS=$(LEVELS) ./kernels
 	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$(LIBASAN) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 		$(TEST_VENV)/bin/python -m pytest $(PARALLEL) -q tests/kernels

@@ -6,6 +6,11 @@
 
 An empty value leaves ONNX Runtime out, for builds that no index has.
 
+A release also depends on `onnxtrain-kernels`, on the platforms that have a wheel of it. A checkout does not, because its
+kernels are in no index: `make kernels` compiles them. Release workflows set
+
+    ONNXTRAIN_RELEASE=1
+
 The description is README.md. An index shows it away from the repository, where relative links lead nowhere: they become
 links to the files of this version at the address that `ONNXTRAIN_REPOSITORY_URL` holds, or their text alone if it holds
 none.
@@ -24,6 +29,14 @@ VARIABLE = "ONNXTRAIN_ONNXRUNTIME"
 DEFAULT = "onnxruntime"
 MINIMUM = "1.20"
 ADDRESS = "ONNXTRAIN_REPOSITORY_URL"
+RELEASE = "ONNXTRAIN_RELEASE"
+# The platforms with a wheel of onnxtrain-kernels (kernels/README.md): elsewhere pip would compile it.
+KERNELS_MARKER = (
+    'sys_platform == "linux" and platform_machine == "x86_64" or '
+    'sys_platform == "linux" and platform_machine == "aarch64" or '
+    'sys_platform == "darwin" and platform_machine == "arm64" or '
+    'sys_platform == "win32" and platform_machine == "AMD64"'
+)
 # Fenced blocks and code spans stay as they are: `model[0](x)` is no link.
 CODE_OR_RELATIVE_LINK = re.compile(
     r"(?P<code>^```.*?^```|`[^`\n]+`)|\[(?P<label>[^\]]*)\]\((?P<target>(?!\w+:|#)[^)\s]+)\)",
@@ -59,6 +72,9 @@ class OnnxtrainMetadataHook(MetadataHookInterface):
             ValueError: ONNXTRAIN_ONNXRUNTIME holds no name of a distribution, with or without versions.
         """
         metadata["dependencies"] = self.dependencies()
+        if os.environ.get(RELEASE, "").strip() not in ("", "0"):
+            (kernels,) = metadata["optional-dependencies"]["kernels"]
+            metadata["dependencies"].append(f"{kernels}; {KERNELS_MARKER}")
         address = os.environ.get(ADDRESS, "").strip().rstrip("/")
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {

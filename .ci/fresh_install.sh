@@ -3,7 +3,7 @@
 #
 #     .ci/fresh_install.sh WHEELS [SUITE]
 #
-# WHEELS is a folder with the wheels of onnxtrain and onnxtrain-kernels, and perhaps of a PyTorch for the CPU, which is
+# WHEELS is a folder with the wheels of onnxtrain (built with ONNXTRAIN_RELEASE=1) and onnxtrain-kernels, and perhaps of a PyTorch for the CPU, which is
 # then taken (that of PyPI brings CUDA, several GB). SUITE is a release of Debian with Python 3.11 or newer, by default
 # bookworm. It needs root and debootstrap. The system lies below /var/tmp/onnxtrain-fresh (or FRESH_ROOT), and stays there.
 set -eu
@@ -49,12 +49,12 @@ echo "$(inside sh -c '. /etc/os-release; echo "$PRETTY_NAME"; ldd --version | he
 inside python3 -m venv /fresh
 echo "python3 -m venv: $(du -sm "$root/fresh" | cut -f1) MB"
 install onnxtrain
-install 'onnxtrain[kernels]'
-install 'onnxtrain[demo,kernels]'
+inside /fresh/bin/python -c 'import onnxtrain_kernels; print("native kernels of level", onnxtrain_kernels.level())'
+install 'onnxtrain[demo]'
 for torch in "$root"/wheels/torch-*.whl; do
   if [ -e "$torch" ]; then install "/wheels/${torch##*/}"; fi
 done
-install 'onnxtrain[demo,torch,kernels]'
+install 'onnxtrain[demo,torch]'
 start=$(date +%s)
 inside sh -c 'cd /tmp && /fresh/bin/onnxtrain demo --output demo-output >demo.log 2>&1 || { cat demo.log; exit 1; }'
 echo "onnxtrain demo: $(($(date +%s) - start)) s"

@@ -60,9 +60,7 @@ LATE = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", ["Trainer", "differentiate", "generate_artifacts", "replace_head", "Recipe"]
-)
+@pytest.mark.parametrize("name", ["Trainer", "differentiate", "generate_artifacts", "replace_head", "Recipe"])
 def test_names_of_the_desk_load_no_packages_that_most_models_do_not_need(name: str) -> None:
     code = f"import onnxtrain, sys; onnxtrain.{name}; print([n for n in {LATE} if n in sys.modules])"
     assert python(code) == "[]\n"

@@ -16,8 +16,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from fresh_process import python
+from onnxtrain.runtime import kernel_advice
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,6 +63,37 @@ def test_one_build_of_onnxruntime_is_depended_on(
 ) -> None:
     others = ["numpy>=1.26.4", "safetensors>=0.4.3"]
     assert requirements(tmp_path, **variables) == sorted([*others, *([expected] if expected else [])])
+
+
+def test_a_release_depends_on_the_kernels_where_they_have_a_wheel(tmp_path: Path) -> None:
+    """A checkout does not: its kernels are in no index."""
+    (kernels,) = (r for r in requirements(tmp_path, ONNXTRAIN_RELEASE="1") if "kernels" in r)
+    required = Requirement(kernels)
+    pinned = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][
+        "kernels"
+    ]
+    assert [f"{required.name}{required.specifier}"] == pinned
+    assert required.marker is not None
+    systems = {"Linux": "linux", "Darwin": "darwin", "Windows": "win32"}
+    targets = runpy.run_path(str(CROSS / "build.py"))["TARGETS"].values()
+    # Not published (kernels/README.md).
+    published = {(systems[t.system], t.processor) for t in targets} - {("win32", "ARM64")}
+    assert published == kernel_advice.PLATFORMS
+    others = {("linux", "armv7l"), ("darwin", "x86_64"), ("win32", "ARM64"), ("emscripten", "wasm32")}
+    for system, machine in published | others:
+        environment = {"sys_platform": system, "platform_machine": machine}
+        assert required.marker.evaluate(environment) == ((system, machine) in published), (system, machine)
+
+
+def test_the_sdist_of_a_release_gives_its_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m build` makes the wheel from the sdist."""
+    monkeypatch.setenv("ONNXTRAIN_RELEASE", "1")
+    sdist = build(ROOT, "sdist", tmp_path)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (tree,) = (tmp_path / "unpacked").iterdir()
+    assert "Requires-Dist: onnxtrain-kernels==" in description(build(tree, "wheel", tmp_path))
+    assert "Requires-Dist: onnxtrain-kernels==" in (tree / "PKG-INFO").read_text(encoding="utf-8")
 
 
 def test_a_variable_that_names_nothing_is_refused(tmp_path: Path) -> None:
@@ -255,6 +288,40 @@ def test_the_library_of_the_kernels_is_found_on_every_system(tmp_path: Path, nam
 
 
 CROSS = ROOT / "kernels" / "cross"
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake")
+@pytest.mark.parametrize("levels", ["all", "native", "baseline", "avx2"])
+def test_levels_of_the_kernels_that_are_compiled(tmp_path: Path, levels: str) -> None:
+    command = ["cmake", "-S", ROOT / "kernels", "-B", tmp_path, f"-DONNXTRAIN_LEVELS={levels}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and "CMAKE_CXX_COMPILER" in done.stderr:
+        pytest.skip("needs a C++ compiler")
+    assert done.returncode == 0, done.stderr
+    rules = subprocess.run(
+        ["cmake", "--build", tmp_path, "--target", "help"], capture_output=True, text=True, check=True
+    )
+    compiled = set(re.findall(r"level_(\w+)", rules.stdout))
+    if levels == "native":
+        (level,) = compiled
+        assert f"for this processor only: level {level}" in done.stdout
+        kernels = pytest.importorskip("onnxtrain_kernels")
+        assert level == kernels.level()
+    elif levels == "all":
+        assert compiled in ({"baseline", "avx2", "avx512"}, {"baseline"})
+    else:
+        assert compiled == {levels}
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake")
+@pytest.mark.parametrize("levels", ["avx3", "baseline;sse2", ";"])
+def test_levels_of_the_kernels_that_do_not_exist(tmp_path: Path, levels: str) -> None:
+    command = ["cmake", "-S", ROOT / "kernels", "-B", tmp_path, f"-DONNXTRAIN_LEVELS={levels}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "CMAKE_CXX_COMPILER" in done.stderr:
+        pytest.skip("needs a C++ compiler")
+    assert done.returncode != 0
+    assert "expected all, native, or some of" in " ".join(done.stderr.split())
 
 
 def test_every_platform_of_the_kernels_is_in_their_table() -> None:

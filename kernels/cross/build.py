@@ -60,7 +60,7 @@ def settings(target: Target, build: Path, baseline_only: bool) -> dict[str, str]
         # CMake looks for these where it makes libraries for macOS and Windows. Nothing here calls them.
         "CMAKE_INSTALL_NAME_TOOL": "true",
         "CMAKE_RC_COMPILER": "true",
-        "ONNXTRAIN_BASELINE_ONLY": "ON" if baseline_only else "OFF",
+        "ONNXTRAIN_LEVELS": "baseline" if baseline_only else "all",
     }
     return {
         "wheel.tags": f"py3-none-{target.tag}",

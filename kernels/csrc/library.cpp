@@ -16,10 +16,8 @@
 namespace onnxtrain {
 
 void add_baseline(Domain& domain);
-#if defined(ONNXTRAIN_X86)
 void add_avx2(Domain& domain);
 void add_avx512(Domain& domain);
-#endif
 
 namespace {
 
@@ -28,14 +26,18 @@ const char* asked_level() { return std::getenv("ONNXTRAIN_KERNELS_LEVEL"); }
 // Adds the ops of the best level that this processor has, or of the one that ONNXTRAIN_KERNELS_LEVEL names.
 void add_ops(Domain& domain) {
   switch (level_for(asked_level())) {
-#if defined(ONNXTRAIN_X86)
+#if defined(ONNXTRAIN_HAS_AVX512)
     case Level::Avx512:
       return add_avx512(domain);
+#endif
+#if defined(ONNXTRAIN_HAS_AVX2)
     case Level::Avx2:
       return add_avx2(domain);
 #endif
+#if defined(ONNXTRAIN_HAS_BASELINE)
     case Level::Baseline:
       return add_baseline(domain);
+#endif
     default:
       return;  // function bodies run instead
   }

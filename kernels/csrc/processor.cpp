@@ -13,11 +13,23 @@ namespace {
 
 constexpr Level levels[] = {Level::Baseline, Level::Avx2, Level::Avx512};
 
-#if defined(ONNXTRAIN_X86)
-constexpr Level highest = Level::Avx512;  // that is compiled
-#else
-constexpr Level highest = Level::Baseline;
+// CMakeLists.txt says which levels are compiled.
+constexpr bool is_compiled(Level level) {
+  switch (level) {
+#if defined(ONNXTRAIN_HAS_BASELINE)
+    case Level::Baseline:
 #endif
+#if defined(ONNXTRAIN_HAS_AVX2)
+    case Level::Avx2:
+#endif
+#if defined(ONNXTRAIN_HAS_AVX512)
+    case Level::Avx512:
+#endif
+      return true;
+    default:
+      return false;
+  }
+}
 
 #if defined(__x86_64__)
 
@@ -115,7 +127,8 @@ const char* name_of(Level level) {
 Level level_for(const char* asked, std::string_view without) {
   Level best = Level::None;
   for (const Level level : levels) {
-    if (level > highest || !runs(level, without)) break;  // each level has all instructions of those below it
+    if (!runs(level, without)) break;  // each level has all instructions of those below it
+    if (!is_compiled(level)) continue;
     best = level;
     if (asked != nullptr && std::strcmp(asked, name_of(level)) == 0) break;
   }

@@ -40,7 +40,11 @@ app = typer.Typer(
 
 def _version(show: bool) -> None:
     if show:
+        # Imported late: it imports onnxruntime.
+        from onnxtrain.runtime.kernels import describe_kernels
+
         typer.echo(f"onnxtrain {importlib.metadata.version('onnxtrain')}")
+        typer.echo(f"native kernels: {describe_kernels()}")
         raise typer.Exit
 
 

@@ -20,6 +20,7 @@ import onnxruntime as ort
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import onnx_proto as proto
 from onnxtrain.runtime import onnx_wire as wire
+from onnxtrain.runtime.kernel_advice import advise
 from onnxtrain.runtime.lock import ProcessLock
 
 VARIABLE = "ONNXTRAIN_KERNELS"
@@ -57,15 +58,47 @@ def kernel_library() -> str | None:
     Raises:
         InputError: `ONNXTRAIN_KERNELS` is not on, off or auto; or it is `on`, but no usable library is installed.
     """
-    setting = os.environ.get(VARIABLE, "").strip().lower() or "auto"
-    if setting not in ("auto", "on", "off"):
-        raise InputError(f"{VARIABLE}='{setting}': expected 'auto' (the default), 'on' or 'off'.")
+    setting = _setting()
     if setting == "off":
         return None
     path, problem = _installed()
     if path is None and setting == "on":
         raise InputError(f"{VARIABLE}=on, but {problem}. Install onnxtrain[kernels], or set {VARIABLE}=off.")
     return path
+
+
+def _setting() -> str:
+    """Returns the value of the environment variable `ONNXTRAIN_KERNELS`: "auto", "on" or "off"."""
+    setting = os.environ.get(VARIABLE, "").strip().lower() or "auto"
+    if setting not in ("auto", "on", "off"):
+        raise InputError(f"{VARIABLE}='{setting}': expected 'auto' (the default), 'on' or 'off'.")
+    return setting
+
+
+def describe_kernels() -> str:
+    """Returns version and instruction set of the kernels that sessions use, or why they use none.
+
+    For example, "0.1.0 (avx2)" or "none (pip install onnxtrain-kernels)".
+    """
+    # Imported late: only the command line asks.
+    from importlib import metadata
+
+    try:
+        path = kernel_library()
+    except InputError as error:
+        return f"none ({error})"
+    if path is None:
+        problem = f"{VARIABLE}=off" if _setting() == "off" else _installed()[1]
+        return f"none ({'pip install onnxtrain-kernels' if problem == _NOT_INSTALLED else problem})"
+    try:
+        version = metadata.version("onnxtrain-kernels")
+    except metadata.PackageNotFoundError:
+        version = "of unknown version"
+    level = importlib.import_module("onnxtrain_kernels").level()
+    return f"{version} ({level})" if level else "none (this processor lacks instructions that they need)"
+
+
+_NOT_INSTALLED = "package onnxtrain-kernels is not installed"
 
 
 @functools.cache
@@ -79,7 +112,7 @@ def _installed() -> tuple[str | None, str]:
     try:
         kernels = importlib.import_module("onnxtrain_kernels")
     except ImportError:
-        return None, "package onnxtrain-kernels is not installed"
+        return None, _NOT_INSTALLED
     if kernels.FUNCTIONS != FUNCTIONS:
         problem = (
             f"the installed onnxtrain-kernels implements version {kernels.FUNCTIONS} of the functions, but "
@@ -94,7 +127,9 @@ def _installed() -> tuple[str | None, str]:
 
 
 def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = None) -> None:
-    """Registers the native kernels for a model's functions with session options. Does nothing if there are no kernels.
+    """Registers the native kernels for a model's functions with session options.
+
+    If the kernels are not installed, advises to install them.
 
     May be called again with the same options for another model.
 
@@ -109,6 +144,8 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
     """
     path = kernel_library()
     if path is None:
+        if names and _setting() == "auto" and _installed()[1] == _NOT_INSTALLED:
+            advise([*names])
         return
     with _registering:
         _register(options, names, path)

@@ -3,11 +3,12 @@
 #
 #     .ci/fresh_install.sh WHEELS [SUITE]
 #
-# WHEELS is a folder with the wheels of onnxtrain (built with ONNXTRAIN_RELEASE=1) and onnxtrain-kernels, and perhaps of a PyTorch for the CPU, which is
-# then taken (that of PyPI brings CUDA, several GB). SUITE is a release of Debian with Python 3.11 or newer, by default
-# bookworm. It needs root and debootstrap. The system lies below /var/tmp/onnxtrain-fresh (or FRESH_ROOT), and stays there.
+# WHEELS is a folder with the wheels of onnxtrain (built with ONNXTRAIN_RELEASE=1) and onnxtrain-kernels, and perhaps of
+# a PyTorch for the CPU, which is then taken (that of PyPI brings CUDA, several GB). SUITE is a release of Debian with
+# Python 3.11 or newer, by default bookworm. It needs root and debootstrap. The system lies and stays below
+# /var/tmp/onnxtrain-fresh (or FRESH_ROOT).
 set -eu
-[ $# -ge 1 ] || { sed -n '2,8s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,9s/^# \?//p' "$0" >&2; exit 2; }
 wheels=$(realpath "$1")
 suite=${2:-bookworm}
 cd "$(dirname "$0")/.."

@@ -105,3 +105,32 @@ def test_a_proto_has_a_limit(monkeypatch):
     monkeypatch.setattr(save_module, "DEFAULT_EXTERNAL_DATA_THRESHOLD", 1000)
     with pytest.raises(ModelError, match="Use save_model"):
         to_proto(load_model(wide()))
+
+
+def test_values_without_names_are_named_in_the_file(tmp_path):
+    """In the graph and in functions; the model itself is not changed."""
+    x, y = (ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2])) for name in "xy")
+    square = ir.node("Mul", [x, x])
+    call = ir.Node("test", "Twice", [square.outputs[0]], outputs=[y])
+    graph = ir.Graph([x], [y], nodes=[square, call], opset_imports={"": 21, "test": 1}, name="g")
+    a = ir.Value(name="a")
+    negative = ir.node("Neg", [a])
+    total = ir.node("Add", [negative.outputs[0], negative.outputs[0]])
+    body = ir.Graph([a], [total.outputs[0]], nodes=[negative, total], opset_imports={"": 21})
+    model = ir.Model(
+        graph, ir_version=10, functions=[ir.Function("test", "Twice", graph=body, attributes=[])]
+    )
+    square.outputs[0].name = negative.outputs[0].name = None
+    save_model(model, tmp_path / "m.onnx")
+    for proto in (onnx.load(tmp_path / "m.onnx"), to_proto(model)):
+        onnx.checker.check_model(proto)
+        (result,) = run(proto, {"x": np.array([2, 3], np.float32)})
+        assert result.tolist() == [-8, -18]
+    assert square.outputs[0].name is None
+
+
+def test_a_model_in_memory_is_written_without_a_copy(tmp_path, monkeypatch):
+    model = ir.from_proto(mlp())
+    monkeypatch.setattr(ir.Model, "clone", lambda *_, **__: pytest.fail("the model was cloned"))
+    save_model(model, tmp_path / "m.onnx")
+    assert onnx.load(tmp_path / "m.onnx") == to_proto(model) == ir.to_proto(model)

@@ -21,7 +21,8 @@ from onnxtrain.api import CheckpointState, Module
 from onnxtrain.runtime import kernel_advice, kernels
 from onnxtrain.runtime.kernel_advice import FACTORS, kind_of_training
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "steps.json"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "steps.json"
 # Layers and optimizers alone, and nets whose layers of a kind are frozen, are no nets of a kind.
 CASES = {
     "convolutional": "cnn cnn-b1 cnn3d convnext efficientnet mobilenetv2 resnet18 resnet50 tcn unet vae",
@@ -39,6 +40,15 @@ def test_factors_are_those_of_the_benchmark(kind: str) -> None:
 
     measured = json.loads(RESULTS.read_text())
     assert f"{statistics.median(map(ratio, CASES[kind].split())):.1f}" == str(FACTORS[kind])
+
+
+def test_the_page_on_installing_names_the_factors() -> None:
+    page = " ".join((ROOT / "docs" / "install.md").read_text(encoding="utf-8").split())
+    convolutional, recurrent, transformer, dense = FACTORS.values()
+    assert (
+        f"about {convolutional} times as long for convolutional nets, {recurrent} for recurrent nets, "
+        f"{dense} for dense nets and {transformer} for transformers"
+    ) in page
 
 
 NETS = {

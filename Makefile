@@ -71,6 +71,7 @@ demo: $(DEMO_VENV)/.installed
 
 # The kernels for this processor alone, a third of the work, into the environment of $(PYTHON).
 kernels: | check-python
+	@echo "Compiling the native kernels for this processor only."
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --config-settings build-dir=build/kernels-native \
 		--config-settings cmake.define.ONNXTRAIN_LEVELS=native ./kernels
 

@@ -2,13 +2,13 @@
 function(native_level result)
   set(level baseline)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    set(options -march=native)
+    set(options -march=native -dM)
     if(CMAKE_CXX_COMPILER_FRONTEND_VARIANT STREQUAL "MSVC")
-      set(options /clang:-march=native)
+      set(options /clang:-march=native /clang:-dM)
     endif()
     file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/native.cpp "")
     execute_process(
-      COMMAND ${CMAKE_CXX_COMPILER} ${options} -dM -E ${CMAKE_CURRENT_BINARY_DIR}/native.cpp
+      COMMAND ${CMAKE_CXX_COMPILER} ${options} -E ${CMAKE_CURRENT_BINARY_DIR}/native.cpp
       OUTPUT_VARIABLE macros ERROR_QUIET)
     # x86-64-v3 and -v4, as csrc/processor.cpp lists them.
     foreach(candidate avx2 avx512)

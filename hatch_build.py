@@ -6,8 +6,8 @@
 
 An empty value leaves ONNX Runtime out, for builds that no index has.
 
-A release also depends on `onnxtrain-kernels`, on the platforms that have a wheel of it. A checkout does not, because its
-kernels are in no index: `make kernels` compiles them. Release workflows set
+On platforms that have a wheel of `onnxtrain-kernels`, a release also depends on it. A checkout does not, because its
+kernels are in no index: `make kernels` compiles them. The workflow that builds the wheels of a release sets
 
     ONNXTRAIN_RELEASE=1
 

@@ -5,13 +5,13 @@
 #include "attention/family.h"
 #include "convolution/family.h"
 #include "core/op.h"
+#include "indexing/family.h"
 #include "normalization/family.h"
 #include "product/family.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 void add_elementwise(Domain& domain);
-void add_indexing(Domain& domain);
 void add_losses(Domain& domain);
 void add_max_pool(Domain& domain);
 void add_window_spread(Domain& domain);

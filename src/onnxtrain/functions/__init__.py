@@ -47,7 +47,7 @@ from .batch_norm import (
 )
 from .bfloat16 import gemm_bfloat16, matmul_bfloat16, round_to_bfloat16
 from .convolution import convolution, convolution_bfloat16, convolution_transpose
-from .indexing import embedding_gradient
+from .indexing import REDUCTIONS, embedding_gradient, gather_rows, scatter_rows
 from .instance_norm import (
     instance_standardization,
     reversible_instance_normalization,
@@ -112,6 +112,7 @@ __all__ = [
     "COMPOSITES",
     "DOMAIN",
     "LAYERS",
+    "REDUCTIONS",
     "CompositeOp",
     "SpecializedOp",
     "adagrad_step",
@@ -141,6 +142,7 @@ __all__ = [
     "embedding_gradient",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",
+    "gather_rows",
     "gelu_gradient",
     "gelu_tanh_gradient",
     "gemm_bfloat16",
@@ -190,6 +192,7 @@ __all__ = [
     "round_to_bfloat16",
     "safe_masked_attention",
     "safe_softmax",
+    "scatter_rows",
     "sgd_step",
     "sigmoid_gradient",
     "silu",

@@ -37,6 +37,7 @@ class SpecializedOp(CompositeOp):
         key: describes the case for which the body was built. Ops with equal keys have equal bodies.
         body: emits the nodes: `(op, *inputs, **attributes)` -> one output, or a tuple of outputs. It may ignore the
             attributes.
+        dtypes: dtypes of inputs whose dtype differs from the function's, by name.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class SpecializedOp(CompositeOp):
         outputs: int,
         key: str,
         body: Body,
+        dtypes: Mapping[str, ir.DataType] | None = None,
     ) -> None:
-        super().__init__(name, list(inputs), attributes, outputs, {}, body)
+        super().__init__(name, list(inputs), attributes, outputs, dtypes or {}, body)
         self._shapes = dict(inputs)
         self._key = key
 

@@ -1,12 +1,18 @@
-"""Defines the gradient of an embedding lookup."""
+"""Defines ops that read or write rows of a table at given indices."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 
-from ._composite import composite
+from ._composite import CompositeOp, composite
+from ._specialized import SpecializedOp
+
+REDUCTIONS = ("none", "add", "max", "min")
+"""Reductions of ScatterRows, in the order of the numbers by which the native kernel knows them."""
 
 
 @composite(
@@ -21,3 +27,74 @@ def embedding_gradient(op: Emitter, ct: ir.Value, indices: ir.Value, shape: ir.V
     """
     zeros = op.Expand(op.const(0, like=ct), shape)
     return op.ScatterND(zeros, op.Unsqueeze(indices, [-1]), ct, reduction="add")
+
+
+def gather_rows(axis: int, batch_dims: int) -> CompositeOp:
+    """Returns an op that reads rows along an axis: `[*lead, n, *rest]`, indices -> `[*lead, *k, *rest]`.
+
+    Args:
+        axis: the axis, non-negative. Negative indices count from its end.
+        batch_dims: 0 for indices `[*k]`, which all leading entries share; `axis` for indices `[*lead, *k]`.
+    """
+
+    def body(op: Emitter, data: ir.Value, indices: ir.Value, **_: Any) -> ir.Value:
+        if batch_dims:
+            return op.GatherND(data, op.Unsqueeze(indices, [-1]), batch_dims=batch_dims)
+        return op.Gather(data, indices, axis=axis)
+
+    return _row_op("GatherRows", ["data", "indices"], ["axis", "batch_dims"], f"{axis} {batch_dims}", body)
+
+
+def scatter_rows(axis: int, batch_dims: int, reduction: str, index_rank: int) -> CompositeOp:
+    """Returns an op that reduces rows into a table along an axis, one update after the other.
+
+    Inputs: data `[*lead, n, *rest]`; indices, as those of :func:`gather_rows`; updates `[*lead, *k, *rest]`. ONNX
+    Runtime's `max` and `min` (1.32) may lose NaN; the native kernel returns NaN, as ONNX defines.
+
+    Args:
+        axis: the axis, non-negative. Negative indices count from its end.
+        batch_dims: number of axes before `axis` that the indices have too, 0 or `axis`.
+        reduction: one of `REDUCTIONS`. With "none", the last update of a row is kept.
+        index_rank: rank of the indices.
+    """
+
+    def body(op: Emitter, data: ir.Value, indices: ir.Value, updates: ir.Value, **_: Any) -> ir.Value:
+        places = _coordinates(op, data, indices, axis, batch_dims, index_rank)
+        return op.ScatterND(data, places, updates, reduction=reduction)
+
+    return _row_op(
+        "ScatterRows",
+        ["data", "indices", "updates"],
+        ["axis", "batch_dims", "reduction"],
+        f"{axis} {batch_dims} {reduction} {index_rank}",
+        body,
+    )
+
+
+def _coordinates(
+    op: Emitter, data: ir.Value, indices: ir.Value, axis: int, batch_dims: int, index_rank: int
+) -> ir.Value:
+    """Returns the indices of all rows along the axes up to `axis`, as ScatterND reads them: `[*lead, *k, axis + 1]`."""
+    if axis == 0:
+        return op.Unsqueeze(indices, [-1])
+    rank = axis + index_rank - batch_dims
+    shape = op.Concat(op.Shape(data, start=0, end=axis), op.Shape(indices, start=batch_dims), axis=0)
+    columns = [
+        op.Reshape(
+            op.Range(0, op.Squeeze(op.dim(data, lead)), 1), [1] * lead + [-1] + [1] * (rank - lead - 1)
+        )
+        for lead in range(axis)
+    ]
+    return op.Concat(*(op.Unsqueeze(op.Expand(c, shape), [-1]) for c in (*columns, indices)), axis=-1)
+
+
+def _row_op(name: str, inputs: list[str], attributes: list[str], key: str, body: Any) -> CompositeOp:
+    return SpecializedOp(
+        name,
+        dict.fromkeys(inputs),
+        dict.fromkeys(attributes, ir.AttributeType.INT),
+        1,
+        key,
+        body,
+        dtypes={"indices": ir.DataType.INT64},
+    )

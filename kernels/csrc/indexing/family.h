@@ -1,0 +1,16 @@
+// What each file of the family adds.
+#pragma once
+
+#include "core/op.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+void add_embedding(Domain& domain);
+void add_rows(Domain& domain);
+
+inline void add_indexing(Domain& domain) {
+  add_embedding(domain);
+  add_rows(domain);
+}
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -65,6 +65,7 @@ from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
 # For frozen backbones only: `training` runs it when parameters are graph inputs.
 from onnxtrain.passes.tidy.frozen_batch_norm import FoldFrozenBatchNormPass
 from onnxtrain.passes.tidy.implicit_expand import ImplicitExpandPass
+from onnxtrain.passes.tidy.late_expand import LateExpandPass, dims_of, expand_source
 from onnxtrain.passes.tidy.relu_after_pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.tidy.replace_value import stand_in
 from onnxtrain.passes.tidy.transposed_products import TransposedProductPass
@@ -89,6 +90,7 @@ __all__ = [
     "ImplicitExpandPass",
     "ImpliedRanksPass",
     "IsolateStatisticsPass",
+    "LateExpandPass",
     "LongSumsPass",
     "Mode",
     "ModelSource",
@@ -101,8 +103,10 @@ __all__ = [
     "apply_workarounds",
     "as_given",
     "canonicalize",
+    "dims_of",
     "dropout_traces",
     "embed_parameters",
+    "expand_source",
     "fixed_batch",
     "free_batch",
     "has_narrow_floats",

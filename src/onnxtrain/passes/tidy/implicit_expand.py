@@ -8,7 +8,7 @@ from onnxtrain.op_facts import ARITHMETIC
 
 
 class ImplicitExpandPass(ir.passes.InPlacePass):
-    """Makes an elementwise op read the input of an Expand if the op's other operand has the expanded shape.
+    """Makes an elementwise op read the input of an Expand if the op broadcasts it to the same shape.
 
     The gradient of a mean expands its cotangent, and usually the next op multiplies the result by a tensor of the same
     shape: Mul(Expand(ct, shape), x) becomes Mul(ct, x). An op whose other operand is a scalar is moved before the
@@ -28,7 +28,7 @@ class ImplicitExpandPass(ir.passes.InPlacePass):
 def _broadcast_in_readers(expand: ir.Node) -> bool:
     """Bypasses an Expand in the elementwise ops that read it, because they broadcast implicitly.
 
-    An op whose other operand has the expanded shape reads the input of the Expand instead. An op whose other operand is
+    An op that broadcasts it to the same shape reads the input of the Expand instead. An op whose other operand is
     a scalar is moved before the Expand, unless the op computes a graph output.
 
     Returns:
@@ -45,7 +45,7 @@ def _broadcast_in_readers(expand: ir.Node) -> bool:
         # An op that reads the Expand twice, e.g. to square it, has no other operand with the expanded shape.
         if other is None or other is large or other.shape is None:
             continue
-        if _same(other.shape, large.shape):
+        if _broadcast_to(large.shape, small.shape, other.shape):
             reader.replace_input_with(use.idx, small)
             modified = True
         elif other.shape.rank() == 0 and not reader.outputs[0].is_graph_output():
@@ -54,10 +54,19 @@ def _broadcast_in_readers(expand: ir.Node) -> bool:
     return modified
 
 
-def _same(first: ir.Shape, second: ir.Shape) -> bool:
-    """True if two shapes are provably equal: all dimensions are equal sizes or symbols with the same name."""
+def _broadcast_to(shape: ir.Shape, *parts: ir.Shape) -> bool:
+    """True if the shapes `parts` provably broadcast to `shape`: each size is that of one of them."""
+    rank = shape.rank()
+    return all(part.rank() <= rank for part in parts) and all(
+        size == 1 or any(_same(part[axis - rank], size) for part in parts if part.rank() >= rank - axis)
+        for axis, size in enumerate(shape)
+    )
+
+
+def _same(first: int | ir.SymbolicDim, second: int | ir.SymbolicDim) -> bool:
+    """True if two sizes are provably equal: numbers, or symbols with the same name."""
     # Symbols without a name compare equal but may differ in size.
-    return first == second and all(isinstance(dim, int) or dim.value is not None for dim in first)
+    return first == second and (isinstance(first, int) or first.value is not None)
 
 
 def _expand_afterwards(expand: ir.Node, reader: ir.Node, index: int) -> None:

@@ -19,10 +19,12 @@ from onnxtrain.fusion.products import ProductPass
 from onnxtrain.fusion.quantized import PackedProductPass
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
+from onnxtrain.fusion.rows import ROW_OPS, RowsPass
 
 __all__ = [
     "FUSIONS",
     "NORMS",
+    "ROW_OPS",
     "AttentionPass",
     "Bfloat16ProductPass",
     "Bfloat16RoundingPass",
@@ -35,6 +37,7 @@ __all__ = [
     "ProductPass",
     "RecurrentPass",
     "Relu6Pass",
+    "RowsPass",
     "WideCompositesPass",
     "fuse_exported",
     "fuse_forward",

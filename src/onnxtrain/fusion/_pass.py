@@ -40,6 +40,16 @@ def become(
         node.attributes.add(ir.convenience.convert_attribute(name, value))
 
 
+def take_over(value: ir.Value, last: ir.Node) -> None:
+    """Removes `last`, the last node of a chain, and transfers its output's name and readers to `value`."""
+    result = last.outputs[0]
+    value.name, result.name = result.name, None
+    value.shape, value.type = result.shape, result.type
+    result.replace_all_uses_with(value, replace_graph_outputs=True)
+    assert last.graph is not None
+    last.graph.remove(last, safe=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
     """A composite op, and the chain of standard ops that it replaces.

@@ -30,7 +30,7 @@ from onnxtrain.functions import (
     max_pool,
     relu_gradient_of_finite,
 )
-from onnxtrain.fusion._pass import KeepingPass, become
+from onnxtrain.fusion._pass import KeepingPass, become, take_over
 from onnxtrain.passes import is_training_batch_norm, remove_unread_chains
 
 _FLOAT = ir.DataType.FLOAT
@@ -130,13 +130,13 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
     relu, pool = _reader(y, "Relu"), _reader(y, "MaxPool", but="Shape")
     if relu is not None:
         become(op, node, batch_normalization_relu, attributes)
-        _take_over(y, relu)
+        take_over(y, relu)
         return True
     relu6 = _sole_reader(y)
     # A Hardtanh between 0 and 6.
     if relu6 is not None and _calls(relu6, hardtanh) and _within_relu6(relu6.inputs):
         become(op, node, batch_normalization_relu6, attributes)
-        _take_over(y, relu6)
+        take_over(y, relu6)
         return True
     windows = None if pool is None else _windows(pool)
     behind = None if pool is None or windows is None else _reader(pool.outputs[0], "Relu")
@@ -148,7 +148,7 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
         # All readers but the pooling are Shape nodes.
         if use.node is not pool:
             use.node.replace_input_with(use.idx, node.inputs[0])
-    _take_over(y, behind)
+    take_over(y, behind)
     node.resize_outputs(4)
     indices = node.outputs[3]
     if len(pool.outputs) > 1:
@@ -231,16 +231,6 @@ def _sole_reader(value: ir.Value, but: str = "") -> ir.Node | None:
     if len(readers) != 1 or value.is_graph_output() or source is None or readers[0].graph is not source.graph:
         return None
     return readers[0]
-
-
-def _take_over(value: ir.Value, last: ir.Node) -> None:
-    """Removes `last`, the last node of a chain, and transfers its output's name and readers to `value`."""
-    result = last.outputs[0]
-    value.name, result.name = result.name, None
-    value.shape, value.type = result.shape, result.type
-    result.replace_all_uses_with(value, replace_graph_outputs=True)
-    assert last.graph is not None
-    last.graph.remove(last, safe=True)
 
 
 def _windows(pool: ir.Node) -> dict[str, list[int]] | None:

@@ -28,6 +28,7 @@ from onnxtrain.ortmodule.capture.graph._layout import Layout
 from onnxtrain.ortmodule.sessions._forward_backward import Halves, cut, slots_of, sources
 from onnxtrain.ortmodule.sessions._session import Session, is_of_onnxruntime, suited
 from onnxtrain.passes import (
+    LateExpandPass,
     infer_shapes,
     inline_functions,
     is_stop_gradient,
@@ -176,6 +177,8 @@ class Program:
         index_of = {name: index for index, (name, need) in enumerate(zip(names, needs, strict=True)) if need}
         targets = [str(self.model.graph.outputs[index].name) for index in self.seeds]
         model = expand_path(self.model, targets, list(index_of))
+        # Backward computes an Expand again, but reads the results of the ops after it.
+        LateExpandPass()(model)
         op = Emitter(model.graph, functions=model.functions)
         by_name = {str(v.name): v for v in (*model.graph.inputs, *model.graph.outputs)}
         seeds: dict[ir.Value, ir.Value] = {}

@@ -13,10 +13,12 @@ from onnxruntime.capi import _pybind_state as binding
 
 from onnxtrain.functions import DOMAIN
 from onnxtrain.fusion import (
+    ROW_OPS,
     Bfloat16ProductPass,
     Bfloat16RoundingPass,
     ElementwisePass,
     NativeOpsPass,
+    RowsPass,
     WideCompositesPass,
 )
 from onnxtrain.ortmodule import _torch
@@ -34,6 +36,7 @@ from onnxtrain.passes import (
     AbsentInputsPass,
     CrossEntropyPass,
     ExactSigmoidPass,
+    ImplicitExpandPass,
     LongSumsPass,
     PositiveAxesPass,
     RacingScatterPass,
@@ -132,7 +135,12 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
         if kernel_library() is not None:
             # Most values of a backward graph are inputs, or computed from inputs, whose shapes are known.
             model = infer_shapes(model)
+            ImplicitExpandPass()(model)
+            RowsPass()(model)
             ElementwisePass()(model)
+        elif any(node.op_type in ROW_OPS for node in model.graph):
+            model = infer_shapes(model)
+            RowsPass(gathers=False)(model)
         ExactSigmoidPass()(model)
         RacingScatterPass()(model)
     AbsentInputsPass()(model)

@@ -15,6 +15,7 @@ from torch import fx
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower, same_sizes
 from onnxtrain.ortmodule.lowering.aten.shape import axis_of, transposed
+from onnxtrain.passes import expand_source
 
 INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
@@ -142,11 +143,23 @@ def checked_indices(low: Lowering, argument: int, index: ir.Value, ignored: int 
     dtype = low.fake(argument).dtype
     if not dtype.is_signed or getattr(packet, "__name__", "") in _NON_NEGATIVE:
         return index
-    negative = low.op.Less(index, low.tensor(0, DTYPES[dtype]))
+    # One index per row, before it was expanded, takes less time to check.
+    views: list[ir.Node] = []
+    view = index.producer()
+    while view is not None and view.op_type in ("Expand", "Unsqueeze") and view.inputs[0] is not None:
+        views.append(view)
+        view = view.inputs[0].producer()
+    unchecked = views[-1].inputs[0] if views else index
+    assert unchecked is not None
+    negative = low.op.Less(unchecked, low.tensor(0, DTYPES[dtype]))
     if ignored is not None and ignored < 0:
-        negative = low.op.And(negative, low.op.Not(low.op.Equal(index, low.tensor(ignored, DTYPES[dtype]))))
-    result: ir.Value = low.op.Where(negative, low.tensor(torch.iinfo(dtype).max, DTYPES[dtype]), index)
-    result.shape = index.shape
+        is_ignored = low.op.Equal(unchecked, low.tensor(ignored, DTYPES[dtype]))
+        negative = low.op.And(negative, low.op.Not(is_ignored))
+    result: ir.Value = low.op.Where(negative, low.tensor(torch.iinfo(dtype).max, DTYPES[dtype]), unchecked)
+    result.shape = unchecked.shape
+    for view in reversed(views):
+        result = low.op.emit(view.op_type, result, view.inputs[1])
+        result.shape = view.outputs[0].shape
     return result
 
 
@@ -274,10 +287,21 @@ def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any,
         source: a number, or a tensor at least as large as `index` on each axis.
         reduction: ONNX's attribute, e.g. "add", or "none" to replace the elements.
     """
-    op = low.op
+    return _reduce_into(low, x, dim, _scatter_indices(low, index), source, reduction)
+
+
+def _scatter_indices(low: Lowering, index: ir.Value) -> ir.Value:
+    """Returns the index tensor of a scatter, with a check that it has no negative indices."""
     if not low.fake(0).shape or not low.fake(2).shape:
         raise low.unsupported("scalars")
-    index = checked_indices(low, 2, index)
+    return checked_indices(low, 2, index)
+
+
+def _reduce_into(
+    low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any, reduction: str
+) -> ir.Value:
+    """Emits the ScatterElements of :func:`_scatter` for indices that have been checked."""
+    op = low.op
     if not isinstance(source, ir.Value) or not isinstance(low.fake(3), torch.Tensor):
         source = op.Expand(low.tensor(source, low.dtype), op.shape_of(index))
     elif not same_sizes(low.fake(3), low.fake(2)):
@@ -334,23 +358,46 @@ def scatter_reduce(
             raise low.unsupported(f"{reduce} of {low.dtype}")
         bounds = np.iinfo(low.dtype.numpy())
         neutral_number = int(min(max(neutral_number, bounds.min), bounds.max))
-    if not include_self:
+    index = _scatter_indices(low, index)
+    count = (
+        _updates_per_element(low, x, axis_of(low, dim), index)
+        if not include_self or reduce == "mean"
+        else None
+    )
+    if not include_self and count is not None:
         # ONNX always includes the old elements of `x`, so they are replaced by the neutral element first.
-        neutral = op.Expand(low.tensor(neutral_number, low.dtype), op.shape_of(index))
-        x = op.ScatterElements(x, index, neutral, axis=axis_of(low, dim))
-    total = _scatter(low, x, dim, index, source, _REDUCTIONS[reduce])
+        x = op.Where(op.Greater(count, op.const(0, low.dtype)), low.tensor(neutral_number, low.dtype), x)
+    total = _reduce_into(low, x, dim, index, source, _REDUCTIONS[reduce])
     if reduce in ("amax", "amin") and low.dtype.is_floating_point():
         # ONNX Runtime's maximum and minimum lose NaN.
         nans = op.Cast(op.IsNaN(source), to=ir.DataType.FLOAT)
         old = op.Expand(op.const(0.0), op.shape_of(x))
-        count = _scatter(low, old, dim, index, nans, "add")
+        nan_count = _reduce_into(low, old, dim, index, nans, "add")
         return op.Mul(
-            total, op.Where(op.Greater(count, 0.0), op.const(math.nan, like=x), op.const(1.0, like=x))
+            total, op.Where(op.Greater(nan_count, 0.0), op.const(math.nan, like=x), op.const(1.0, like=x))
         )
-    if reduce != "mean":
+    if reduce != "mean" or count is None:
         return total
-    ones = op.Expand(op.const(1.0, low.dtype), op.shape_of(index))
-    first = op.ones_like(x) if include_self else op.zeros_like(x)
     # ScatterElements has no mean: divides the sum by the number of terms.
-    count = op.ScatterElements(first, index, ones, axis=axis_of(low, dim), reduction="add")
-    return op.Div(total, count if include_self else op.Max(count, 1.0))
+    return op.Div(total, op.Add(count, 1.0) if include_self else op.Max(count, 1.0))
+
+
+def _updates_per_element(low: Lowering, x: ir.Value, axis: int, index: ir.Value) -> ir.Value:
+    """Returns how many updates a scatter along `axis` writes to each element of `x`, in a shape that broadcasts to it.
+
+    An index that was expanded to whole rows is counted once per row.
+    """
+    op = low.op
+    rows, rank = expand_source(index), len(low.fake(0).shape)
+    others = [i for i in range(rank) if i != axis]
+    whole = all(str(low.fake(0).shape[i]) == str(low.fake(2).shape[i]) for i in others)
+    sizes = op.shape_of(x)
+    if rows is not None and rows.shape is not None and len(rows.shape) == rank and whole:
+        index, shape = rows, op.Shape(rows)
+        sizes = op.Concat(
+            op.Slice(shape, [0], [axis]), op.dim(x, axis), op.Slice(shape, [axis + 1], [rank]), axis=0
+        )
+    ones = op.Expand(op.const(1, low.dtype), op.shape_of(index))
+    return op.ScatterElements(
+        op.Expand(op.const(0, low.dtype), sizes), index, ones, axis=axis, reduction="add"
+    )

@@ -31,6 +31,13 @@ def test_ops_read_what_would_be_repeated(op: str, order: str):
     assert rewritten(text, {"c": (2, 1), "x": (2, 3)})["Expand"] == 0
 
 
+@pytest.mark.parametrize("order", ["e, x", "x, e"])
+def test_ops_that_broadcast_both_operands(order: str):
+    text = f"""net (float[n, 1] c, float[1, 3] x, float[n, 3] z) => (float[n, 3] y) {{
+        s = Shape(z)  e = Expand(c, s)  y = Mul({order}) }}"""
+    assert rewritten(text, {"c": (2, 1), "x": (1, 3), "z": (2, 3)})["Expand"] == 0
+
+
 def test_a_number_is_multiplied_before():
     text = """net (float[n, 1] c, float[n, 3] x) => (float[n, 3] y) <float two = {2}> {
         s = Shape(x)  e = Expand(c, s)  d = Mul(e, two)  y = Mul(d, x) }"""

@@ -55,18 +55,34 @@ def batch_normalization_cotangents(
 
     ct, x: `[batch, channels, *spatial]`; scale: `[channels]`.
     """
-    # x̂ = r * (x - mean(x)) is never materialized, which saves a pass over memory: its factor r is applied to the
-    # per-channel values.
-    flat, axes = op.merge_from(ct, 2), [0, 2]
-    centered, inverse = _center(op, op.merge_from(x, 2), axes, epsilon)
-    ct_bias = op.ReduceSum(flat, axes, keepdims=1)
-    ct_scale = op.Mul(op.ReduceSum(op.Mul(flat, centered), axes, keepdims=1), inverse)
+    flat, ones = op.merge_from(x, 2), _ones_of_batch(op, x)
+    cts = op.Reshape(ct, op.Shape(flat), allowzero=1)
     # 1 / n for the n elements of a channel, computed at run time, because the function serves any shape.
     share = op.Reciprocal(op.Cast(op.Div(op.Size(x), op.Size(scale)), to=ct.dtype))
+    # x̂ = r * (x - mean(x)) is never materialized, which saves a pass over memory: its factor r is applied to the
+    # per-channel values.
+    centered = op.Sub(flat, op.Mul(_channel_sums(op, flat, ones), share))
+    variance = op.Mul(_channel_sums(op, op.Mul(centered, centered), ones), share)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(variance, op.number(epsilon, x))))
+    ct_bias = _channel_sums(op, cts, ones)
+    ct_scale = op.Mul(_channel_sums(op, op.Mul(cts, centered), ones), inverse)
     along = op.Mul(op.Mul(ct_scale, share), inverse)
-    free = op.Sub(op.Sub(flat, op.Mul(ct_bias, share)), op.Mul(centered, along))
+    free = op.Sub(op.Sub(cts, op.Mul(centered, along)), op.Mul(ct_bias, share))
     ct_x = op.Mul(free, op.Mul(inverse, op.Unsqueeze(scale, [1])))
     return (op.reshape_like(ct_x, x), op.Reshape(ct_scale, [-1]), op.Reshape(ct_bias, [-1]))
+
+
+def _ones_of_batch(op: Emitter, x: ir.Value) -> ir.Value:
+    """Returns a row of ones with one entry per sample of x, `[1, batch]`."""
+    return op.Expand(op.const(1.0, like=x), op.Concat([1], op.Shape(x, start=0, end=1), axis=0))
+
+
+def _channel_sums(op: Emitter, x: ir.Value, ones: ir.Value) -> ir.Value:
+    """Sums x, `[batch, channels, positions]`, to `[channels, 1]`."""
+    # ONNX Runtime's ReduceSum over both axes takes up to 47 times as long for a batch of vectors ([8192, 64]), and a
+    # fifth longer for images.
+    sums = op.Reshape(op.MatMul(ones, op.Flatten(x, axis=1)), op.Shape(x, start=1), allowzero=1)
+    return op.ReduceSum(sums, [1], keepdims=1)
 
 
 @composite("GroupNormalization", ["x", "scale", "bias"], _EPSILON | {"num_groups": ir.AttributeType.INT})

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from autodiff.test_rules import CASES as GRADIENT_CASES
+from models import make_model
 from onnxtrain import op_facts
+from onnxtrain.autodiff import differentiate
 from onnxtrain.op_facts import FACTS, SHAPING_INPUTS, Fact, ops_with
 from onnxtrain.ortmodule.sessions import _forward_backward
 from onnxtrain.passes import FoldConstantsPass, infer_shapes
@@ -26,6 +29,7 @@ X = np.random.default_rng(0).permutation(np.arange(1.0, 9.0)).reshape(1, 4, 2, 1
 I = np.int64  # noqa: E741
 # Inputs behind X, and attributes, of ops that need any.
 CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "AveragePool": ([], {"kernel_shape": [2, 1]}),
     "CastLike": ([np.float64(0)], {}),
     "Cast": ([], {"to": onnx.TensorProto.DOUBLE}),
     "CenterCropPad": ([I([1, 2, 2, 1])], {}),
@@ -47,6 +51,7 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "LayerNormalization": ([np.ones(1, np.float32)], {}),
     "MaxPool": ([], {"kernel_shape": [2, 1]}),
     "PRelu": ([np.float32([0.5])], {}),
+    "Pad": ([I([0, 1, 0, 0, 0, 0, 0, 1])], {}),
     "QuantizeLinear": ([np.float32(0.5)], {}),
     "RMSNormalization": ([np.ones(1, np.float32)], {}),
     "Reshape": ([I([2, 4])], {}),
@@ -115,6 +120,25 @@ def test_each_element_is_one_of_an_input_its_negative_or_zero(op_type: str) -> N
     assert y.size
     numbers = np.concatenate([v.ravel() for v in inputs if v.dtype == np.float32] + [np.zeros(1, np.float32)])
     assert np.isin(np.abs(y), np.abs(numbers)).all()
+
+
+@pytest.mark.parametrize("op_type", evaluated(Fact.FINITE_COTANGENT))
+def test_cotangents_of_finite_cotangents_are_finite(op_type: str) -> None:
+    inputs, _ = computed(op_type)
+    values = (X - 5).copy()
+    values.ravel()[:3] = 3.0, -3.0, 90.0
+    names = [f"x{i}" for i in range(len(inputs))]
+    outputs = ["y", "z"] if op_type == "Split" else ["y"]
+    node = helper.make_node(op_type, names, outputs, **CASES.get(op_type, ([], {}))[1])
+    constants = dict(zip(names[1:], map(np.asarray, inputs[1:]), strict=True))
+    model = make_model([node], {names[0]: list(X.shape)}, {"y": None}, constants, opset=22)
+    session = ort.InferenceSession(
+        differentiate(model, of="y", wrt=[names[0]], cotangent="ct").SerializeToString(),
+        providers=["CPUExecutionProvider"],
+    )
+    shape = [d if isinstance(d, int) else 1 for d in session.get_inputs()[-1].shape]
+    feeds = {names[0]: values, "ct": np.full(shape, 1e30, np.float32)}
+    assert np.isfinite(session.run([f"{names[0]}_grad"], feeds)[0]).all()
 
 
 @pytest.mark.parametrize("op_type", evaluated(Fact.MOVES))

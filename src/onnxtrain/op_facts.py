@@ -85,19 +85,20 @@ FACTS: Mapping[str, Fact] = {
     **_with_facts(Fact.MOVES | Fact.FINITE_COTANGENT, "Concat Expand"),
     **_with_facts(Fact.MOVES | Fact.FINITE_COTANGENT | Fact.SAME_RANK, "Slice Split"),
     **_with_facts(Fact.VIEW | Fact.SAME_RANK, "DepthToSpace ReverseSequence SpaceToDepth"),
-    **_with_facts(Fact.MOVES, "Compress Gather GatherND Tile"),
+    **_with_facts(Fact.MOVES | Fact.FINITE_COTANGENT, "Gather GatherND Tile"),
+    **_with_facts(Fact.MOVES, "Compress"),
     **_with_facts(Fact.MOVES | Fact.SAME_RANK, "GatherElements"),
     # Elementwise functions of one tensor.
-    **_with_facts(Fact.UNARY | Fact.EXACT, "Abs Neg"),
-    **_with_facts(Fact.UNARY | Fact.EXACT | Fact.FINITE_COTANGENT, "Relu"),
+    **_with_facts(Fact.UNARY | Fact.EXACT | Fact.FINITE_COTANGENT, "Abs Neg Relu"),
     **_with_facts(Fact.UNARY | Fact.STEP, "Ceil Floor Round Sign"),
     **_with_facts(
-        Fact.UNARY, "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Reciprocal Sin Sinh Sqrt Tan Tanh"
+        Fact.UNARY, "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Exp Log Reciprocal Sin Sinh Sqrt Tan"
     ),
     **_with_facts(
-        Fact.UNARY, "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Shrink Sigmoid"
+        Fact.UNARY | Fact.FINITE_COTANGENT,
+        "Celu Elu Erf HardSigmoid HardSwish LeakyRelu Selu Shrink Sigmoid Softplus Tanh ThresholdedRelu",
     ),
-    **_with_facts(Fact.UNARY, "Softplus Softsign Swish ThresholdedRelu BitwiseNot Not"),
+    **_with_facts(Fact.UNARY, "Clip Gelu Mish PRelu Softsign Swish BitwiseNot Not"),
     **_with_facts(Fact.UNARY | Fact.OWN_DTYPE, "IsInf IsNaN"),
     **_with_facts(Fact.CAST, "Cast CastLike"),
     # Elementwise functions of several tensors.
@@ -105,7 +106,7 @@ FACTS: Mapping[str, Fact] = {
     **_with_facts(Fact.ARITHMETIC | Fact.COMMUTATIVE, "Mul"),
     **_with_facts(Fact.ARITHMETIC | Fact.FINITE_COTANGENT, "Sub"),
     **_with_facts(Fact.ARITHMETIC, "Div"),
-    **_with_facts(Fact.ELEMENTWISE | Fact.COMMUTATIVE | Fact.EXACT, "Max Min"),
+    **_with_facts(Fact.ELEMENTWISE | Fact.COMMUTATIVE | Fact.EXACT | Fact.FINITE_COTANGENT, "Max Min"),
     **_with_facts(Fact.ELEMENTWISE | Fact.COMMUTATIVE | Fact.FINITE_COTANGENT, "Sum"),
     **_with_facts(Fact.ELEMENTWISE | Fact.COMMUTATIVE, "Mean And Or Xor BitwiseAnd BitwiseOr BitwiseXor"),
     **_with_facts(Fact.ELEMENTWISE | Fact.COMMUTATIVE | Fact.OWN_DTYPE, "Equal"),
@@ -120,11 +121,10 @@ FACTS: Mapping[str, Fact] = {
     **_with_facts(Fact.RANDOM | Fact.SAME_RANK | Fact.OWN_DTYPE, "Bernoulli"),
     **_with_facts(Fact.RANDOM, "Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike"),
     # Reductions and scans.
-    **_with_facts(Fact.REDUCTION | Fact.FINITE_COTANGENT, "ReduceMean ReduceSum"),
+    **_with_facts(Fact.REDUCTION | Fact.FINITE_COTANGENT, "ReduceMax ReduceMean ReduceMin ReduceSum"),
     **_with_facts(
-        Fact.REDUCTION, "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMin ReduceProd"
+        Fact.REDUCTION, "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceProd ReduceSumSquare"
     ),
-    **_with_facts(Fact.REDUCTION, "ReduceSumSquare"),
     **_with_facts(Fact.SAME_RANK, "CumProd CumSum DFT TopK"),
     # Layers.
     **_with_facts(Fact.PRODUCT | Fact.MIXING, "Gemm MatMul"),

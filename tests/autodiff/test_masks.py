@@ -78,6 +78,72 @@ def test_before_a_product_the_mask_is_a_factor(first, twin) -> None:
     np.testing.assert_allclose(gradient(model), x.grad.numpy(), rtol=1e-6)
 
 
+POINTS = np.array([[-1.0, 0.0, 4.0], [3.0, -3.0, 1.0], [-0.25, 0.5, -7.0], [-0.0, 90.0, -90.0]], np.float32)
+ACTIVATIONS = {
+    "leaky": ("LeakyRelu", {"alpha": 0.1}, [], lambda x: functional.leaky_relu(x, 0.1)),
+    "leaky, zero": ("LeakyRelu", {"alpha": 0.0}, [], lambda x: functional.leaky_relu(x, 0.0)),
+    "prelu": ("PRelu", {}, ["slope"], lambda x: functional.prelu(x, torch.tensor([0.25], dtype=x.dtype))),
+    "elu": ("Elu", {}, [], functional.elu),
+    "celu": ("Celu", {"alpha": 2.0}, [], lambda x: functional.celu(x, 2.0)),
+    "hard sigmoid": ("HardSigmoid", {"alpha": 1 / 6}, [], functional.hardsigmoid),
+    "hard swish": ("HardSwish", {}, [], functional.hardswish),
+    "threshold": ("ThresholdedRelu", {"alpha": 0.5}, [], lambda x: functional.threshold(x, 0.5, 0.0)),
+    "shrink": ("Shrink", {"lambd": 0.5}, [], lambda x: functional.hardshrink(x, 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_before_a_product_need_no_where(name: str) -> None:
+    op_type, attributes, more, twin = ACTIVATIONS[name]
+    nodes = [
+        helper.make_node(op_type, ["x", *more], ["h"], **attributes),
+        helper.make_node("MatMul", ["h", "w"], ["p"]),
+        helper.make_node("ReduceSum", ["p"], ["y"], keepdims=0),
+    ]
+    constants = {"w": W, **({"slope": np.float32([0.25])} if more else {})}
+    model = make_model(nodes, {"x": list(POINTS.shape)}, {"y": []}, constants)
+    derived = differentiate(model, of="y", wrt=["x", *more])
+    assert not masks(derived)
+    session = ort.InferenceSession(derived.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = torch.tensor(POINTS, dtype=torch.float64, requires_grad=True)
+    (twin(x) @ torch.tensor(W, dtype=torch.float64)).sum().backward()
+    np.testing.assert_allclose(session.run(["x_grad"], {"x": POINTS})[0], x.grad, rtol=2e-6, atol=1e-6)
+    if more:
+        rows = W.sum(1) * np.minimum(POINTS, 0)
+        np.testing.assert_allclose(session.run(["slope_grad"], {"x": POINTS})[0], [rows.sum()], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name not in ("elu", "celu", "prelu")])
+def test_infinite_cotangents_of_activations(name: str) -> None:
+    """Nothing is NaN that is not NaN in PyTorch."""
+    op_type, attributes, more, twin = ACTIVATIONS[name]
+    nodes = [helper.make_node(op_type, ["x", *more], ["h"], **attributes)]
+    last = helper.make_node("Mul", ["h", "slopes"], ["y"])
+    slopes = np.array([[np.inf, -np.inf, np.inf]], np.float32)
+    shape = list(POINTS.shape)
+    model = make_model([*nodes, last], {"x": shape}, {"y": shape}, {"slopes": slopes})
+    derived = differentiate(model, of="y", wrt=["x"], cotangent="ct")
+    session = ort.InferenceSession(derived.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = torch.tensor(POINTS, requires_grad=True)
+    (twin(x) * torch.from_numpy(slopes)).sum().backward()
+    got = session.run(["x_grad"], {"x": POINTS, "ct": np.ones_like(POINTS)})[0]
+    np.testing.assert_array_equal(got, x.grad)
+
+
+def test_the_mask_before_a_maximum_over_points_is_a_factor() -> None:
+    """As in PointNet: Relu, the maximum over all points, a dense layer."""
+    nodes = [
+        relu(),
+        helper.make_node("ReduceMax", ["h", "axes"], ["most"], keepdims=1),
+        helper.make_node("MatMul", ["most", "w"], ["p"]),
+    ]
+    model = gradient_model(nodes, axes=np.array([0]), w=W)
+    assert not masks(model)
+    x = torch.tensor(X, dtype=torch.float64, requires_grad=True)
+    (x.relu().amax(0) @ torch.tensor(W, dtype=torch.float64)).sum().backward()
+    np.testing.assert_allclose(gradient(model), x.grad, rtol=1e-6)
+
+
 def test_a_second_reader_is_looked_at_too() -> None:
     nodes = [
         relu(),

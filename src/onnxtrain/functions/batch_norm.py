@@ -58,7 +58,8 @@ def batch_normalization_relu6_gradient(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """VJP of BatchNormalizationRelu6: cotangents of x, scale and bias. y is the forward output; ct must be finite."""
     # As in PyTorch, ReLU6's gradient on its bounds is 0.
-    within = op.Mul(_relu_cotangent(op, y, ct), op.Cast(op.Less(y, 6.0), to=ct.dtype))
+    beyond = op.Or(op.LessOrEqual(y, 0.0), op.GreaterOrEqual(y, 6.0))
+    within = op.Mul(ct, op.Cast(op.Not(beyond), to=ct.dtype))
     return batch_normalization_cotangents(op, within, x, scale, epsilon)
 
 

@@ -6,6 +6,7 @@ Tap `t` of window `o` reads position `o * stride + t * dilation - pad_begin` of 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ Sizes = tuple[int, ...] | ir.Value
 
 _END = np.iinfo(np.int64).max
 """End of a Slice that extends to the end of the axis."""
+
+_FEW_TAPS, _SMALL_PLANE = 9, 8 * 8
+"""Up to these sizes, a depthwise Conv is faster than a depthwise ConvTranspose on ONNX Runtime's CPU provider."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,8 @@ def scatter_windows(
     # ONNX Runtime may crash on a ConvTranspose without windows.
     if 0 in spatial_sizes(ct):
         return _empty_result(op, weight, over, group)
+    if not maybe_none and _is_faster_as_convolution(w, spatial_sizes(ct), weight, group):
+        return _turned_convolution(op, ct, weight, w, w.pads or (), group)
     common = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
     open_ended = maybe_none and None in (spatial_sizes(ct) or (None,))
     if w.pads is not None and not open_ended:
@@ -213,6 +219,52 @@ def scatter_windows(
     axes = list(range(2, 2 + len(w.kernel)))
     begins = op.const(list(w.begins)) if isinstance(w.begins, tuple) else w.begins
     return op.Slice(wide, begins, op.Add(begins, _run_time_sizes(op, over)), axes)
+
+
+def _is_faster_as_convolution(w: Windows, counts: Sequence[int | None], weight: ir.Value, group: int) -> bool:
+    """True if a Conv with the turned weight computes the input's cotangent faster than ConvTranspose (CPU).
+
+    Args:
+        w: the windows.
+        counts: number of windows along each axis; None for symbolic ones.
+        weight: `[M, C / group, *kernel]`.
+        group: number of channel groups.
+    """
+    shape = static_dims(weight)
+    if shape is None or None in shape or w.pads is None or any(stride > 1 for stride in w.strides):
+        return False
+    # One tap is a matrix product, for which ConvTranspose writes its operand once more.
+    if math.prod(w.kernel) == 1:
+        return not any(w.pads)
+    turned = [extent - 1 - pad for extent, pad in zip(w.extents * 2, w.pads, strict=True)]
+    if shape[0] != group or shape[1] != 1 or min(turned) < 0 or not counts or None in counts:
+        return False
+    return math.prod(w.kernel) <= _FEW_TAPS and math.prod(count or 0 for count in counts) <= _SMALL_PLANE
+
+
+def _turned_convolution(
+    op: Emitter, ct: ir.Value, weight: ir.Value, w: Windows, pads: Sequence[int], group: int
+) -> ir.Value:
+    """Returns the cotangent of the input of a convolution with stride 1, as a Conv of the output's cotangent.
+
+    Its weight has rows and columns of each group exchanged, and taps in reverse order.
+    """
+    rows, columns = (int(size or 0) for size in (static_dims(weight) or ())[:2])
+    taps = math.prod(w.kernel)
+    turned = op.Reshape(weight, [group, rows // group, columns, taps])
+    if rows > group or columns > 1:
+        turned = op.Transpose(turned, perm=[0, 2, 1, 3])
+    if taps > 1:
+        # Not a Slice with a negative step, which WebGPU computes wrongly.
+        turned = op.Gather(turned, list(range(taps - 1, -1, -1)), axis=3)
+    return op.Conv(
+        ct,
+        op.Reshape(turned, [group * columns, rows // group, *w.kernel]),
+        group=group,
+        dilations=w.dilations,
+        kernel_shape=w.kernel,
+        pads=[extent - 1 - pad for extent, pad in zip(w.extents * 2, pads, strict=True)],
+    )
 
 
 def _empty_result(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Value:

@@ -58,6 +58,11 @@ CASES = [
     case("Conv", (2, 4, 7, 6), (6, 2, 3, 3), bias=True, name="groups", group=2, pads=[1, 0, 2, 1]),
     case("Conv", (2, 4, 7, 6), (4, 1, 3, 3), bias=True, name="depthwise", group=4, pads=[1, 1, 1, 1]),
     case("Conv", (2, 4, 7, 6), (4, 1, 3, 3), name="depthwise-stride", group=4, strides=[2, 2], pads=[1] * 4),
+    case("Conv", (2, 2, 9, 10), (2, 1, 3, 3), name="depthwise-rows", group=2, pads=[1, 0, 2, 1]),
+    case(
+        "Conv", (1, 2, 15, 14), (2, 1, 3, 2), name="depthwise-rows-stride", group=2, strides=[1, 2],
+        dilations=[2, 1], pads=[0, 1, 1, 0],
+    ),
     case("Conv", (2, 3, 4, 35), (3, 1, 2, 3), name="depthwise-wide", group=3, strides=[2, 1], pads=[0, 1, 1, 0]),
     case("Conv", (2, 3, 17), (3, 1, 4), name="depthwise-1d", group=3, strides=[2], dilations=[3], pads=[2, 1]),
     case("Conv", (2, 2, 7, 6), (4, 1, 3, 3), name="depthwise-multiplier", group=2, strides=[2, 3]),

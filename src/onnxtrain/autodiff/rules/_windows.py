@@ -23,9 +23,6 @@ Sizes = tuple[int, ...] | ir.Value
 _END = np.iinfo(np.int64).max
 """End of a Slice that extends to the end of the axis."""
 
-_FEW_TAPS, _SMALL_PLANE = 9, 8 * 8
-"""Up to these sizes, a depthwise Conv is faster than a depthwise ConvTranspose on ONNX Runtime's CPU provider."""
-
 
 @dataclass(frozen=True)
 class Windows:
@@ -201,8 +198,9 @@ def scatter_windows(
     # ONNX Runtime may crash on a ConvTranspose without windows.
     if 0 in spatial_sizes(ct):
         return _empty_result(op, weight, over, group)
-    if not maybe_none and _is_faster_as_convolution(w, spatial_sizes(ct), weight, group):
-        return _turned_convolution(op, ct, weight, w, w.pads or (), group)
+    single = math.prod(w.kernel) == 1 and set(w.strides) == {1} and not w.padded
+    if single and not maybe_none and None not in (static_dims(weight) or (None,)):
+        return _product_with_weight(op, ct, weight, group)
     common = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
     open_ended = maybe_none and None in (spatial_sizes(ct) or (None,))
     if w.pads is not None and not open_ended:
@@ -221,50 +219,19 @@ def scatter_windows(
     return op.Slice(wide, begins, op.Add(begins, _run_time_sizes(op, over)), axes)
 
 
-def _is_faster_as_convolution(w: Windows, counts: Sequence[int | None], weight: ir.Value, group: int) -> bool:
-    """True if a Conv with the turned weight computes the input's cotangent faster than ConvTranspose (CPU).
+def _product_with_weight(op: Emitter, ct: ir.Value, weight: ir.Value, group: int) -> ir.Value:
+    """Returns the cotangent of the input of a convolution with one tap, stride 1 and no padding.
 
-    Args:
-        w: the windows.
-        counts: number of windows along each axis; None for symbolic ones.
-        weight: `[M, C / group, *kernel]`.
-        group: number of channel groups.
+    This is a Conv of `ct`, whose weight has rows and columns of each group exchanged. ConvTranspose would write the
+    product once more.
     """
-    shape = static_dims(weight)
-    if shape is None or None in shape or w.pads is None or any(stride > 1 for stride in w.strides):
-        return False
-    # One tap is a matrix product, for which ConvTranspose writes its operand once more.
-    if math.prod(w.kernel) == 1:
-        return not any(w.pads)
-    turned = [extent - 1 - pad for extent, pad in zip(w.extents * 2, w.pads, strict=True)]
-    if shape[0] != group or shape[1] != 1 or min(turned) < 0 or not counts or None in counts:
-        return False
-    return math.prod(w.kernel) <= _FEW_TAPS and math.prod(count or 0 for count in counts) <= _SMALL_PLANE
-
-
-def _turned_convolution(
-    op: Emitter, ct: ir.Value, weight: ir.Value, w: Windows, pads: Sequence[int], group: int
-) -> ir.Value:
-    """Returns the cotangent of the input of a convolution with stride 1, as a Conv of the output's cotangent.
-
-    Its weight has rows and columns of each group exchanged, and taps in reverse order.
-    """
-    rows, columns = (int(size or 0) for size in (static_dims(weight) or ())[:2])
-    taps = math.prod(w.kernel)
-    turned = op.Reshape(weight, [group, rows // group, columns, taps])
-    if rows > group or columns > 1:
-        turned = op.Transpose(turned, perm=[0, 2, 1, 3])
-    if taps > 1:
-        # Not a Slice with a negative step, which WebGPU computes wrongly.
-        turned = op.Gather(turned, list(range(taps - 1, -1, -1)), axis=3)
-    return op.Conv(
-        ct,
-        op.Reshape(turned, [group * columns, rows // group, *w.kernel]),
-        group=group,
-        dilations=w.dilations,
-        kernel_shape=w.kernel,
-        pads=[extent - 1 - pad for extent, pad in zip(w.extents * 2, pads, strict=True)],
-    )
+    rows, columns, *kernel = (int(size or 0) for size in static_dims(weight) or ())
+    if group == 1:
+        turned = op.Transpose(weight, perm=[1, 0, *range(2, 2 + len(kernel))])
+    else:
+        turned = op.Transpose(op.Reshape(weight, [group, rows // group, columns]), perm=[0, 2, 1])
+        turned = op.Reshape(turned, [group * columns, rows // group, *kernel])
+    return op.Conv(ct, turned, group=group, kernel_shape=kernel)
 
 
 def _empty_result(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Value:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.autodiff.rules import _depthwise
 from onnxtrain.autodiff.rules._windows import (
     Windows,
     pad,
@@ -45,10 +46,19 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     w = windows_of(op, n, n.X, shape[2:], n.out.Y)
     group = n.attr("group")
     bodies: dict[str, _Body] = {
-        "X": lambda op, ct, x, weight: scatter_windows(op, ct, weight, w, x, group),
+        "X": lambda op, ct, x, weight: _input_cotangent(op, ct, x, weight, w, shape, group),
         "W": lambda op, ct, x, weight: _kernel_cotangent(op, ct, x, w, shape, group),
     }
     return _cotangents(op, n, ct, w, "Convolution", bodies)
+
+
+def _input_cotangent(
+    op: Emitter, ct: ir.Value, x: ir.Value, weight: ir.Value, w: Windows, shape: Sequence[int], group: int
+) -> ir.Value:
+    """Returns the cotangent of a Conv's input."""
+    if _depthwise.suits_products(w, x, ct, shape, group):
+        return _depthwise.input_cotangent(op, ct, weight, w, x)
+    return scatter_windows(op, ct, weight, w, x, group)
 
 
 def _cotangents(
@@ -204,6 +214,9 @@ def _kernel_cotangent(
     """
     rows, columns, taps = shape[0] // group, shape[1], w.kernel
     # Depthwise: matrix products with one row and one column per channel would be all overhead.
+    if _depthwise.suits_products(w, value, windowed, shape, group):
+        sums = _depthwise.weight_cotangent(op, windowed, value, w)
+        return op.Reshape(_zero_if_empty(op, sums, windowed), list(shape))
     if rows == columns == 1:
         result = _depthwise_by_rows(op, windowed, value, w, group)
         if result is None:

@@ -113,6 +113,13 @@ struct ConvolutionForward : Geometry {
   }
 };
 
+// The same, under the names of functions whose bodies compute small planes otherwise.
+struct DepthwiseForward : ConvolutionForward<false> {
+  static constexpr const char* name = "DepthwiseConvolution#_float";
+
+  using ConvolutionForward::ConvolutionForward;
+};
+
 // dx and dw, or one of them where the other is not wanted; behind dw db, where that is wanted. Of x only the shape is read
 // for dx.
 template <bool of_x, bool of_w, bool bfloat16>
@@ -243,6 +250,7 @@ void add(Domain& domain) {
 void add_convolutions(Domain& domain) {
   add<false>(domain);
   add<true>(domain);
+  domain.add_numbered<DepthwiseForward>(16);
   domain.add<ConvolutionTranspose>();
   domain.add_numbered<ConvolutionTransposeGradient<true, true>>(16);
   domain.add_numbered<ConvolutionTransposeGradient<false, true>>(4);

@@ -47,6 +47,7 @@ from .batch_norm import (
 )
 from .bfloat16 import gemm_bfloat16, matmul_bfloat16, round_to_bfloat16
 from .convolution import convolution, convolution_bfloat16, convolution_transpose
+from .depthwise import DepthwisePlanes, depthwise_convolution
 from .indexing import REDUCTIONS, embedding_gradient, gather_rows, scatter_rows
 from .instance_norm import (
     instance_standardization,
@@ -114,6 +115,7 @@ __all__ = [
     "LAYERS",
     "REDUCTIONS",
     "CompositeOp",
+    "DepthwisePlanes",
     "SpecializedOp",
     "adagrad_step",
     "adam_step",
@@ -139,6 +141,7 @@ __all__ = [
     "convolution",
     "convolution_bfloat16",
     "convolution_transpose",
+    "depthwise_convolution",
     "embedding_gradient",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",

@@ -1,7 +1,8 @@
 """Rewrites convolutional ops, their gradients and LayerNormalization as functions that have native kernels.
 
 Unlike the standard ops, these functions have no gradient rules, so this pass is for graphs that contain their
-gradients. On a stock runtime, each function runs its body, which consists of the replaced nodes.
+gradients. On a stock runtime, each function runs its body, which consists of the replaced nodes, except for depthwise
+convolutions of small planes, which are matrix products.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import (
     CompositeOp,
+    DepthwisePlanes,
     batch_normalization_gradient,
     batch_normalization_max_pool_relu,
     batch_normalization_max_pool_relu_gradient,
@@ -24,6 +26,7 @@ from onnxtrain.functions import (
     batch_normalization_training,
     convolution,
     convolution_transpose,
+    depthwise_convolution,
     hardtanh,
     hardtanh_gradient_of_finite,
     layer_normalization_training,
@@ -102,8 +105,24 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
     }
     if composite is convolution_transpose:
         attributes["output_padding"] = list(node.attributes.get_ints("output_padding") or [0] * rank)
+    else:
+        composite = _small_depthwise(node, dims, attributes) or composite
     become(op, node, composite, attributes)
     return True
+
+
+def _small_depthwise(
+    node: ir.Node, weight: Sequence[int | None], attributes: Mapping[str, int | float | list[int]]
+) -> CompositeOp | None:
+    """Returns the op for a depthwise Conv of small planes; None for other Convs."""
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    geometry = {
+        name: value if isinstance(value, list) else [int(value)] for name, value in attributes.items()
+    }
+    planes = DepthwisePlanes.of(x, y, weight, geometry)
+    bias = len(node.inputs) > 2 and node.inputs[2] is not None
+    return None if planes is None else depthwise_convolution(planes, bias=bias)
 
 
 def _normalization(op: Emitter, node: ir.Node) -> bool:

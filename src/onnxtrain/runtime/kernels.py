@@ -39,7 +39,13 @@ _NUMBERED = {
     f"Convolution{form}{kind}#_float": count
     for form, counts in {"": (64, 16, 16), "Bfloat16": (64, 16, 16), "Transpose": (16, 4, 4)}.items()
     for kind, count in zip(("Gradient", "WeightGradient", "InputGradient"), counts, strict=True)
-} | {"WindowSpread#_float": 4, "Elementwise#_float": 64, "GatherRows#_float": 16, "ScatterRows#_float": 16}
+} | {
+    "DepthwiseConvolution#_float": 16,
+    "WindowSpread#_float": 4,
+    "Elementwise#_float": 64,
+    "GatherRows#_float": 16,
+    "ScatterRows#_float": 16,
+}
 # For each session options object, the number of names of each kind after each registration of the library. ONNX Runtime
 # does not tell what has been registered. Weak, so that the options can be freed.
 _registered: weakref.WeakKeyDictionary[ort.SessionOptions, list[dict[str, int]]] = weakref.WeakKeyDictionary()

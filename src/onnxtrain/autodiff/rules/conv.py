@@ -9,7 +9,6 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
-from onnxtrain.autodiff.rules import _depthwise
 from onnxtrain.autodiff.rules._windows import (
     Windows,
     pad,
@@ -20,7 +19,7 @@ from onnxtrain.autodiff.rules._windows import (
     windows_of,
 )
 from onnxtrain.emitter import Emitter, static_dims
-from onnxtrain.functions import SpecializedOp
+from onnxtrain.functions import DepthwisePlanes, SpecializedOp
 
 _Body = Callable[[Emitter, ir.Value, ir.Value, ir.Value], ir.Value]
 """Emits the cotangent of one input: `(op, ct, x, weight)` -> cotangent."""
@@ -56,9 +55,20 @@ def _input_cotangent(
     op: Emitter, ct: ir.Value, x: ir.Value, weight: ir.Value, w: Windows, shape: Sequence[int], group: int
 ) -> ir.Value:
     """Returns the cotangent of a Conv's input."""
-    if _depthwise.suits_products(w, x, ct, shape, group):
-        return _depthwise.input_cotangent(op, ct, weight, w, x)
+    planes = _small_planes(x, ct, w, shape, group)
+    if planes is not None:
+        return planes.input_cotangent(op, ct, weight)
     return scatter_windows(op, ct, weight, w, x, group)
+
+
+def _small_planes(
+    value: ir.Value, windowed: ir.Value, w: Windows, shape: Sequence[int], group: int
+) -> DepthwisePlanes | None:
+    """Returns the geometry if the windows are those of a depthwise convolution that matrix products compute faster."""
+    if w.pads is None:
+        return None
+    geometry = {"strides": w.strides, "dilations": w.dilations, "pads": w.pads, "group": [group]}
+    return DepthwisePlanes.of(value, windowed, shape, geometry)
 
 
 def _cotangents(
@@ -214,8 +224,9 @@ def _kernel_cotangent(
     """
     rows, columns, taps = shape[0] // group, shape[1], w.kernel
     # Depthwise: matrix products with one row and one column per channel would be all overhead.
-    if _depthwise.suits_products(w, value, windowed, shape, group):
-        sums = _depthwise.weight_cotangent(op, windowed, value, w)
+    planes = _small_planes(value, windowed, w, shape, group)
+    if planes is not None:
+        sums = planes.weight_cotangent(op, windowed, value)
         return op.Reshape(_zero_if_empty(op, sums, windowed), list(shape))
     if rows == columns == 1:
         result = _depthwise_by_rows(op, windowed, value, w, group)

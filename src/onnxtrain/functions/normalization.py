@@ -20,14 +20,6 @@ from ._composite import composite
 _EPSILON = {"epsilon": ir.AttributeType.FLOAT}
 
 
-def _standardize(
-    op: Emitter, x: ir.Value, axes: Sequence[int], epsilon: AttributeRef
-) -> tuple[ir.Value, ir.Value]:
-    """Emits x̂ = (x - mean(x)) * r and r = 1 / sqrt(var(x) + epsilon), with mean and variance over `axes`."""
-    centered, inverse = _center(op, x, axes, epsilon)
-    return op.Mul(centered, inverse), inverse
-
-
 def _center(
     op: Emitter, x: ir.Value, axes: Sequence[int], epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:
@@ -101,10 +93,24 @@ def group_normalization(
     """
     flat = op.merge_from(x, 2)
     # [batch, groups, elements]: a reduction over the last axis standardizes each group.
-    groups = _shape_in_groups(op, x, op.Unsqueeze(op.ints(num_groups), [0]))
-    standard, _ = _standardize(op, op.Reshape(x, groups, allowzero=1), [2], epsilon)
-    scaled = op.Mul(op.reshape_like(standard, flat), op.Unsqueeze(scale, [1]))
+    count = op.Unsqueeze(op.ints(num_groups), [0])
+    groups = op.Reshape(x, _shape_in_groups(op, x, count), allowzero=1)
+    centered, inverse = _center(op, groups, [2], epsilon)
+    # x̂ = r * (x - mean(x)) is never materialized, which saves a pass over memory.
+    factor = _times_channels(op, inverse, scale, count, x)
+    scaled = op.Mul(op.reshape_like(centered, flat), factor)
     return op.reshape_like(op.Add(scaled, op.Unsqueeze(bias, [1])), x)
+
+
+def _times_channels(
+    op: Emitter, value: ir.Value, channels: ir.Value, count: ir.Value, x: ir.Value
+) -> ir.Value:
+    """Multiplies a value per group, `[batch, groups, 1]`, by one per channel, `[channels]`: `[batch, channels, 1]`.
+
+    count: number of groups, int64 [1].
+    """
+    product = op.Mul(value, op.Reshape(channels, op.Concat(count, [-1], axis=0)))
+    return op.Reshape(product, op.Concat(op.Shape(x, start=0, end=2), [1], axis=0), allowzero=1)
 
 
 def _shape_in_groups(op: Emitter, x: ir.Value, count: ir.Value) -> ir.Value:
@@ -137,13 +143,28 @@ def group_normalization_gradient(
     groups_given = op.Unsqueeze(op.ints(num_groups), [0])
     count = op.Where(op.Equal(groups_given, op.const([0])), op.Shape(scale), groups_given)
     groups = _shape_in_groups(op, x, count)
-    standard, inverse = _standardize(op, op.Reshape(x, groups, allowzero=1), [2], epsilon)
-    ct_standard = op.Reshape(op.Mul(flat, op.Unsqueeze(scale, [1])), groups, allowzero=1)
-    along = op.ReduceMean(op.Mul(ct_standard, standard), [2], keepdims=1)
-    centered = op.Sub(ct_standard, op.ReduceMean(ct_standard, [2], keepdims=1))
-    ct_x = op.Mul(op.Sub(centered, op.Mul(standard, along)), inverse)
-    ct_scale = op.ReduceSum(op.Mul(flat, op.reshape_like(standard, flat)), [0, 2], keepdims=0)
-    return op.reshape_like(ct_x, x), ct_scale, op.ReduceSum(flat, [0, 2], keepdims=0)
+    centered, inverse = _center(op, op.Reshape(x, groups, allowzero=1), [2], epsilon)
+    # Everything but four elementwise ops is computed from sums over the positions of each channel.
+    sums = op.ReduceSum(flat, [2], keepdims=1)
+    sums_along = op.ReduceSum(op.Mul(flat, op.reshape_like(centered, flat)), [2], keepdims=1)
+    share = op.Reciprocal(op.Cast(op.Slice(groups, [2], [3]), to=ct.dtype))
+    in_groups = op.Concat(op.Slice(groups, [0], [2]), op.Div(op.Shape(scale), count), axis=0)
+
+    def mean(of_channels: ir.Value) -> ir.Value:
+        """Returns the mean over each group, given sums over the positions of each channel; with factor r."""
+        scaled = op.Reshape(op.Mul(of_channels, op.Unsqueeze(scale, [1])), in_groups, allowzero=1)
+        return op.Mul(op.Mul(op.ReduceSum(scaled, [2], keepdims=1), inverse), share)
+
+    # One factor r at a time: r³ alone may overflow.
+    along = op.Mul(op.Mul(mean(sums_along), inverse), inverse)
+    scaled = op.Mul(flat, _times_channels(op, inverse, scale, count, x))
+    free = op.Sub(op.Reshape(scaled, groups, allowzero=1), op.Mul(centered, along))
+    ct_x = op.Sub(free, mean(sums))
+    ones = op.Expand(op.const(1.0, like=ct), op.Shape(scale))
+    ct_scale = op.ReduceSum(
+        op.Mul(sums_along, _times_channels(op, inverse, ones, count, x)), [0, 2], keepdims=0
+    )
+    return op.reshape_like(ct_x, x), ct_scale, op.ReduceSum(sums, [0, 2], keepdims=0)
 
 
 @composite(

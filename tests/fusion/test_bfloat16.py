@@ -195,9 +195,9 @@ def test_convolutions_and_their_gradients() -> None:
     plain = to_proto(joint)
     assert Bfloat16ProductPass()(joint).modified
     onnx.checker.check_model(to_proto(joint))
-    called = {op for op in ops(joint) if op.startswith("Convolution")}
+    called = {op for op in ops(joint) if "Convolution" in op}
     assert called == {
-        *("Convolution_float", "ConvolutionGradient0_float"),
+        *("DepthwiseConvolution0_float", "ConvolutionGradient0_float"),
         *("ConvolutionBfloat16_float", "ConvolutionBfloat16WeightGradient0_float"),
     }
     feeds = {

@@ -37,7 +37,8 @@ def _saved(result: torch.Tensor, module: nn.Module) -> int:
     own = {parameter.data_ptr() for parameter in module.parameters()}
     saved: Any = result.grad_fn.saved_tensors  # type: ignore[union-attr]
     tensors = sum(tensor.numel() for tensor in saved if tensor.data_ptr() not in own)
-    return tensors + sum(math.prod(value.shape()) for value in saved[-1].kept.residuals)
+    residuals = result.grad_fn.kept.residuals  # type: ignore[union-attr]
+    return tensors + sum(math.prod(value.shape()) for value in residuals)
 
 
 def test_nothing_inside_of_a_region_is_kept() -> None:

@@ -36,7 +36,7 @@ def batch() -> torch.Tensor:
 
 
 def is_kept_as_values(result: Any) -> bool:
-    return bool(result.grad_fn.saved_tensors[-1].kept.residuals)
+    return bool(result.grad_fn.kept.residuals)
 
 
 @many_and_few
@@ -94,13 +94,19 @@ def test_hooks_on_saved_tensors_see_them(layers: int) -> None:
 
 @many_and_few
 def test_they_are_freed_by_backward(layers: int) -> None:
-    output = strict(Deep(layers))(batch())[0]
-    keeper = weakref.ref(output.grad_fn.saved_tensors[-1])  # type: ignore[union-attr]
-    assert keeper() is not None
+    model = strict(Deep(layers))
+    model(batch())
+    x = batch()
+    output = model(x)[0]
+    of_input, of_residuals = weakref.ref(x), output.grad_fn.kept  # type: ignore[union-attr]
+    assert of_residuals is not None
+    del x, of_residuals
     output.sum().backward(retain_graph=True)
-    assert keeper() is not None
+    assert of_input() is not None
     output.sum().backward()
-    assert keeper() is None
+    # The output keeps its `grad_fn`, which must not keep anything else.
+    assert of_input() is None
+    assert output.grad_fn.kept is None  # type: ignore[union-attr]
 
 
 @many_and_few

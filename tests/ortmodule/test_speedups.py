@@ -15,7 +15,7 @@ from torch import nn
 from fresh_process import python
 from onnxtrain import _building
 from onnxtrain.ortmodule import ORTModule
-from onnxtrain.ortmodule._torch import GuardBuilder, dynamo_config, dynamo_guards
+from onnxtrain.ortmodule._torch import GuardBuilder, GuardManager, dynamo_config, dynamo_guards
 from onnxtrain.ortmodule.capture.dynamo import speedups
 from onnxtrain.ortmodule.capture.dynamo.speedups._known_breaks import KnownBreaks, _Break
 
@@ -257,3 +257,57 @@ print([name in sys.modules for name in ("torch._inductor.codecache", "torch._fun
 def test_compilers_of_pytorch_are_not_imported(enabled: bool) -> None:
     """If they are not without the speedups either, a new PyTorch does not: `_unused_imports.py` may go."""
     assert python("-c", UNUSED.format(enabled=enabled)).stdout.strip() == str([not enabled] * 3)
+
+
+@pytest.mark.skipif(not hasattr(GuardManager, "add_dimension_marking_guard"), reason="PyTorch before 2.13")
+@pytest.mark.parametrize("enabled", [True, False])
+def test_marks_on_parameters_are_not_guarded(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no guard is left out, a new PyTorch doesn't guard marks on parameters: `_marking_guards.py` may go."""
+    monkeypatch.setattr(speedups, "ENABLED", enabled)
+    names: list[str] = []
+    add = GuardManager.add_dimension_marking_guard
+    monkeypatch.setattr(
+        GuardManager, "add_dimension_marking_guard", lambda *args: names.append(args[4][0]) or add(*args)
+    )
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model = ORTModule(net)
+    x = torch.randn(4, 3)
+    model(x)
+    assert any("L['input']" in name for name in names)
+    assert any("_parameters" in name for name in names) == (not enabled)
+    assert any("_buffers" in name for name in names) == (not enabled)
+    # The graph stays valid for a marked parameter.
+    torch._dynamo.mark_static(net[1].weight, 0)
+    other = copy.deepcopy(net)
+    torch.testing.assert_close(model(x), other(x))
+    # Another shape of a parameter still needs another graph.
+    net[1] = nn.Linear(3, 5)
+    other[1] = copy.deepcopy(net[1])
+    torch.testing.assert_close(model(x), other(x))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_saved_tensor_hooks_are_not_guarded(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks that are FX graphs are called, although no guard asks for them."""
+    monkeypatch.setattr(speedups, "ENABLED", enabled)
+    calls: list[Any] = []
+    hooks = torch._functorch._aot_autograd.utils.top_saved_tensors_hooks
+    net = nn.Linear(3, 2)
+    model = ORTModule(net)
+    x = torch.randn(4, 3)
+    monkeypatch.setattr(
+        torch._functorch._aot_autograd.utils, "top_saved_tensors_hooks", lambda: calls.append(None) or hooks()
+    )
+    model(x)
+    calls.clear()
+    model(x)
+    assert bool(calls) == (not enabled)
+    packed: list[torch.Tensor] = []
+    pack = torch.fx.symbolic_trace(lambda tensor: tensor.clone())
+    pack.register_forward_pre_hook(lambda module, args: packed.append(args[0]))
+    unpack = torch.fx.symbolic_trace(lambda tensor: tensor * 2)
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        result = model(x)
+    result.sum().backward()
+    assert packed
+    torch.testing.assert_close(net.weight.grad, 2 * x.sum(0).expand(2, 3))

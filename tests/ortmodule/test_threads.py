@@ -10,8 +10,10 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule.sessions import _session, _threads
 from onnxtrain.ortmodule.sessions._threads import CoreSharing, _StepThreads, threads_for
 from onnxtrain.passes import infer_shapes
@@ -283,3 +285,22 @@ def test_what_ops_with_loops_take_is_not_told_by_their_sizes(op: str) -> None:
     )
     graph = ir.Graph([x], [y], nodes=[ir.node(op, [x], outputs=[y])], opset_imports={"": 21})
     assert threads_for(ir.Model(graph, ir_version=10)) == torch.get_num_threads()
+
+
+def test_a_small_classifier_needs_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(
+        _session, "threads_for", lambda model: counts.append(threads_for(model)) or counts[-1]
+    )
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 10)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.linear(x), labels)
+
+    ORTModule(Classifier())(torch.randn(4, 8), torch.arange(4)).backward()
+    assert counts == [1, 1]

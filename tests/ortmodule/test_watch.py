@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import isolates_recompiles
+from onnxtrain.ortmodule.module import _compiled_graph, _pytorch_work
 from ortmodule.eager import strict
 
 
@@ -206,3 +207,45 @@ def test_a_string_that_often_differs_is_told_of() -> None:
     with pytest.warns(UserWarning, match="captured 64 times"):
         model(torch.ones(1))
     assert model(torch.ones(1)) == 7
+
+
+@pytest.mark.parametrize(
+    ("net", "called"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.ReLU()), False),
+        (nn.Sequential(nn.Linear(3, 3), nn.Dropout()), True),
+        (nn.BatchNorm1d(3), True),
+    ],
+    ids=["no operator", "random numbers", "writes"],
+)
+def test_the_watch_is_left_only_for_graphs_that_call_operators(
+    net: nn.Module, called: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ORTModule(net)
+    x = torch.randn(4, 3)
+    model(x).sum().backward()
+    left: list[object] = []
+    unwatched = _compiled_graph.unwatched
+    monkeypatch.setattr(
+        _compiled_graph,
+        "unwatched",
+        lambda function, *args: left.append(function) or unwatched(function, *args),
+    )
+    seen: list[object] = []
+    watch = _pytorch_work._Watch.__torch_dispatch__
+    monkeypatch.setattr(
+        _pytorch_work._Watch, "__torch_dispatch__", lambda *args: seen.append(args[1]) or watch(*args)
+    )
+    model(x).sum().backward()
+    assert bool(left) == called
+    assert not seen
+
+
+def test_pytorch_in_place_of_onnxruntime_is_unwatched() -> None:
+    model = ORTModule(nn.Embedding(3, 2))
+    index = torch.tensor([0, 2])
+    model(index)
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            model(torch.tensor([0, 5]))
+    assert model.report().runs_in_onnxruntime

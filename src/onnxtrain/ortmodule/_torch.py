@@ -28,7 +28,7 @@ try:
     from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
     from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
     from torch._C._dynamo.eval_frame import set_eval_frame
-    from torch._C._dynamo.guards import compute_overlapping_tensors
+    from torch._C._dynamo.guards import GuardManager, compute_overlapping_tensors
     from torch._C._functorch import (
         get_dynamic_layer_stack_depth,
         get_unwrapped,
@@ -92,9 +92,6 @@ try:
     # C++ guards, and the functions beneath Python context managers, whose overhead would slow down each call.
     DisableAutocast = torch._C._DisableAutocast
     DisableTorchDispatch = torch._C._DisableTorchDispatch
-    ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard
-    dispatch_keys_included = torch._C._dispatch_tls_local_include_set
-    dispatch_keys_excluded = torch._C._dispatch_tls_local_exclude_set
     push_dispatch_mode = torch._C._push_on_torch_dispatch_stack
     pop_dispatch_mode = torch._C._pop_torch_dispatch_stack
     get_dispatch_mode = torch._C._get_dispatch_mode
@@ -104,6 +101,8 @@ try:
     is_tracing = torch._C._is_tracing
     # Returns the id of the current thread's backward pass, or -1 outside backward.
     current_graph_task_id = torch._C._current_graph_task_id
+    # Returns True during a backward pass with `retain_graph=True`, and outside backward.
+    keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
     functorch_transforms_active = torch._C._are_functorch_transforms_active
     # The legacy vmap, which `is_grads_batched` uses.
     enter_vmap = torch._C._vmapmode_increment_nesting
@@ -157,6 +156,16 @@ except (AttributeError, ImportError) as error:
         f"ORTModule cannot run on PyTorch {torch.__version__}, which lacks a part that it needs: {error}. "
         "Install a version that onnxtrain's [torch] extra allows: pip install 'onnxtrain[torch]'"
     ) from error
+
+
+def set_backward(function: Any, backward: Callable[..., Any]) -> None:
+    """Makes the autograd engine call `backward` without PyTorch's wrapper around it.
+
+    Args:
+        function: a subclass of `torch.autograd.Function`.
+        backward: called with the context and the cotangents.
+    """
+    function._backward_cls.apply = backward
 
 
 def set_saved_tensors_hooks_error(message: str | None) -> None:

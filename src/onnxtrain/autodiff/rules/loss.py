@@ -31,6 +31,9 @@ def softmax_cross_entropy_loss(
     """
     ct, ct_log_prob = cts
     log_prob = n.out.log_prob
+    # ORTModule chooses the number of threads of the backward session by the sizes of its values.
+    if log_prob.shape is None:
+        log_prob.shape = n.scores.shape
     parts = []
     if ct is not None:
         ignored = n.attr("ignore_index")

@@ -35,13 +35,16 @@ class BreakEven:
 
     Args:
         enabled: False to capture in every call that needs it.
+
+    Attributes:
+        of_thread: holds the value of `in_pytorch`; reading it there is faster than through the property.
     """
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
         self._capture = 0.0
         self._call = 0.0
-        self._thread = threading.local()
+        self.of_thread = _OfThread()
 
     def add(self, graph: fx.GraphModule) -> None:
         """Adds the costs of a compiled graph to the estimated times of a capture and of a call.
@@ -64,11 +67,17 @@ class BreakEven:
     @property
     def in_pytorch(self) -> bool:
         """True if PyTorch runs this thread's current call, because another capture would not pay off yet."""
-        return getattr(self._thread, "in_pytorch", False)
+        return self.of_thread.in_pytorch
 
     @in_pytorch.setter
     def in_pytorch(self, value: bool) -> None:
-        self._thread.in_pytorch = value
+        self.of_thread.in_pytorch = value
+
+
+class _OfThread(threading.local):
+    """The state of one thread."""
+
+    in_pytorch = False
 
 
 def _flops(node: fx.Node) -> int:

@@ -140,16 +140,16 @@ class _Watched:
         if being_traced():
             return self._plain(*args, **kwargs)
         watch = self._watch
-        break_even = watch.break_even
+        thread = watch.break_even.of_thread
         # The watch calls a Python function per operator. PyTorch will probably run this call if it ran the last one.
-        watches = not break_even.in_pytorch
-        break_even.in_pytorch = False
+        watches = not thread.in_pytorch
+        thread.in_pytorch = False
         if watches:
             _push(watch)
         try:
             result = self._call(*args, **kwargs)
         except Exception as error:
-            if not break_even.in_pytorch:
+            if not thread.in_pytorch:
                 self._capture_again(error)
             # Dynamo wraps the exceptions of its backend.
             own = getattr(error, "inner_exception", None)
@@ -161,7 +161,7 @@ class _Watched:
         finally:
             if watches:
                 _pop(None)
-        if break_even.in_pytorch:
+        if thread.in_pytorch:
             watch.report.calls_in_pytorch += 1
             return result
         # The code of a generator runs after the call, without the watch.

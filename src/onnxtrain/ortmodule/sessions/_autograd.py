@@ -25,44 +25,38 @@ _transforms_active = _torch.functorch_transforms_active
 _is_wrapped = _torch.is_functorch_wrapped_tensor
 _is_batched = _torch.is_legacy_batchedtensor
 _unwrap = _torch.unwrap_if_dead
+_keeps_graph = _torch.keeps_graph
 
 
-class _Call(NamedTuple):
-    """The arguments of `_Step` that are not tensors.
+class _CallState(NamedTuple):
+    """What backward needs of a call in addition to the saved tensors.
 
     Attributes:
         program: the graph in ONNX Runtime.
         replay: the same graph in PyTorch.
-        needs: for each input, True if it requires a gradient, e.g. (True, False).
-        step: the sessions for `needs`.
-        recorded: indices of the inputs that are passed to autograd as tensor arguments, e.g. (0,), or None for all
-            inputs.
-    """
-
-    program: Program
-    replay: Replay
-    needs: tuple[bool, ...]
-    step: TrainingStep
-    recorded: tuple[int, ...] | None
-
-
-class _CallState(NamedTuple):
-    """Per-call state that backward needs in addition to the saved tensors.
-
-    Attributes:
+        step: the sessions of the call.
+        all_recorded: True if all inputs are tensor arguments of `_Step`, False if only `step.recorded` are.
         inputs: all inputs, from which PyTorch may recompute the outputs.
         versions: version counters in forward of the inputs that the gradients depend on, e.g. [0, 3].
         results: for each saved output of the program, its index, an alias of it, and its version counter.
         checked: triples (input, version counter in forward, indices of outputs). Eager PyTorch saves the input for the
             gradients of these outputs.
         residuals: residuals that are kept as OrtValues instead of saved tensors.
+        shapes: shape, dtype and device of each output; empty if a single output takes a cotangent.
+        hooked: True if the user's saved-tensor hooks have received the saved tensors.
     """
 
+    program: Program
+    replay: Replay
+    step: TrainingStep
+    all_recorded: bool
     inputs: Sequence[torch.Tensor]
     versions: Sequence[int]
     results: Sequence[tuple[int, torch.Tensor, int]]
     checked: Sequence[tuple[torch.Tensor, int, frozenset[int]]]
     residuals: Sequence[Any]
+    shapes: Sequence[Any]
+    hooked: bool
 
 
 def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple[torch.Tensor, ...]:
@@ -86,14 +80,11 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
             outputs: tuple[torch.Tensor, ...]
             # `torch.func` transforms unwrap only tensors that are arguments themselves, so all inputs are arguments.
             if _transforms_active():
-                outputs = _Step.apply(_Call(program, replay, needs, step, None), None, *map(_unwrap, tensors))  # type: ignore[no-untyped-call]
+                outputs = _Step.apply(program, replay, step, None, *map(_unwrap, tensors))  # type: ignore[no-untyped-call]
                 return outputs
             tensors = list(map(_unwrap, tensors))
             # Autograd spends time on each tensor argument, even on the weights of a frozen backbone.
-            recorded = step.recorded
-            outputs = _apply(
-                _Call(program, replay, needs, step, recorded), tensors, *[tensors[i] for i in recorded]
-            )
+            outputs = _apply(program, replay, step, tensors, *[tensors[i] for i in step.recorded])
             return outputs
     # E.g. a custom function in `torch.func.vjp` has saved a wrapper, which outlives the transform and has no memory.
     return tuple(program.inference.run(list(map(_unwrap, tensors))))
@@ -129,8 +120,10 @@ def _versions(
     Returns:
         The fields `versions` and `checked` of `_CallState`.
     """
-    checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
-    return [tensors[i]._version for i in step.reads], checked
+    versions = [tensors[i]._version for i in step.reads]
+    if not step.checked:
+        return versions, []
+    return versions, [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
 
 
 def _refuse_inference_tensors(saved: Sequence[torch.Tensor]) -> None:
@@ -150,10 +143,13 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: _Call, inputs: Sequence[torch.Tensor] | None, *recorded: torch.Tensor
+        ctx: Any,
+        program: Program,
+        replay: Replay,
+        step: TrainingStep,
+        inputs: Sequence[torch.Tensor] | None,
+        *recorded: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.call = call
-        program, step = call.program, call.step
         tensors = recorded if inputs is None else inputs
         # A tensor that was created under `inference_mode` has no version counter and cannot be saved for backward.
         try:
@@ -163,55 +159,72 @@ class _Step(torch.autograd.Function):
             tensors = tuple([t.clone() if t.is_inference() else t for t in tensors])
             versions, checked = _versions(step, tensors)
         hooked = _saved_tensors_hooks(True) is not None
+        count = program.count
         residuals: list[Any] = []
         # The user's saved-tensor hooks must receive every saved tensor, so no residuals are kept as OrtValues.
         if step.keeps_values and not hooked:
-            results, residuals = step.forward.run_keeping(tensors, program.count)
+            results, residuals = step.forward.run_keeping(tensors, count)
         else:
             results = step.forward.run(tensors)
-        outputs = results[: program.count]
+        outputs = results[:count]
         # For an output that the loss doesn't use, a zero cotangent could become NaN, e.g. in the derivative of sqrt(0).
-        ctx.set_materialize_grads(False)
+        # Setting the attributes takes less time than the methods of `ctx` that do only this.
+        ctx.materialize_grads = False
         if program.constants:
             ctx.mark_non_differentiable(*[outputs[index] for index in program.constants])
         # `_cotangent` creates zeros of these shapes. Keeping the outputs themselves would keep their memory.
-        if len(program.seeds) > 1:
-            ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
+        several = len(program.seeds) > 1
+        shapes = [(out.shape, out.dtype, out.device) for out in outputs] if several else ()
         saved = [tensors[i] for i in step.saved_inputs]
-        saved += [results[index] for _, index in step.shared]
-        saved += results[program.count :]
-        saved_results = []
-        for place, index in step.shared:
-            # The caller may write to this output. PyTorch would raise for every write to a saved tensor, whereas eager
-            # PyTorch raises only if an operator's backward reads the output. So the output is saved without its version
-            # counter, and `_backward` compares versions. The watch for PyTorch operators (`_pytorch_work.py`) is
-            # bypassed, because it would slow down each call.
-            with _torch.DisableTorchDispatch():
-                saved_results.append((index, saved[place].detach(), saved[place]._version))
-                saved[place] = saved[place].data
+        saved_results = _share_outputs(step, saved, results) if step.shared else ()
+        saved += results[count:]
         for place in step.unchecked:
             with _torch.DisableTorchDispatch():
                 saved[place] = saved[place].data
-        kept = _CallState(tensors, versions, saved_results, checked, residuals)
-        # `kept` is stored as an attribute of a saved tensor: PyTorch frees saved tensors after backward, while `ctx`
-        # lives on. Its inputs are not saved tensors, because the caller may write to an input that the gradients don't
-        # depend on.
-        if not hooked:
-            ctx.kept = None
-            # The last saved tensor may be an output, whose attribute would live as long as the caller holds the output.
-            if len(results) == program.count:
-                with _torch.DisableTorchDispatch():
-                    saved.append(torch.empty(0))
-            saved[-1].kept = kept  # type: ignore[attr-defined]
-        # The user's saved-tensor hooks may return another tensor, without the attribute.
-        else:
-            ctx.kept = kept
-        ctx.save_for_backward(*saved)
+        ctx.to_save = tuple(saved)
+        # The inputs are not saved tensors, because the caller may write to an input that the gradients don't depend on.
+        ctx.kept = _CallState(
+            program,
+            replay,
+            step,
+            inputs is None,
+            tensors,
+            versions,
+            saved_results,
+            checked,
+            residuals,
+            shapes,
+            hooked,
+        )
         return tuple(outputs)
 
+    # Called by `_apply_backward`, and by PyTorch itself under `torch.func` transforms.
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        return _backward(ctx, cotangents)  # type: ignore[no-any-return]
+        return _backward(ctx, *cotangents)  # type: ignore[no-any-return]
+
+
+def _share_outputs(
+    step: TrainingStep, saved: list[torch.Tensor], results: Sequence[torch.Tensor]
+) -> list[tuple[int, torch.Tensor, int]]:
+    """Appends the outputs that backward reads to the saved tensors.
+
+    Args:
+        step: the sessions of the call.
+        saved: the saved tensors; changed in place.
+        results: the results of the forward session.
+
+    Returns:
+        The field `results` of `_CallState`.
+    """
+    # The caller may write to such an output. PyTorch would raise for every write to a saved tensor, whereas eager
+    # PyTorch raises only if an operator's backward reads the output. So the output is saved without its version
+    # counter, and `_backward` compares versions. The watch for PyTorch operators (`_pytorch_work.py`) is bypassed,
+    # because it would slow down each call.
+    with _torch.DisableTorchDispatch():
+        shared = [(index, results[index].detach(), results[index]._version) for _, index in step.shared]
+        saved += [results[index].data for _, index in step.shared]
+    return shared
 
 
 # `_Step.apply` for calls outside `torch.func` transforms. PyTorch's own `apply` (2.13) looks for `setup_context` in
@@ -221,65 +234,95 @@ _apply: Callable[..., Any] = _torch.apply_function.__get__(None, _Step)
 
 # If a captured forward computes gradients, Dynamo must not capture this function.
 @without_capture
-def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+def _backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """Implements `_Step.backward`: returns the gradients of the arguments of `_Step.forward`."""
-    call: _Call = ctx.call
-    program, replay, needs, step, recorded = call
-    seeds = program.seeds
-    received = tuple([index for index in seeds if cotangents[index] is not None])
+    kept: _CallState | None = ctx.kept
+    received = () if kept is None else tuple([i for i in kept.program.seeds if cotangents[i] is not None])
     # No cotangent was received, e.g. from a later call that read a buffer which this call has written to. The saved
     # tensors must not be read: they may have been freed.
-    if not received:
-        count = len(needs if recorded is None else recorded)
-        return (None, None, *_keep_from_hooks(ctx, [None] * count))
-    saved: list[Any] = list(ctx.saved_tensors)
-    kept: _CallState = ctx.kept or saved[-1].kept
-    if kept.residuals:
-        saved[-1:] = kept.residuals
+    if not received and not any(ct is not None for ct in cotangents):
+        gradients: Sequence[torch.Tensor | None] = [None] * (len(ctx.needs_input_grad) - _OTHER_ARGUMENTS)
+        _keep_from_hooks(ctx, gradients)
+    else:
+        # Raises if an earlier backward has freed the saved tensors, and the state.
+        saved = ctx.saved_tensors
+        assert kept is not None
+        gradients = _gradients(kept, saved, cotangents, received)
+        if not kept.all_recorded:
+            gradients = [gradients[index] for index in kept.step.recorded]
+        if received != kept.program.seeds:
+            _keep_from_hooks(ctx, gradients)
+    # PyTorch is about to free the saved tensors, whereas `ctx` lives as long as the outputs.
+    if not _keeps_graph():
+        ctx.kept = None
+    return (*_NO_GRADIENTS, *gradients)
+
+
+_OTHER_ARGUMENTS = 4
+"""Number of arguments of `_Step.forward` that precede the recorded tensors."""
+_NO_GRADIENTS = (None,) * _OTHER_ARGUMENTS
+# PyTorch's own wrapper looks for a `vjp` method in each call.
+_torch.set_backward(_Step, _backward)
+
+
+def _gradients(
+    kept: _CallState,
+    tensors: tuple[torch.Tensor, ...],
+    cotangents: Sequence[torch.Tensor | None],
+    received: tuple[int, ...],
+) -> Sequence[torch.Tensor | None]:
+    """Returns the gradients of all inputs of a call, with None for inputs without a gradient.
+
+    Args:
+        kept: the state of the call.
+        tensors: the saved tensors.
+        cotangents: for each output, its cotangent or None.
+        received: indices of the outputs that received a cotangent.
+    """
+    program, replay, step = kept.program, kept.replay, kept.step
+    needs = step.needs
     present = [ct for ct in cotangents if ct is not None]
-    _check_versions(kept.checked, received)
-    gradients: Sequence[torch.Tensor | None]
+    if kept.checked:
+        _check_versions(kept.checked, received)
     written = [index for index, result, version in kept.results if result._version != version]
     # In the replay PyTorch raises if one of its operators has saved an output that was written to.
     if written:
         inputs = _unchanged_inputs(kept, step.reads)
         by_output = dict(zip(received, present, strict=True))
-        gradients = replay.gradients(inputs, needs, by_output, written)
+        gradients: Sequence[torch.Tensor | None] = replay.gradients(inputs, needs, by_output, written)
         replay.announce(
             "gradient",
             ORTModuleTorchModelException(
                 "the caller has written to a result that backward reads; write to a clone of it"
             ),
         )
+        return gradients
     # With `create_graph=True` PyTorch enables gradients in backward.
-    elif _grad_enabled() or any(map(_is_transformed, present)):
+    if _grad_enabled() or any(map(_is_transformed, present)):
         inputs = _unchanged_inputs(kept, step.reads)
-        gradients = _differentiable(program, replay, needs, inputs, received, present)
-    else:
-        complete = received == seeds
-        backward = step.backward if complete else program.backward(needs, received)
-        if not complete:
-            present = [_cotangent(cotangents[i], ctx.shapes[i]) for i in backward.seeds]
-        values = [*(saved[index] for index in backward.takes), *present]
-        try:
-            # If saved-tensor hooks returned new tensors, these may reuse the memory of earlier tensors.
-            results = backward.session.run(values, trusted=ctx.kept is None)
-            gradients = [None if slot is None else results[slot] for slot in backward.gradients]
-        # E.g. ONNX Runtime is out of memory.
-        except Exception as error:
-            if not is_of_onnxruntime(error):
-                raise
-            inputs = _unchanged_inputs(kept, step.reads)
-            replay.announce("gradient", ORTModuleONNXModelException(f"ONNX Runtime failed: {error}"))
-            by_output = {index: ct for index in received if (ct := cotangents[index]) is not None}
-            gradients = replay.gradients(inputs, needs, by_output)
-    if recorded is not None:
-        gradients = [gradients[index] for index in recorded]
-    return (None, None, *(gradients if received == seeds else _keep_from_hooks(ctx, gradients)))
+        return _differentiable(program, replay, needs, inputs, received, present)
+    backward = step.backward
+    if received != program.seeds:
+        backward = program.backward(needs, received)
+        present = [_cotangent(cotangents[i], kept.shapes[i]) for i in backward.seeds]
+    saved = [*tensors, *kept.residuals]
+    values = [*[saved[index] for index in backward.takes], *present]
+    try:
+        # If saved-tensor hooks returned new tensors, these may reuse the memory of earlier tensors.
+        results = backward.session.run(values, trusted=not kept.hooked)
+    # E.g. ONNX Runtime is out of memory.
+    except Exception as error:
+        if not is_of_onnxruntime(error):
+            raise
+        inputs = _unchanged_inputs(kept, step.reads)
+        replay.announce("gradient", ORTModuleONNXModelException(f"ONNX Runtime failed: {error}"))
+        by_output = {index: ct for index in received if (ct := cotangents[index]) is not None}
+        return replay.gradients(inputs, needs, by_output)
+    return [None if slot is None else results[slot] for slot in backward.gradients]
 
 
-def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
-    """Keeps tensor hooks from being called with None; returns the gradients unchanged.
+def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> None:
+    """Keeps tensor hooks from being called with None.
 
     Args:
         ctx: the context of the backward call.
@@ -298,7 +341,6 @@ def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequ
                     if type(hook) is not _HookOfGradients
                 }
             )
-    return gradients
 
 
 class _HookOfGradients:

@@ -69,7 +69,7 @@ class Feeds:
             else:
                 kept &= described.push(feeds, value)
         if kept:
-            if len(self._earlier) >= _MAX_ADDRESSES:
+            if len(self._earlier) * len(values) >= _MAX_ADDRESSES_OF_RUNS:
                 self._earlier.clear()
             self._earlier[tuple([value.data_ptr() for value in values])] = feeds
         return feeds
@@ -89,8 +89,12 @@ _NUMPY_DTYPES = {
 }
 
 
-_MAX_ADDRESSES = 16
-"""Maximum number of cached addresses per input. An input may have a new address in each call."""
+_MAX_ADDRESSES = 512
+"""Maximum number of cached addresses per input. A small tensor, e.g. the cotangent of a loss, has one of some hundred
+addresses in each call."""
+
+_MAX_ADDRESSES_OF_RUNS = 8192
+"""Maximum number of addresses in the cached runs of a session: those of all inputs of each run."""
 
 
 class _DescribedInput:

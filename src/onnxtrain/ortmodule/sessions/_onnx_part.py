@@ -59,6 +59,7 @@ class OnnxPart:
         outputs: for each output of the captured graph, the arguments `kind` and `value` of :func:`output_of`.
         mutated: pairs (index of an argument, index of the ONNX output that is copied into it after a run).
         program: the ONNX graph with its sessions.
+        draws: True if a run draws random numbers.
         reads: indices into `inputs` of the inputs that the gradients depend on, e.g. (0, 1).
     """
 
@@ -88,6 +89,8 @@ class OnnxPart:
         self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]
         self._returns_results = not (self._complex_inputs or self._complex_outputs or lowered.assertions)
         self._needs: tuple[bool, ...] | None = None
+        self.draws = bool(lowered.random)
+        self._has_outputs = bool(lowered.model.graph.outputs)
         self.reads = self._create_sessions()
         self._replayed = ReplayedGraph(plain, lowered, signature.device, run)
         self._announce = announce
@@ -97,11 +100,25 @@ class OnnxPart:
         same = same or not self._replayed.numbers
         self._replay = Replay(self._replayed.of_call(args or ()), announce) if same else None
 
+    @property
+    def calls_operators(self) -> bool:
+        """True if a run calls operators of PyTorch, unless PyTorch computes in place of ONNX Runtime."""
+        return (
+            self.draws
+            or not self._returns_results
+            or not set(self.inputs).isdisjoint(self._replayed.numbers)
+            or any(kind == "number" for kind, _ in self.outputs)
+            or any(
+                output.dtype == ir.DataType.BOOL or 0 in (output.shape or ())
+                for output in self._lowered.model.graph.outputs
+            )
+        )
+
     def _create_sessions(self) -> Sequence[int]:
         """Creates the sessions; returns the indices of the inputs that the gradients depend on."""
         # Sessions are not created lazily: a missing kernel must be found while the graph can still be cut into parts.
         lowered = self._lowered
-        if not lowered.model.graph.outputs:
+        if not self._has_outputs:
             return ()
         needs = [self._signature.inputs[place].requires_grad for place in lowered.inputs]
         needs += [False] * len(lowered.random)
@@ -110,11 +127,6 @@ class OnnxPart:
             return self.program.training_step(self._needs).reads
         _ = self.program.inference
         return ()
-
-    @property
-    def draws(self) -> bool:
-        """True if a run draws random numbers."""
-        return bool(self._lowered.random)
 
     @property
     def step(self) -> TrainingStep | None:
@@ -155,12 +167,13 @@ class OnnxPart:
 
     def _run(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Draws random numbers and runs the ONNX graph; if ONNX Runtime fails, reruns the graph in PyTorch."""
-        lowered, device = self._lowered, self.program.device
-        for random in lowered.random:
-            drawn = random.draw(random.sizes(args))
-            # A module on a GPU may draw random numbers on the CPU.
-            tensors.append(drawn if device.type == "cpu" else drawn.to(device))
-        if not lowered.model.graph.outputs:
+        if self.draws:
+            device = self.program.device
+            for random in self._lowered.random:
+                drawn = random.draw(random.sizes(args))
+                # A module on a GPU may draw random numbers on the CPU.
+                tensors.append(drawn if device.type == "cpu" else drawn.to(device))
+        if not self._has_outputs:
             return ()
         replay = self._replay or Replay(self._replayed.of_call(args), self._announce)
         try:
@@ -199,7 +212,7 @@ class OnnxPart:
     def executed(self) -> Iterator[tuple[str, ir.Model]]:
         """Yields (kind, model) for each model that ONNX Runtime runs; a kind is e.g. "forward"."""
         names = [value.name for value in self._signature.inputs]
-        if self._lowered.model.graph.outputs:
+        if self._has_outputs:
             for kind, model in self.program.executed(self._needs).items():
                 yield kind, renamed(model, names)
 

@@ -66,6 +66,7 @@ class TrainingStep:
     outputs. The index of a value in this order is called its place.
 
     Attributes:
+        needs: for each input, True if it requires a gradient, e.g. (True, False).
         forward: returns the program's outputs, then residuals that are not outputs.
         backward: takes the cotangents of all outputs that require a gradient.
         saved_inputs: indices of the inputs that are saved, e.g. (0, 2).
@@ -84,6 +85,7 @@ class TrainingStep:
             outputs receives a cotangent.
     """
 
+    needs: tuple[bool, ...]
     forward: Session
     backward: Backward
     saved_inputs: tuple[int, ...]
@@ -284,6 +286,7 @@ class Program:
         unreached = tuple(i for i, need in enumerate(needs) if need and halves.slots[i] is None)
         reached = tuple(i for i, slot in enumerate(halves.slots) if slot is not None)
         return TrainingStep(
+            needs=needs,
             forward=self._session(halves.forward(), self._layouts),
             backward=Backward(
                 self._session(halves.backward()), tuple(range(len(saved))), self.seeds, halves.slots

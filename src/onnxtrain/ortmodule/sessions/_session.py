@@ -209,6 +209,7 @@ class Session:
         self._empty = [i for i, value in enumerate(model.graph.outputs) if 0 in (value.shape or ())]
         native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()
         self._devices = [native] * len(self._outputs)
+        self._changes_outputs = bool(self._bools or self._empty or self._layouts)
         copies_inputs = not any(_may_return_an_input(node) for node in model.graph)
         self._feeds = Feeds(model.graph.inputs, native, copies_inputs)
 
@@ -226,7 +227,7 @@ class Session:
             return []
         results = self._run(values, trusted)
         outputs: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
-        return self._as_in_pytorch(outputs)
+        return self._as_in_pytorch(outputs) if self._changes_outputs else outputs
 
     def run_keeping(
         self, tensors: Sequence[torch.Tensor], count: int
@@ -239,8 +240,10 @@ class Session:
             return [], []
         results = self._run(tensors, True)
         outputs = [_from_dlpack(results.dlpack_at(index)) for index in range(count)]
+        if self._changes_outputs:
+            outputs = self._as_in_pytorch(outputs)
         # Converting each OrtValue to a tensor and back would take a noticeable part of a small model's call.
-        return self._as_in_pytorch(outputs), [results[index] for index in range(count, len(self._outputs))]
+        return outputs, [results[index] for index in range(count, len(self._outputs))]
 
     def _run(
         self, values: Sequence[torch.Tensor | binding.OrtValue], trusted: bool

@@ -11,7 +11,6 @@ from typing import Any
 
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._torch import (
-    ForceDispatchKeyGuard,
     GenerationTracker,
     ShortenTraceback,
     TracingContext,
@@ -27,8 +26,6 @@ from onnxtrain.ortmodule._torch import (
 from onnxtrain.ortmodule.capture.dynamo._repeated_captures import RepeatedCaptures
 
 _tracing = TracingContext.try_get
-_includes = _torch.dispatch_keys_included
-_excludes = _torch.dispatch_keys_excluded
 _transforms = _torch.get_dynamic_layer_stack_depth
 _leave_transforms = _torch.pop_dynamic_layer_stack_and_undo_to_depth
 
@@ -87,10 +84,11 @@ class _Captured:
         recompiles = self._isolate(self._recompiles)
         # Otherwise Dynamo would treat modules created since the last call as modules created during this call.
         GenerationTracker.generation += 1
+        # Dynamo's wrapper also restores the dispatch keys, which takes 2 us. An error in a captured graph restores the
+        # modes that set them (`restoring_modes`), and after a return the caller's modes are those of eager PyTorch.
         try:
-            with ForceDispatchKeyGuard(_includes(), _excludes()):
-                set_eval_frame(self._callback)
-                return self._function(*args, **kwargs)
+            set_eval_frame(self._callback)
+            return self._function(*args, **kwargs)
         # As in Dynamo's wrapper: frames of Dynamo's own code in a traceback don't help the user.
         except (Unsupported, UncapturedHigherOrderOpError, UserError) as error:
             raise error.with_traceback(None) from error.__cause__

@@ -17,6 +17,8 @@ from onnxtrain.ortmodule.capture.dynamo.speedups import _unused_imports
 from onnxtrain.ortmodule.capture.dynamo.speedups._guard_profiling import without_guard_profiling
 from onnxtrain.ortmodule.capture.dynamo.speedups._hook_guards import without_implied_hook_guards
 from onnxtrain.ortmodule.capture.dynamo.speedups._known_breaks import KnownBreaks, breaking_early
+from onnxtrain.ortmodule.capture.dynamo.speedups._marking_guards import without_marking_guards
+from onnxtrain.ortmodule.capture.dynamo.speedups._saved_tensors_guard import without_saved_tensors_guard
 
 ENABLED = True
 
@@ -47,6 +49,8 @@ class Speedups:
             without_unused_imports(),
             without_guard_profiling(),
             without_implied_hook_guards(),
+            without_saved_tensors_guard(),
+            without_marking_guards(),
             breaking_early(self._breaks),
         ):
             return with_room(capture, *args, **kwargs)

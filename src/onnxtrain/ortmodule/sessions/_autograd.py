@@ -29,7 +29,7 @@ _keeps_graph = _torch.keeps_graph
 
 
 class _CallState(NamedTuple):
-    """What backward needs of a call in addition to the saved tensors.
+    """The state of a call that backward needs in addition to the saved tensors.
 
     Attributes:
         program: the graph in ONNX Runtime.

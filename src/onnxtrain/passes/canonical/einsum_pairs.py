@@ -49,7 +49,7 @@ def _rewrite(node: ir.Node) -> bool:
     operands = [value for value in node.inputs if value is not None]
     terms, output = split_equation(equation)
     if "..." in equation:
-        letters = _ellipsis_letters(terms, operands, equation)
+        letters = ellipsis_letters(terms, operands, equation)
         if letters is None:
             if len(operands) == 2:
                 return False
@@ -85,7 +85,7 @@ def split_equation(equation: str) -> tuple[list[str], str]:
     return left.split(","), output
 
 
-def _ellipsis_letters(terms: Sequence[str], operands: Sequence[ir.Value], equation: str) -> str | None:
+def ellipsis_letters(terms: Sequence[str], operands: Sequence[ir.Value], equation: str) -> str | None:
     """Returns unused letters to name the axes of an ellipsis in the equation, e.g. "ab" for two axes.
 
     Returns None if the number of these axes is unknown or differs between operands.

@@ -9,6 +9,7 @@ from string import ascii_letters
 
 import onnx_ir as ir
 
+from onnxtrain.passes.canonical.repeated_axes import Write, repeated_axes, same_size, without_axes
 from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 _UNKNOWN = 64
@@ -16,8 +17,6 @@ _UNKNOWN = 64
 
 _EXHAUSTIVE = 8
 """Maximum number of operands for which all orders are compared, in 3^n steps."""
-
-Write = Callable[..., ir.Value]
 
 
 class EinsumPairsPass(ir.passes.InPlacePass):
@@ -61,9 +60,13 @@ def _rewrite(node: ir.Node) -> bool:
             replace_node(node, contract(write, operands, named, result, {}, products=False))
             return True
         terms, output = [term.replace("...", letters) for term in terms], output.replace("...", letters)
-    if not _fits(terms, operands) or (len(operands) == 2 and not _is_product(terms, output)):
+    if not _fits(terms, operands):
         return False
     write = WriterBefore(node)
+    once = _read_once(write, terms, operands)
+    if once is None and len(operands) == 2 and not _is_product(terms, output):
+        return False
+    terms, operands = once or (terms, operands)
     parts, sizes = _without_ones(write, terms, operands)
     replace_node(
         node, contract(write, [value for _, value in parts], [term for term, _ in parts], output, sizes)
@@ -127,6 +130,38 @@ def _fits(terms: Sequence[str], operands: Sequence[ir.Value]) -> bool:
         ):
             return False
     return True
+
+
+def _read_once(
+    write: Write, terms: Sequence[str], operands: Sequence[ir.Value]
+) -> tuple[list[str], list[ir.Value]] | None:
+    """Drops axes along which an Expand has repeated an operand, where another operand has the same label.
+
+    Heads that share keys, for instance, are then multiplied as one matrix.
+
+    Returns:
+        The new terms and operands; None if they are unchanged.
+    """
+    repeated = [repeated_axes(value) for value in operands]
+    # Sizes of the labels of axes that differ along their elements.
+    sizes = {
+        label: size
+        for term, value, axes in zip(terms, operands, repeated, strict=True)
+        for axis, (label, size) in enumerate(zip(term, value.shape or (), strict=False))
+        if axis not in axes
+    }
+    found = False
+    result = list(terms), list(operands)
+    for index, (term, value, axes) in enumerate(zip(terms, operands, repeated, strict=True)):
+        if value.shape is None or len(set(term)) < len(term) or not axes:
+            continue
+        if all(same_size(value.shape[axis], sizes.get(term[axis])) for axis in axes):
+            narrow = without_axes(write, value, axes)
+            if narrow is not None:
+                found = True
+                result[0][index] = "".join(label for axis, label in enumerate(term) if axis not in axes)
+                result[1][index] = narrow
+    return result if found else None
 
 
 def _without_ones(
@@ -198,8 +233,13 @@ def contract(
 def _result_order(a: str, b: str, later: set[str]) -> str:
     """Returns the labels of the product of operands `a` and `b`, limited to the labels in `later`.
 
-    The labels of both operands come first, then the labels of only `a`, then the labels of only `b`.
+    The labels of both operands come first, then the labels of only `a`, then the labels of only `b`. If no label is
+    summed over and one operand has all labels, its order is kept.
     """
+    # A Mul writes the order of the operand that it need not broadcast.
+    for term in (a, b):
+        if set(term) == set(a + b) and set(term) <= later:
+            return term
     # The order in which ONNX Runtime's batched matrix product leaves the axes, so that they need no transpose.
     both = [label for label in a if label in b]
     only = [label for label in a if label not in b], [label for label in b if label not in a]

@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.passes.canonical.einsum_pairs import ellipsis_letters, split_equation
+from onnxtrain.passes.canonical.repeated_axes import same_size
 from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 Dim = int | ir.SymbolicDim
@@ -79,7 +80,7 @@ def _rewrite(node: ir.Node) -> bool:
             if label not in sizes:
                 sizes[label] = size
             # An axis of size one is broadcast, which MatMul does for batch axes only.
-            elif not _same(size, sizes[label]):
+            elif not same_size(size, sizes[label]):
                 return False
     if any(size == 0 for size in sizes.values()):
         return False
@@ -110,11 +111,6 @@ def _terms(node: ir.Node, operands: Sequence[ir.Value]) -> tuple[list[str], str]
     ):
         return None
     return None if len(set(output)) < len(output) else (terms, output)
-
-
-def _same(a: Dim, b: Dim) -> bool:
-    """True if two sizes are known to be equal."""
-    return a == b and (isinstance(a, int) or a.value is not None)
 
 
 def _best_labels(terms: Sequence[str], output: str, sizes: Mapping[str, Dim]) -> tuple[bool, _Labels]:

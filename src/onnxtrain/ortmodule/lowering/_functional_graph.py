@@ -37,6 +37,7 @@ from onnxtrain.ortmodule.capture.autograd._flow import GradientFlow
 from onnxtrain.ortmodule.capture.autograd._gradients import straight_through
 from onnxtrain.ortmodule.capture.autograd._refused_calls import refuse_call
 from onnxtrain.ortmodule.lowering.aten.attention import ATTENTION, EMBEDDINGS
+from onnxtrain.ortmodule.lowering.aten.einsum import EINSUM
 from onnxtrain.ortmodule.lowering.aten.indexing import INDEXING
 from onnxtrain.ortmodule.lowering.aten.random import DROPOUTS, fill_with_bernoulli
 from onnxtrain.ortmodule.lowering.aten.recurrent import WHOLE_LAYERS
@@ -180,7 +181,7 @@ def functional_graph(
 
 _REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     **WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING, **EMBEDDINGS, **ATTENTION,
-    **NUMBERS,
+    **NUMBERS, **EINSUM,
 }  # fmt: skip
 """Maps functions in a Dynamo graph to functions that are traced instead, e.g. `torch.lstm` to one op per layer."""
 

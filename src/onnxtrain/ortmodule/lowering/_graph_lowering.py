@@ -29,6 +29,7 @@ from onnxtrain.ortmodule.lowering._table import (
     UnsupportedATenOp,
 )
 from onnxtrain.passes import CeilModePass, ReluAfterMaxPoolPass, infer_shapes
+from onnxtrain.passes.canonical.einsum_pairs import EinsumPairsPass
 
 
 def lower_graph(graph_module: fx.GraphModule) -> Lowered:
@@ -42,6 +43,8 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     # This pass runs before shape inference, because onnx's shape inference miscounts windows in ceil mode.
     CeilModePass(keep_sizes=True)(model)
     _infer_missing_shapes(model)
+    if EinsumPairsPass()(model).modified:
+        _infer_missing_shapes(model)
     fuse_forward(model)
     ReluAfterMaxPoolPass()(model)
     return lowered

@@ -13,6 +13,7 @@ from onnxtrain.ortmodule.lowering.aten import (  # noqa: F401
     creation,
     ctc,
     cumulative,
+    einsum,
     fourier,
     indexing,
     linalg,

@@ -20,8 +20,8 @@ Dim = int | ir.SymbolicDim
 _UNKNOWN = 64
 """Size assumed for axes of unknown size when layouts are compared."""
 
-_SCATTERED = 4
-"""Cost of a transpose that moves the last axis, relative to one that copies whole rows."""
+_SCATTERED = 8
+"""Cost of a transpose that copies single elements in no order, relative to other transposes."""
 
 
 class EinsumProductsPass(ir.passes.InPlacePass):
@@ -29,7 +29,7 @@ class EinsumProductsPass(ir.passes.InPlacePass):
 
     ONNX Runtime (1.32) transposes both operands and the result of an Einsum, also where a MatMul could read the
     operands as they are. Exchanging the last two axes of an operand costs nothing, because ONNX Runtime fuses this
-    Transpose into the MatMul.
+    Transpose into the MatMul, unless it has to join it to another Transpose.
 
     Run this pass after differentiation: gradients of Einsum need fewer transposes than gradients of its parts. An
     Einsum is not modified if ranks are unknown, or if a label occurs twice in an operand, is summed in one operand
@@ -128,13 +128,10 @@ def _best_labels(terms: Sequence[str], output: str, sizes: Mapping[str, Dim]) ->
         for order in itertools.product(*orders):
             labels = _Labels(*order)
             cost = _moved(labels.result, output, sizes)
-            cost += min(
-                _moved(left, target, sizes) for target in _targets(labels.batch, labels.rows, labels.summed)
-            )
-            cost += min(
-                _moved(right, target, sizes)
-                for target in _targets(labels.batch, labels.summed, labels.columns)
-            )
+            if left != labels.batch + labels.summed + labels.rows:
+                cost += _moved(left, labels.batch + labels.rows + labels.summed, sizes)
+            if right != labels.batch + labels.columns + labels.summed:
+                cost += _moved(right, labels.batch + labels.summed + labels.columns, sizes)
             options.append((cost, len(options), bool(swapped), labels))
     _, _, best, labels = min(options)
     return best, labels
@@ -144,17 +141,16 @@ def _only(labels: str, kept: Iterable[str]) -> str:
     return "".join(label for label in labels if label in kept)
 
 
-def _targets(batch: str, first: str, second: str) -> tuple[str, str]:
-    """Returns the two layouts in which a MatMul reads an operand without a copy: as it is, and with axes exchanged."""
-    return batch + first + second, batch + second + first
-
-
 def _moved(term: str, target: str, sizes: Mapping[str, Dim]) -> int:
     """Returns the cost of transposing a tensor from the labels `term` to `target`."""
     if term == target:
         return 0
     elements = math.prod(size if isinstance(size := sizes[label], int) else _UNKNOWN for label in term)
-    return elements * (1 if term[-1] == target[-1] else _SCATTERED)
+    # ONNX Runtime copies rows if the last axis stays, and has a loop of its own for a single axis that moves.
+    is_fast = term[-1] == target[-1] or any(
+        term.replace(label, "") == target.replace(label, "") for label in term
+    )
+    return elements if is_fast else _SCATTERED * elements
 
 
 class _Writer:
@@ -213,17 +209,16 @@ class _Writer:
 
     def _matrix(self, term: str, value: ir.Value, rows: str, columns: str) -> ir.Value:
         """Returns a stack of matrices: batch axes, then an axis for the labels `rows`, and one for `columns`."""
-        as_is, exchanged = _targets(self._batch, rows, columns)
-        other = _moved(term, exchanged, self._sizes) < _moved(term, as_is, self._sizes)
-        value = self._transposed(value, term, exchanged if other else as_is)
-        first, second = (columns, rows) if other else (rows, columns)
-        groups = [*self._batch, first, second]
-        value = self._reshaped(value, [*self._batch, *first, *second], groups)
-        if not other:
-            return value
+        if term != self._batch + columns + rows:
+            target = self._batch + rows + columns
+            return self._reshaped(
+                self._transposed(value, term, target), list(target), [*self._batch, rows, columns]
+            )
+        groups = [*self._batch, columns, rows]
+        value = self._reshaped(value, list(term), groups)
         count = len(groups)
         perm = [*range(count - 2), count - 1, count - 2]
-        return self._node("Transpose", [*self._batch, second, first], value, perm=perm)
+        return self._node("Transpose", [*self._batch, rows, columns], value, perm=perm)
 
     def _transposed(self, value: ir.Value, term: str, target: str) -> ir.Value:
         if term == target:

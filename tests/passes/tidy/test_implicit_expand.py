@@ -70,3 +70,24 @@ def test_the_mean_of_squares():
     assert counts["Expand"] == counts["Add"] == 0
     x = normal(4, 3)
     np.testing.assert_allclose(run(to_proto(model), {"x": x})[1], x / 6, rtol=1e-6)
+
+
+def test_a_mask_repeats_what_it_selects():
+    text = """net (float[n, 4, 1] c, bool[4, 3] m, float[n, 4, 3] x) => (float[n, 4, 3] y) <float zero = {0}> {
+        s = Shape(x)  e = Expand(c, s)  y = Where(m, zero, e) }"""
+    proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]>\n' + text)
+    feeds = {"c": normal(2, 4, 1), "m": normal(4, 3) > 0, "x": normal(2, 4, 3)}
+    model = infer_shapes(load_model(proto))
+    simplify_gradients(model)
+    # The first axis of `c` is not repeated; the mask has the other two.
+    assert "Expand" not in {node.op_type for node in model.graph}
+    np.testing.assert_array_equal(run(to_proto(model), feeds)[0], run(proto, feeds)[0])
+
+
+def test_an_expand_stays_where_a_mask_is_too_small():
+    text = """net (float[n, 1] c, bool[3] m, float[n, 3] x, float[k, n, 3] z) => (float[k, n, 3] y) <float zero = {0}> {
+        s = Shape(z)  e = Expand(c, s)  y = Where(m, zero, e) }"""
+    proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]>\n' + text)
+    model = infer_shapes(load_model(proto))
+    simplify_gradients(model)
+    assert "Expand" in {node.op_type for node in model.graph}

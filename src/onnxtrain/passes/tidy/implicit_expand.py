@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from onnxtrain.op_facts import ARITHMETIC
+from onnxtrain.passes.canonical.repeated_axes import same_size
 
 
 class ImplicitExpandPass(ir.passes.InPlacePass):
-    """Makes an elementwise op read the input of an Expand if the op broadcasts it to the same shape.
+    """Makes an elementwise op read the input of an Expand if the op's other operands have the expanded sizes.
 
     The gradient of a mean expands its cotangent, and usually the next op multiplies the result by a tensor of the same
     shape: Mul(Expand(ct, shape), x) becomes Mul(ct, x). An op whose other operand is a scalar is moved before the
@@ -28,8 +31,8 @@ class ImplicitExpandPass(ir.passes.InPlacePass):
 def _broadcast_in_readers(expand: ir.Node) -> bool:
     """Bypasses an Expand in the elementwise ops that read it, because they broadcast implicitly.
 
-    An op that broadcasts it to the same shape reads the input of the Expand instead. An op whose other operand is
-    a scalar is moved before the Expand, unless the op computes a graph output.
+    An op whose other operands have the expanded sizes reads the input of the Expand instead. An op whose other operand
+    is a scalar is moved before the Expand, unless the op computes a graph output.
 
     Returns:
         True if an op was modified.
@@ -39,34 +42,33 @@ def _broadcast_in_readers(expand: ir.Node) -> bool:
         return False
     modified = False
     for use in tuple(large.uses()):
-        reader, other = use.node, None
-        if reader.op_type in ARITHMETIC and reader.domain == "" and reader.graph is expand.graph:
-            other = reader.inputs[1 - use.idx]
-        # An op that reads the Expand twice, e.g. to square it, has no other operand with the expanded shape.
-        if other is None or other is large or other.shape is None:
+        reader = use.node
+        if (
+            reader.op_type not in {*ARITHMETIC, "Where"}
+            or reader.domain != ""
+            or reader.graph is not expand.graph
+        ):
             continue
-        if _broadcast_to(large.shape, small.shape, other.shape):
+        others = [value for index, value in enumerate(reader.inputs) if index != use.idx]
+        # An op that reads the Expand twice, e.g. to square it, has no other operand with the expanded shape.
+        if any(other is None or other is large or other.shape is None for other in others):
+            continue
+        shapes = [other.shape for other in others if other is not None and other.shape is not None]
+        if _broadcast_to([small.shape, *shapes], large.shape):
             reader.replace_input_with(use.idx, small)
             modified = True
-        elif other.shape.rank() == 0 and not reader.outputs[0].is_graph_output():
+        elif len(shapes) == 1 and shapes[0].rank() == 0 and not reader.outputs[0].is_graph_output():
             _expand_afterwards(expand, reader, use.idx)
             modified = True
     return modified
 
 
-def _broadcast_to(shape: ir.Shape, *parts: ir.Shape) -> bool:
-    """True if the shapes `parts` provably broadcast to `shape`: each size is that of one of them."""
-    rank = shape.rank()
-    return all(part.rank() <= rank for part in parts) and all(
-        size == 1 or any(_same(part[axis - rank], size) for part in parts if part.rank() >= rank - axis)
-        for axis, size in enumerate(shape)
+def _broadcast_to(shapes: Sequence[ir.Shape], result: ir.Shape) -> bool:
+    """True if each axis of `result` provably has its size in one of the shapes, so that they broadcast to it."""
+    return all(
+        any(axis < len(shape) and same_size(shape[-1 - axis], result[-1 - axis]) for shape in shapes)
+        for axis in range(len(result))
     )
-
-
-def _same(first: int | ir.SymbolicDim, second: int | ir.SymbolicDim) -> bool:
-    """True if two sizes are provably equal: numbers, or symbols with the same name."""
-    # Symbols without a name compare equal but may differ in size.
-    return first == second and (isinstance(first, int) or first.value is not None)
 
 
 def _expand_afterwards(expand: ir.Node, reader: ir.Node, index: int) -> None:

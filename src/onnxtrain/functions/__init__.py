@@ -47,6 +47,7 @@ from .batch_norm import (
 )
 from .bfloat16 import gemm_bfloat16, matmul_bfloat16, round_to_bfloat16
 from .convolution import convolution, convolution_bfloat16, convolution_transpose
+from .cumulative import cumulative_product, cumulative_product_gradient
 from .depthwise import DepthwisePlanes, depthwise_convolution
 from .indexing import REDUCTIONS, embedding_gradient, gather_rows, scatter_rows
 from .instance_norm import (
@@ -141,6 +142,8 @@ __all__ = [
     "convolution",
     "convolution_bfloat16",
     "convolution_transpose",
+    "cumulative_product",
+    "cumulative_product_gradient",
     "depthwise_convolution",
     "embedding_gradient",
     "floored_rms_normalization",

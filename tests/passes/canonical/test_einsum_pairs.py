@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from onnxtrain import differentiate
-from onnxtrain.passes import infer_shapes
+from onnxtrain.passes import infer_shapes, load_model, to_proto
 from onnxtrain.passes.canonical.einsum_pairs import EinsumPairsPass, contraction_order
 
 MAMBA = "bcln,bcsn,bhcls,bcshp->bclhp"
@@ -184,3 +184,33 @@ def test_many_letters_leave_none_for_the_ellipsis() -> None:
     left = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     equation = ",".join(f"...{label}" for label in left) + "->..."
     assert next(node.op_type for node in rewritten(equation, *[None] * len(left)).graph) == "Einsum"
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_a_repeated_axis_is_dropped(batch: int) -> None:
+    """`k` is the same for all heads, so that its product with `q` has no batch axis for them."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    net (float[b, 6, 4] k, float[b, 2, 3, 5, 4] q) => (float[b, 2, 5, 3, 3] y)
+    <int64[1] two = {2}, int64[4] heads = {1, 1, 5, 1}, int64[5] parts = {0, 2, 3, 5, 4}> {
+        u = Unsqueeze(k, two)  e = Expand(u, heads)  r = Reshape(e, parts)
+        y = Einsum<equation = "bckhd,bcqhd->bchqk">(r, q) }"""
+    proto = onnx.parser.parse_model(text)
+    model = infer_shapes(load_model(proto))
+    assert EinsumPairsPass()(model).modified
+    terms = [n.attributes["equation"].as_string() for n in model.graph if n.op_type == "Einsum"]
+    assert terms == ["bckd,bcqhd->bchqk"]
+    rng = np.random.default_rng(0)
+    k, q = (rng.standard_normal(s).astype(np.float32) for s in ((batch, 6, 4), (batch, 2, 3, 5, 4)))
+    session = onnxruntime.InferenceSession(
+        to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    expected = np.einsum("bckd,bcqhd->bchqk", k.reshape(batch, 2, 3, 4), q)
+    np.testing.assert_allclose(session.run(None, {"k": k, "q": q})[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_repeated_axis_stays_without_another_operand_that_has_it() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    net (float[3, 1] k, float[3, 4] q) => (float[5, 4] y) <int64[2] heads = {3, 5}> {
+        e = Expand(k, heads)  y = Einsum<equation = "ih,ij->hj">(e, q) }"""
+    model = infer_shapes(load_model(onnx.parser.parse_model(text)))
+    assert not EinsumPairsPass()(model).modified

@@ -9,9 +9,11 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
+from onnxtrain.autodiff.rules._composite import composite_vjp
 from onnxtrain.autodiff.rules._count import counting_dtype, divide_by_count
 from onnxtrain.autodiff.rules.math import sign
 from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.functions import cumulative_product, cumulative_product_gradient
 
 
 def keep_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
@@ -152,6 +154,12 @@ def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     first_zero = op.CumSum(op.Where(first, n.x, 0.0), axis, reverse=reverse)
     after = op.Mul(first_zero, op.Where(second, without(op.Or(first, second)), op.Div(at_first, safe)))
     return op.Where(first, at_first, op.Where(op.Equal(zeros, 0.0), before, after))
+
+
+@composite_vjp(cumulative_product, ("y",))
+def _cumulative_product(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """VJP of a cumulative product along the first axis."""
+    return op.call(cumulative_product_gradient, ct, n.x, n.out.y)
 
 
 nondifferentiable("ArgMax", "ArgMin", reason="its output is an integer")

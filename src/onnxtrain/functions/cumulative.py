@@ -1,0 +1,61 @@
+"""Defines cumulative products."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+
+from ._composite import composite
+
+
+@composite("CumulativeProduct", ["x"])
+def cumulative_product(op: Emitter, x: ir.Value) -> ir.Value:
+    """Returns the products of the rows of x up to each row: y_i = x_0 * ... * x_i.
+
+    x: [rows, columns], like the result; at least one row.
+    """
+    body = op.subgraph({"product": x.dtype, "row": x.dtype})
+    product, row = body.graph.inputs
+    # ONNX Runtime (1.32) gives nondeterministic results if a value is two outputs of a Scan.
+    result = body.Mul(product, row)
+    body.graph.outputs.extend(_row(body.Identity(value)) for value in (result, result))
+    ones = op.Expand(op.const(1, like=x), op.Shape(x, start=1))
+    _, y = op.emit("Scan", ones, x, body=ir.AttrGraph("body", body.graph), num_scan_inputs=1, _outputs=2)
+    return y
+
+
+@composite("CumulativeProductGradient", ["ct", "x", "y"])
+def cumulative_product_gradient(op: Emitter, ct: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """VJP of CumulativeProduct, exact also where x has zeros.
+
+    ct_x_i = g_i * y_(i-1), with the cotangent of the running product g_i = ct_i + x_(i+1) * g_(i+1).
+
+    ct, x and y: [rows, columns], like the result.
+    """
+    body = op.subgraph({"carried": x.dtype, "ct": x.dtype, "row": x.dtype, "before": x.dtype})
+    carried, ct_row, row, before = body.graph.inputs
+    total = body.Add(carried, ct_row)
+    body.graph.outputs.extend(_row(value) for value in (body.Mul(total, row), body.Mul(total, before)))
+    columns = op.Shape(x, start=1)
+    zeros, ones = (op.Expand(op.const(number, like=x), columns) for number in (0, 1))
+    shifted = op.Concat(op.Unsqueeze(ones, [0]), op.Slice(y, [0], [-1], [0]), axis=0)
+    _, result = op.emit(
+        "Scan",
+        zeros,
+        ct,
+        x,
+        shifted,
+        body=ir.AttrGraph("body", body.graph),
+        num_scan_inputs=3,
+        scan_input_directions=[1, 1, 1],
+        scan_output_directions=[1],
+        _outputs=2,
+    )
+    return result
+
+
+def _row(value: ir.Value) -> ir.Value:
+    """Declares the rank of an output of a Scan's body, which ONNX Runtime needs."""
+    value.shape = ir.Shape([None])
+    return value

@@ -20,6 +20,7 @@ from onnxtrain.functions import (
     DOMAIN,
     LAYERS,
     CompositeOp,
+    cumulative_product,
     floored_rms_normalization,
     group_normalization,
     hardtanh,
@@ -92,6 +93,7 @@ def test_every_composite_rule_has_a_row():
         *recurrent,
         with_slope,  # in ortmodule/test_special_points.py
         with_slopes,
+        cumulative_product,  # in ortmodule/aten_cases/cumulative.py
     ]
     tested = {name for composite in composites for name in composite.function_names}
     assert {op for domain, op in RULES if domain == DOMAIN} == tested

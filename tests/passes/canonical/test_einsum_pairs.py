@@ -17,6 +17,7 @@ import torch
 from onnxtrain import differentiate
 from onnxtrain.passes import infer_shapes, load_model, to_proto
 from onnxtrain.passes.canonical.einsum_pairs import EinsumPairsPass, contraction_order
+from onnxtrain.passes.tidy.einsum_products import EinsumProductsPass
 
 MAMBA = "bcln,bcsn,bhcls,bcshp->bclhp"
 SIZES = {"b": 2, "c": 8, "l": 32, "s": 32, "n": 32, "h": 8, "p": 32}
@@ -199,6 +200,8 @@ def test_a_repeated_axis_is_dropped(batch: int) -> None:
     assert EinsumPairsPass()(model).modified
     terms = [n.attributes["equation"].as_string() for n in model.graph if n.op_type == "Einsum"]
     assert terms == ["bckd,bcqhd->bchqk"]
+    # ONNX Runtime's Einsum divides by zero for an empty batch.
+    EinsumProductsPass()(infer_shapes(model))
     rng = np.random.default_rng(0)
     k, q = (rng.standard_normal(s).astype(np.float32) for s in ((batch, 6, 4), (batch, 2, 3, 5, 4)))
     session = onnxruntime.InferenceSession(

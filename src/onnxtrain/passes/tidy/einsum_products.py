@@ -115,7 +115,7 @@ def _terms(node: ir.Node, operands: Sequence[ir.Value]) -> tuple[list[str], str]
 
 def _best_labels(terms: Sequence[str], output: str, sizes: Mapping[str, Dim]) -> tuple[bool, _Labels]:
     """Returns the product whose transposes move the fewest elements, and True if its left operand is the second."""
-    options = []
+    options: list[tuple[int, int, bool, _Labels]] = []
     for swapped, (left, right) in enumerate((terms, terms[::-1])):
         both = set(left) & set(right)
         groups = (

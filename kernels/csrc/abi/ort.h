@@ -40,7 +40,7 @@ enum OrtElementType : int {
   ORT_UINT4 = 21,
 };
 
-enum OrtCharacteristic : int { ORT_REQUIRED = 0, ORT_OPTIONAL = 1 };
+enum OrtCharacteristic : int { ORT_REQUIRED = 0, ORT_OPTIONAL = 1, ORT_VARIADIC = 2 };
 
 struct OrtCustomOp {
   uint32_t version;

@@ -141,10 +141,8 @@ class Context {
 
   // The shapes of all inputs, as messages show them.
   std::string shapes() const {
-    std::size_t inputs = 0;
-    detail::check(api_, api_.KernelContext_GetInputCount(context_, &inputs), "count the inputs");
     std::string text;
-    for (std::size_t index = 0; index < inputs; ++index) {
+    for (std::size_t index = 0; index < inputs(); ++index) {
       const OrtValue* value = nullptr;
       detail::check(api_, api_.KernelContext_GetInput(context_, index, &value), "give an input");
       text += index ? ", " : "";
@@ -158,6 +156,13 @@ class Context {
       text += ']';
     }
     return text;
+  }
+
+  // How many inputs the node has, those that are left out among them.
+  std::size_t inputs() const {
+    std::size_t count = 0;
+    detail::check(api_, api_.KernelContext_GetInputCount(context_, &count), "count the inputs");
+    return count;
   }
 
   // How many outputs the node has, those that nothing reads among them.
@@ -281,9 +286,16 @@ struct Kernel {
   Op op;
 };
 
+// True if the last entry of `Op::inputs` stands for any number of inputs, one or more, and that of `Op::outputs` for any
+// number of outputs: `Op::variadic`, where an op has it.
+template <class Op, class = void>
+constexpr bool variadic = false;
+template <class Op>
+constexpr bool variadic<Op, std::void_t<decltype(Op::variadic)>> = Op::variadic;
+
 // From which input on they may be left out: `Op::optional_from`, where an op has it.
 template <class Op, class = void>
-constexpr std::size_t first_optional = std::size(Op::inputs);
+constexpr std::size_t first_optional = variadic<Op> ? SIZE_MAX : std::size(Op::inputs);
 template <class Op>
 constexpr std::size_t first_optional<Op, std::void_t<decltype(Op::optional_from)>> = Op::optional_from;
 
@@ -365,14 +377,17 @@ const OrtCustomOp& table() {
     t.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(Op::outputs); };
     t.KernelDestroy = [](void* kernel) { delete static_cast<Kernel<Op>*>(kernel); };
     t.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
+      if (variadic<Op> && i + 1 == std::size(Op::inputs)) return ORT_VARIADIC;
       return i < first_optional<Op> ? ORT_REQUIRED : ORT_OPTIONAL;
     };
-    t.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return ORT_OPTIONAL; };
+    t.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) {
+      return variadic<Op> && i + 1 == std::size(Op::outputs) ? ORT_VARIADIC : ORT_OPTIONAL;
+    };
     t.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };
-    t.GetVariadicInputMinArity = [](const OrtCustomOp*) { return 0; };
-    t.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 0; };
-    t.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 0; };
-    t.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
+    t.GetVariadicInputMinArity = [](const OrtCustomOp*) { return 1; };
+    t.GetVariadicInputHomogeneity = [](const OrtCustomOp*) { return 1; };
+    t.GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 1; };
+    t.GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 1; };
     t.CreateKernelV2 = create<Op>;
     t.KernelComputeV2 = compute<Op>;
     t.GetStartVersion = [](const OrtCustomOp*) { return 1; };

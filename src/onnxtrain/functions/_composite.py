@@ -30,6 +30,7 @@ class CompositeOp:
         inputs: names of the inputs, e.g. ("y", "ct").
         dtypes: dtypes of inputs whose dtype differs from the function's, e.g. {"indices": INT64}.
         attributes: types of the attributes, by name.
+        outputs: number of outputs.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class CompositeOp:
         self.inputs = tuple(inputs)
         self.dtypes = dict(dtypes)
         self.attributes = dict(attributes)
-        self._outputs = outputs
+        self.outputs = outputs
         self._body = body
         self._cached = functools.cache(self._build)
         self.__doc__ = body.__doc__
@@ -74,6 +75,11 @@ class CompositeOp:
         # A clone, because models modify their functions, e.g. when inlining them.
         return self._cached(dtype, opset).clone()
 
+    def emit(self, op: Emitter, *inputs: ir.Value, **attributes: Any) -> tuple[ir.Value, ...]:
+        """Emits the nodes of the body, and returns the outputs."""
+        result = self._body(op, *inputs, **attributes)
+        return result if isinstance(result, tuple) else (result,)
+
     def _build(self, dtype: ir.DataType, opset: int) -> ir.Function:
         inputs = [self._input(name, dtype) for name in self.inputs]
         graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset})
@@ -81,12 +87,11 @@ class CompositeOp:
         references: dict[str, Any] = {
             name: AttributeRef(name, type_) for name, type_ in self.attributes.items()
         }
-        result = self._body(op, *inputs, **references)
-        outputs = result if isinstance(result, tuple) else (result,)
+        outputs = self.emit(op, *inputs, **references)
         # Callers rely on this number of outputs; with fewer, some would be undefined.
-        if len(outputs) != self._outputs:
+        if len(outputs) != self.outputs:
             raise GraphBuildError(
-                f"building {self}: its body returned {len(outputs)} outputs, not {self._outputs}"
+                f"building {self}: its body returned {len(outputs)} outputs, not {self.outputs}"
             )
         graph.outputs.extend(outputs)
         for value in inputs:

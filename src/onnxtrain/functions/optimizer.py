@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 
 from ._composite import CompositeOp, composite
+from ._specialized import SpecializedOp
 
 # Hyperparameters are inputs rather than attributes, which ONNX stores in float32. They are computed in Python, in
 # float64: 1 - float32(0.999) would be wrong in the fifth digit.
@@ -282,3 +283,26 @@ ELEMENTWISE_STEPS = frozenset(
     )
 )
 """Op types, without the dtype, of the steps whose scalars may have the shape [1, ..., 1] instead of []."""
+
+
+def steps(step: CompositeOp, count: int) -> SpecializedOp:
+    """Returns the composite op that computes an elementwise step for `count` parameters at once.
+
+    Its name is that of the step with an "s": `AdamWSteps`. The parameters may have different shapes.
+
+    Inputs: the scalars of the step, then w, g and the moments of each parameter. Outputs: those of the step for each
+    parameter.
+    """
+    tensors = step.outputs + 1
+    scalars = step.inputs[tensors:]
+    names = [*scalars, *(f"{name}{index}" for index in range(count) for name in step.inputs[:tensors])]
+
+    def body(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
+        shared, rest = inputs[: len(scalars)], inputs[len(scalars) :]
+        return tuple(
+            output
+            for first in range(0, len(rest), tensors)
+            for output in step.emit(op, *rest[first : first + tensors], *shared)
+        )
+
+    return SpecializedOp(f"{step.name}s", dict.fromkeys(names), {}, step.outputs * count, str(count), body)

@@ -11,6 +11,9 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.errors import GraphBuildError, NothingToTrain
+from onnxtrain.fusion.elementwise import ElementwisePass
+from onnxtrain.fusion.grouped_steps import GroupStepsPass
+from onnxtrain.op_facts import ELEMENTWISE
 from onnxtrain.passes.canonical.opset import fit_ir_version
 from onnxtrain.passes.io.load import CANONICAL_OPSET, MAX_OPSET
 from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass
@@ -78,9 +81,31 @@ def build_optimizer_model(
     _write(op, optimizer, slots, learning_rate, step)
     for name in [name for name, constant in graph.initializers.items() if not constant.uses()]:
         del graph.initializers[name]
+    GroupStepsPass()(model)
+    _declare_scalars(graph)
+    # One program for all scalars. Tensors have no shapes here, and therefore stay as they are: their memory may be that
+    # of the results.
+    ElementwisePass()(model)
     LongSumsPass()(model)
     fit_ir_version(model)
     return model
+
+
+def _declare_scalars(graph: ir.Graph) -> None:
+    """Sets the shapes of the values that elementwise ops compute from scalars, except for those computed from state."""
+    settings = {value for value in graph.inputs if value.name in ("learning_rate", "step")}
+    for node in graph:
+        scalars = all(
+            value is not None and value.shape == () and (value in settings or not value.is_graph_input())
+            for value in node.inputs
+        )
+        if (
+            node.domain == ""
+            and node.op_type in ELEMENTWISE
+            and scalars
+            and not node.outputs[0].is_graph_output()
+        ):
+            node.outputs[0].shape = ir.Shape(())
 
 
 def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> dict[str, Any]:

@@ -46,6 +46,14 @@ _NUMBERED = {
     "GatherRows#_float": 16,
     "ScatterRows#_float": 16,
 }
+# One function per number of parameters that are updated by one call.
+_NUMBERED |= {
+    f"{step}Steps#_float": 1
+    for step in (
+        *("Adam", "AdamW", "ClippedAdam", "ClippedAdamW", "SGD", "Momentum", "Nesterov", "Adagrad", "Lion"),
+        *("RMSprop", "CenteredRMSprop", "RMSpropMomentum", "CenteredRMSpropMomentum"),
+    )
+}
 # For each session options object, the number of names of each kind after each registration of the library. ONNX Runtime
 # does not tell what has been registered. Weak, so that the options can be freed.
 _registered: weakref.WeakKeyDictionary[ort.SessionOptions, list[dict[str, int]]] = weakref.WeakKeyDictionary()

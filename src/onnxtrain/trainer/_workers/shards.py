@@ -10,6 +10,7 @@ import onnx_ir.passes.common as common_passes
 
 from onnxtrain.api import Optimizer
 from onnxtrain.distributed._communicator import Communicator
+from onnxtrain.fusion.grouped_steps import GroupStepsPass, SplitStepsPass
 from onnxtrain.passes import load_model
 from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.session import open_session
@@ -182,6 +183,7 @@ def _part_of_optimizer(path: object, names: list[str], moments: list[str]) -> ir
     """
     # The gradient norm for clipping stays complete: every worker has all gradients.
     model = load_model(path)  # type: ignore[arg-type]
+    SplitStepsPass()(model)
     kept = {f"{name}_updated" for name in names}
     kept |= {f"{name}_{moment}_updated" for name in names for moment in moments}
     for value in [value for value in model.graph.outputs if value.name not in kept]:
@@ -189,4 +191,5 @@ def _part_of_optimizer(path: object, names: list[str], moments: list[str]) -> ir
     common_passes.RemoveUnusedNodesPass()(model)
     for value in [value for value in model.graph.inputs if not value.uses()]:
         model.graph.inputs.remove(value)
+    GroupStepsPass()(model)
     return model

@@ -8,9 +8,10 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxtrain.errors import InputError
+from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.device import Device
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.runtime.store import Buffer
+from onnxtrain.runtime.store import Buffer, alias
 
 
 class Binding:
@@ -20,7 +21,8 @@ class Binding:
         session: the session.
         device: device on which results are allocated.
         arguments: names of the inputs whose values are passed to :meth:`run`, e.g. ["x", "labels"].
-        results: names of the outputs that :meth:`run` returns, e.g. ["loss"].
+        results: names of the outputs that :meth:`run` returns, e.g. ["loss", "logits"].
+        loss: name of the result that is a scalar, e.g. "loss"; None if there is none.
         inputs: buffers of all other inputs, e.g. {"fc.weight": Buffer}.
         outputs: buffers of all other outputs, e.g. {"fc.weight_grad": Buffer}.
         doing: what a run is called in error messages, e.g. "The training step".
@@ -33,6 +35,7 @@ class Binding:
         *,
         arguments: Sequence[str] = (),
         results: Sequence[str] = (),
+        loss: str | None = None,
         inputs: Mapping[str, Buffer],
         outputs: Mapping[str, Buffer],
         doing: str,
@@ -41,6 +44,9 @@ class Binding:
         self._device = device
         self._arguments = tuple(arguments)
         self._results = tuple(results)
+        self._loss = loss
+        # The memory of the loss, once it is bound.
+        self._scalar: Array | None = None
         self._outputs = dict(outputs)
         self._doing = doing
         self._checked = False
@@ -57,10 +63,25 @@ class Binding:
         """Makes ONNX Runtime allocate new memory for the results of the next run."""
         # On each run: otherwise ONNX Runtime overwrites the previous results, which the caller may still hold.
         for name in self._results:
-            self._io.bind_output(name, self._device.type, self._device.index)
+            if self._scalar is None or name != self._loss:
+                self._io.bind_output(name, self._device.type, self._device.index)
 
-    def run(self, values: Sequence[Array | ort.OrtValue] = ()) -> list[ort.OrtValue]:
-        """Runs the session on one C-contiguous array or OrtValue per argument, and returns the results.
+    def _bind_loss(self, results: Sequence[ort.OrtValue]) -> None:
+        """Binds the loss to an array that :meth:`run` copies, if the result of the first run is a scalar on the CPU."""
+        # Faster than memory that ONNX Runtime allocates and wraps on each run.
+        if self._loss is None or self._device.type != "cpu":
+            return
+        result = results[self._results.index(self._loss)]
+        dtype = dtypes.BY_ORT.get(result.data_type())
+        if result.shape() == [] and dtype is not None and dtype.name != "bfloat16":
+            self._scalar = np.zeros((), dtype.storage)
+            self._io.bind_ortvalue_output(self._loss, alias(self._scalar, dtype))
+
+    def run(self, values: Sequence[Array | ort.OrtValue] = ()) -> list[Array | ort.OrtValue]:
+        """Runs the session on one C-contiguous array or OrtValue per argument.
+
+        Returns:
+            The results. The loss may be an array; all others are OrtValues.
 
         Raises:
             InputError: onnxruntime reports an error.
@@ -79,11 +100,20 @@ class Binding:
         # Kernels on a GPU may still be running, and the CPU reads gradients and statistics next.
         if self._device.type != "cpu":
             self._io.synchronize_outputs()
+        others = len(self._results) - (self._scalar is not None)
+        if self._checked and not others:
+            return [] if self._scalar is None else [self._scalar.copy()]
         produced = self._io.get_outputs_as_ortvaluevector()
+        results: list[Array | ort.OrtValue] = [
+            ort.OrtValue(produced[index]) for index in range(len(self._results))
+        ]
         # Only on the first run, because it would take time in each step.
         if not self._checked:
             self._check_addresses(produced)
-        return [ort.OrtValue(produced[index]) for index in range(len(self._results))]
+            self._bind_loss(results)
+        elif self._scalar is not None:
+            results[self._results.index(self._loss)] = self._scalar.copy()
+        return results
 
     def _check_addresses(self, produced: Sequence[ort.OrtValue]) -> None:
         """Raises RuntimeError if onnxruntime did not write an output to the buffer that is bound to it.

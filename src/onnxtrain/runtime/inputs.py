@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 import onnxruntime as ort
@@ -13,6 +14,8 @@ from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.dtypes import Array, narrow
 from onnxtrain.runtime.manifest import ClassLabels, Dim, InputSpec
 from onnxtrain.runtime.store import alias, require_unmasked
+
+_UNSIGNED = {np.dtype(f"i{size}"): np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 def _dynamic_remedy() -> str:
@@ -91,14 +94,26 @@ def _class_axis(spec: InputSpec) -> str:
     )
 
 
+def _all_valid(labels: Array, count: int | None) -> bool:
+    """True if all labels are in [0, `count`), or non-negative if `count` is None."""
+    unsigned = _UNSIGNED.get(labels.dtype)
+    if unsigned is None:
+        return bool(labels.min() >= 0 and (count is None or labels.max() < count))
+    # A single pass without memory: as an unsigned number, a negative label exceeds all others.
+    most = np.iinfo(labels.dtype).max
+    return bool(
+        np.maximum.reduce(labels.view(unsigned), axis=None)
+        <= (most if count is None else min(count - 1, most))
+    )
+
+
 def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
     """Raises InputError if a label is neither a class nor the ignored label."""
     # numpy has no minimum of an empty array.
     if labels.size == 0:
         return
     count = allowed.count
-    # The usual case, only valid labels, takes two passes and no memory.
-    if labels.min() >= 0 and (count is None or labels.max() < count):
+    if _all_valid(labels, count):
         return
     # `ignore_index` may be a class, or not (-100).
     wrong = labels < 0
@@ -197,3 +212,52 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
         raw_bits = isinstance(value, np.ndarray) and spec.dtype.name == "bfloat16"
         values.append(alias(value, spec.dtype) if raw_bits else value)
     return values
+
+
+class ArgumentCheck:
+    """Checks the arguments of repeated calls like :func:`check_arguments`.
+
+    Arrays with the shapes of the previous call are checked faster.
+
+    Args:
+        specs: the inputs that the model expects.
+    """
+
+    def __init__(self, specs: Sequence[InputSpec]) -> None:
+        self._specs = specs
+        # A bfloat16 argument is converted in each call.
+        self._dtypes = [None if spec.dtype.name == "bfloat16" else spec.dtype.storage for spec in specs]
+        self._labels = [
+            (index, spec.name, spec.class_labels) for index, spec in enumerate(specs) if spec.class_labels
+        ]
+        self._shapes: list[tuple[int, ...]] = []
+
+    def __call__(self, arguments: Sequence[object]) -> Sequence[Array | ort.OrtValue]:
+        """Returns one value per input, to be bound to the session.
+
+        Raises:
+            InputError: see :func:`check_arguments`.
+        """
+        if not self._as_before(arguments):
+            values = check_arguments(self._specs, arguments)
+            arrays = [argument for argument in arguments if isinstance(argument, np.ndarray)]
+            self._shapes = [array.shape for array in arrays] if len(arrays) == len(arguments) else []
+            return values
+        for index, name, allowed in self._labels:
+            check_labels(name, arguments[index], allowed)
+        return arguments
+
+    def _as_before(self, arguments: Sequence[object]) -> TypeGuard[Sequence[Array]]:
+        """True if the arguments are arrays that need no conversion, with the shapes of the previous call."""
+        if len(arguments) != len(self._shapes):
+            return False
+        for argument, dtype, shape in zip(arguments, self._dtypes, self._shapes, strict=True):
+            # Subclasses may have a mask. Other dtype objects can be equal, and take the slow path.
+            if (
+                type(argument) is not np.ndarray
+                or argument.dtype is not dtype
+                or argument.shape != shape
+                or not argument.flags.c_contiguous
+            ):
+                return False
+        return True

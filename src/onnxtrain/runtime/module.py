@@ -18,7 +18,7 @@ from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array, add_inplace
 from onnxtrain.runtime.generator import seeded
-from onnxtrain.runtime.inputs import check_arguments
+from onnxtrain.runtime.inputs import ArgumentCheck
 from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import ADAPTERS_KEY, Manifest
 from onnxtrain.runtime.matching import check_adapters, fit_store
@@ -26,7 +26,7 @@ from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.rows import RowGradient
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
 from onnxtrain.runtime.state import CheckpointState
-from onnxtrain.runtime.store import Buffer, to_array
+from onnxtrain.runtime.store import Buffer, to_array, to_ortvalue
 
 
 class Module(NotCopyable):
@@ -89,6 +89,7 @@ class Module(NotCopyable):
             eval_model_uri = Path(eval_model_uri).absolute()
         self._eval_model = eval_model_uri
         self._eval_session = None if eval_model_uri is None else self._open_eval(eval_model_uri)
+        self._check_arguments = ArgumentCheck(self._manifest.arguments)
         self._store = state._store
         self._sparse = self._manifest.sparse
         self._dense = [spec for spec in self._manifest.trainable if spec.gradient_indices is None]
@@ -219,6 +220,7 @@ class Module(NotCopyable):
             self._device,
             arguments=[spec.name for spec in self._manifest.arguments],
             results=[*self._manifest.outputs, *rows],
+            loss=self._manifest.outputs[0],
             inputs={**self._bound_inputs(), **self._host_inputs},
             outputs=outputs,
             doing="The training step",
@@ -253,6 +255,7 @@ class Module(NotCopyable):
             self._device,
             arguments=[spec.name for spec in self._manifest.arguments],
             results=self._manifest.outputs,
+            loss=self._manifest.outputs[0],
             inputs=self._bound_inputs(),
             outputs={},
             doing="The evaluation step",
@@ -282,15 +285,16 @@ class Module(NotCopyable):
             self._require_mode_unchanged()
             # Before the inputs are checked: a missing eval model is reported first.
             binding = None if self._training else self._evaluation
-            values = check_arguments(self._manifest.arguments, user_inputs)
+            values = self._check_arguments(user_inputs)
             self._store.require_defined("Running a step")
             results = self._train(values) if binding is None else binding.run(values)
-        if user_inputs and all(isinstance(i, ort.OrtValue) for i in user_inputs):
-            return results[0] if len(results) == 1 else tuple(results)
-        arrays = tuple(to_array(result) for result in results)
+        if user_inputs and all(isinstance(value, ort.OrtValue) for value in user_inputs):
+            held = tuple(map(to_ortvalue, results))
+            return held[0] if len(held) == 1 else held
+        arrays = tuple(map(to_array, results))
         return arrays[0] if len(arrays) == 1 else arrays
 
-    def _train(self, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:
+    def _train(self, values: Sequence[Array | ort.OrtValue]) -> list[Array | ort.OrtValue]:
         """Runs a training step on checked arguments, and returns the outputs without the gradients."""
         store = self._store
         first = self._reset or not store.gradients_valid
@@ -324,7 +328,9 @@ class Module(NotCopyable):
         (store.gradient_owner.replaced if first else store.gradient_owner.added)()
         return results[:count]
 
-    def _run_training(self, binding: Binding, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:
+    def _run_training(
+        self, binding: Binding, values: Sequence[Array | ort.OrtValue]
+    ) -> list[Array | ort.OrtValue]:
         """Runs the training model and returns its results.
 
         Random numbers depend on the seed, the number of optimizer steps, and the number of runs since the last step.
@@ -333,6 +339,8 @@ class Module(NotCopyable):
             binding: binding of the session to the buffers for this run.
             values: one array or OrtValue per argument.
         """
+        if not self._host_inputs and not self._manifest.draws:
+            return binding.run(values)
         progress = self._store.optimizer
         numbers = {
             "seed": self._seed,

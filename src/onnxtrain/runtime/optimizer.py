@@ -141,8 +141,8 @@ class Optimizer(NotCopyable):
                 )
             store.require_defined("Optimizer.step()")
             store.gradient_owner.check_use("Optimizer.step()")
-            self._rate.write(np.array(progress.learning_rate, np.float32))
-            self._step.write(np.array(progress.step + 1, np.int64))
+            self._rate.set(progress.learning_rate)
+            self._step.set(progress.step + 1)
             self._update()
             # After the run, because a failed step does not count.
             progress.step += 1

@@ -92,6 +92,13 @@ class Buffer:
             self.value.update_inplace(np.ascontiguousarray(array))
         self.defined = True
 
+    def set(self, number: float) -> None:
+        """Sets all elements to a number, converted to the buffer's dtype, which must not be bfloat16."""
+        if self._array is not None:
+            self._array[...] = number
+        else:
+            self.write(np.full(self.shape, number, self.dtype.storage))
+
     def move_to(self, device: Device) -> None:
         """Moves the tensor to `device`. Does nothing if it is already there.
 
@@ -134,8 +141,15 @@ def alias(array: Array, dtype: DType) -> ort.OrtValue:
     return value
 
 
-def to_array(value: ort.OrtValue) -> Array:
+def to_ortvalue(value: Array | ort.OrtValue) -> ort.OrtValue:
+    """Converts a session's result to an OrtValue."""
+    return ort.OrtValue.ortvalue_from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def to_array(value: Array | ort.OrtValue) -> Array:
     """Converts a session's result to a numpy array; bfloat16 becomes float32, without rounding."""
+    if isinstance(value, np.ndarray):
+        return value
     if value.data_type() != "tensor(bfloat16)":
         return np.asarray(value.numpy())
     shape = tuple(value.shape())

@@ -68,6 +68,7 @@ from onnxtrain.passes.tidy.implicit_expand import ImplicitExpandPass
 from onnxtrain.passes.tidy.late_expand import LateExpandPass, dims_of, expand_source
 from onnxtrain.passes.tidy.relu_after_pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.tidy.replace_value import stand_in
+from onnxtrain.passes.tidy.shared_sizes import SharedSizesPass
 from onnxtrain.passes.tidy.transposed_products import TransposedProductPass
 from onnxtrain.passes.tidy.unused import remove_unread_chains, remove_unread_initializers, remove_unread_nodes
 
@@ -97,6 +98,7 @@ __all__ = [
     "PositiveAxesPass",
     "RacingScatterPass",
     "ReluAfterMaxPoolPass",
+    "SharedSizesPass",
     "TorchSignature",
     "TrainingModePass",
     "TransposedProductPass",

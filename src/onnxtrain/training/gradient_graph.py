@@ -13,6 +13,7 @@ from onnxtrain.passes import (
     FoldFrozenBatchNormPass,
     LongSumsPass,
     RacingScatterPass,
+    SharedSizesPass,
     apply_workarounds,
     lift_constants,
     simplify_gradients,
@@ -65,6 +66,7 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     CleanupPass(keep=set())(training)
     training = apply_workarounds(training)
     simplify_gradients(training)
+    SharedSizesPass()(training)
     FloatDequantizedPass(file_values if as_deployed else ())(training)
     # After the passes above: functions with native kernels hide the standard ops that these passes match.
     fuse_kernels(training, bfloat16=recipe.precision == "bf16", kept=file_values if as_deployed else ())

@@ -62,6 +62,31 @@ def test_outputs_of_the_graph_stay():
     assert rewritten(text, {"c": (2, 1), "x": (2, 3)})["Expand"] == 1
 
 
+@pytest.mark.parametrize("op", ["Where(m, e, x)", "Where(m, x, e)"])
+def test_where_reads_what_would_be_repeated(op: str):
+    text = f"""net (float c, float[n, 3] x) => (float[n, 3] y) <float zero = {{0}}> {{
+        m = Greater(x, zero)  s = Shape(x)  e = Expand(c, s)  y = {op} }}"""
+    assert rewritten(text, {"c": (), "x": (2, 3)})["Expand"] == 0
+
+
+def test_where_keeps_an_expand_that_gives_the_result_its_shape():
+    text = """net (float c, float[n, 3] x, float[1, 3] z) => (float[n, 3] y) <float zero = {0}> {
+        m = Greater(z, zero)  s = Shape(x)  e = Expand(c, s)  y = Where(m, e, z) }"""
+    assert rewritten(text, {"c": (), "x": (2, 3), "z": (1, 3)})["Expand"] == 1
+
+
+def test_a_number_is_read_through_other_shapes():
+    text = """net (float c, float[n] x, float[n, 3] z) => (float[n, 3] y) <int64[1] last = {1}> {
+        s = Shape(x)  e = Expand(c, s)  u = Unsqueeze(e, last)  y = Mul(u, z) }"""
+    assert rewritten(text, {"c": (), "x": (2,), "z": (2, 3)}) == {"Mul": 1}
+
+
+def test_a_row_is_not_read_through_other_shapes():
+    text = """net (float[3] c, float[n, 3] x, float[n, 3, 3] z) => (float[n, 3, 3] y) <int64[1] last = {2}> {
+        s = Shape(x)  e = Expand(c, s)  u = Unsqueeze(e, last)  y = Mul(u, z) }"""
+    assert rewritten(text, {"c": (3,), "x": (2, 3), "z": (2, 3, 3)})["Expand"] == 1
+
+
 def test_the_mean_of_squares():
     text = """<ir_version: 10, opset_import: ["": 21]>
     net (float[n, 3] x) => (float y) { q = Mul(x, x)  y = ReduceMean<keepdims = 0>(q) }"""

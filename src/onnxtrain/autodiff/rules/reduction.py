@@ -45,8 +45,11 @@ def reduce_mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     if count is not None:
         return expand_reduced(op, n, divide_by_count(op, ct, count))
     wide = counting_dtype(ct)
-    # The ratio of the sizes, because the axes may only be known at run time.
-    share = op.Div(op.Cast(op.Size(n.data), to=wide), op.Cast(op.Size(n.out.reduced), to=wide))
+    share = op.Cast(op.Size(n.data), to=wide)
+    dims = static_dims(n.out.reduced)
+    if dims is None or any(dim != 1 for dim in dims):
+        # The ratio of the sizes, because the axes may only be known at run time.
+        share = op.Div(share, op.Cast(op.Size(n.out.reduced), to=wide))
     return expand_reduced(op, n, divide_by_count(op, ct, share))
 
 

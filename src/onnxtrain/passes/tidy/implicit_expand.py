@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.op_facts import ARITHMETIC
+from onnxtrain.op_facts import ARITHMETIC, RESHAPES
 from onnxtrain.passes.canonical.repeated_axes import same_size
 
 
 class ImplicitExpandPass(ir.passes.InPlacePass):
-    """Makes an elementwise op read the input of an Expand if the op's other operands have the expanded sizes.
+    """Makes an elementwise op read the input of an Expand if the op broadcasts it to the same result.
 
     The gradient of a mean expands its cotangent, and usually the next op multiplies the result by a tensor of the same
     shape: Mul(Expand(ct, shape), x) becomes Mul(ct, x). An op whose other operand is a scalar is moved before the
@@ -40,26 +40,51 @@ def _broadcast_in_readers(expand: ir.Node) -> bool:
     small, large = expand.inputs[0], expand.outputs[0]
     if small is None or small.shape is None or large.shape is None:
         return False
+    modified = _bypass(expand, small, large)
+    for use in tuple(large.uses()):
+        reader = use.node
+        if reader.op_type not in ARITHMETIC or reader.domain != "" or reader.graph is not expand.graph:
+            continue
+        other = reader.inputs[1 - use.idx]
+        if (
+            other is not None
+            and other.shape is not None
+            and other.shape.rank() == 0
+            and not reader.outputs[0].is_graph_output()
+        ):
+            _expand_afterwards(expand, reader, use.idx)
+            modified = True
+    return modified
+
+
+def _bypass(expand: ir.Node, small: ir.Value, large: ir.Value) -> bool:
+    """Replaces `large`, which repeats the elements of `small`, in the ops that broadcast `small` to the same result.
+
+    Args:
+        expand: the Expand.
+        small: its input.
+        large: its output, or a value with the same elements in another shape if `small` is a number.
+
+    Returns:
+        True if an op was modified.
+    """
+    assert small.shape is not None
     modified = False
     for use in tuple(large.uses()):
         reader = use.node
-        if (
-            reader.op_type not in {*ARITHMETIC, "Where"}
-            or reader.domain != ""
-            or reader.graph is not expand.graph
-        ):
+        if reader.domain != "" or reader.graph is not expand.graph:
             continue
-        others = [value for index, value in enumerate(reader.inputs) if index != use.idx]
-        # An op that reads the Expand twice, e.g. to square it, has no other operand with the expanded shape.
-        if any(other is None or other is large or other.shape is None for other in others):
-            continue
-        shapes = [other.shape for other in others if other is not None and other.shape is not None]
-        if _broadcast_to([small.shape, *shapes], large.shape):
-            reader.replace_input_with(use.idx, small)
-            modified = True
-        elif len(shapes) == 1 and shapes[0].rank() == 0 and not reader.outputs[0].is_graph_output():
-            _expand_afterwards(expand, reader, use.idx)
-            modified = True
+        # A number is the same in every shape.
+        if small.shape.rank() == 0 and reader.op_type in RESHAPES and use.idx == 0:
+            modified |= _bypass(expand, small, reader.outputs[0])
+        elif reader.op_type in ARITHMETIC or reader.op_type == "Where":
+            # An op that reads the Expand twice, e.g. to square it, has no other operand with the expanded shape.
+            others = [value.shape for value in reader.inputs if value is not None and value is not large]
+            shapes = [small.shape, *(shape for shape in others if shape is not None)]
+            results = [value.shape for value in (large, reader.outputs[0]) if value.shape is not None]
+            if any(_broadcast_to(shapes, result) for result in results):
+                reader.replace_input_with(use.idx, small)
+                modified = True
     return modified
 
 

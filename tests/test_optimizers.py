@@ -620,11 +620,14 @@ def test_norm_of_many_parameters() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "readers"),
     [
-        (AdamW(weight_decay=0.1, clip_grad=ClipGradNorm()), {"ReduceSumSquare", "ClippedAdamWSteps0_float"}),
-        (Adam(clip_grad=ClipGradNorm()), {"ReduceSumSquare", "ClippedAdamSteps0_float"}),
-        (SGD(clip_grad=ClipGradNorm()), {"ReduceSumSquare", "SGDSteps0_float"}),
-        (Adam(weight_decay=0.1, clip_grad=ClipGradNorm()), {"ReduceSumSquare", "Mul"}),
-        (SGD(momentum=0.9, clip_grad=ClipGradNorm()), {"ReduceSumSquare", "Mul"}),
+        (
+            AdamW(weight_decay=0.1, clip_grad=ClipGradNorm()),
+            {"SumOfSquares0_float", "ClippedAdamWSteps0_float"},
+        ),
+        (Adam(clip_grad=ClipGradNorm()), {"SumOfSquares0_float", "ClippedAdamSteps0_float"}),
+        (SGD(clip_grad=ClipGradNorm()), {"SumOfSquares0_float", "SGDSteps0_float"}),
+        (Adam(weight_decay=0.1, clip_grad=ClipGradNorm()), {"SumOfSquares0_float", "Mul"}),
+        (SGD(momentum=0.9, clip_grad=ClipGradNorm()), {"SumOfSquares0_float", "Mul"}),
     ],
     ids=lambda value: type(value).__name__,
 )

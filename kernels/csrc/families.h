@@ -12,6 +12,7 @@
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 void add_elementwise(Domain& domain);
+void add_gradient_norms(Domain& domain);
 void add_losses(Domain& domain);
 void add_max_pool(Domain& domain);
 void add_window_spread(Domain& domain);
@@ -35,6 +36,7 @@ inline void add_all(Domain& domain) {
   add_indexing(domain);
   add_losses(domain);
   add_optimizers(domain);
+  add_gradient_norms(domain);
   add_recurrent(domain);
   add_matrix_products(domain);
   add_bfloat16_products(domain);

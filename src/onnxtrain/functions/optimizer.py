@@ -9,10 +9,13 @@ No body reads an old value after its new value has been computed, so native kern
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
+from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass
 
 from ._composite import CompositeOp, composite
 from ._specialized import SpecializedOp
@@ -306,3 +309,25 @@ def steps(step: CompositeOp, count: int) -> SpecializedOp:
         )
 
     return SpecializedOp(f"{step.name}s", dict.fromkeys(names), {}, step.outputs * count, str(count), body)
+
+
+def sum_of_squares(shapes: Sequence[ir.Shape | None]) -> SpecializedOp:
+    """Returns the composite op that adds up the squares of all elements of tensors with these shapes; a scalar.
+
+    Used for the norm of all gradients.
+    """
+
+    def body(op: Emitter, *tensors: ir.Value) -> ir.Value:
+        total = op.Sum(*(op.ReduceSumSquare(tensor, keepdims=0) for tensor in tensors))
+        # Here, because only here the inputs have shapes.
+        LongSumsPass()(ir.Model(op.graph, ir_version=10))
+        return total
+
+    return SpecializedOp(
+        "SumOfSquares",
+        {f"x{index}": shape for index, shape in enumerate(shapes)},
+        {},
+        1,
+        "; ".join(map(str, shapes)),
+        body,
+    )

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain._settings import integers_to_floats, require
 from onnxtrain.emitter import Emitter
+from onnxtrain.functions.optimizer import sum_of_squares
 
 
 class GradientClipping(ABC):
@@ -77,7 +78,11 @@ _TERMS = 16
 
 def _norm(op: Emitter, gradients: Sequence[ir.Value], wide: ir.DataType) -> ir.Value:
     """Returns the total Euclidean norm of the gradients, a scalar in the dtype `wide`."""
-    squares = [_scalar(cast(op, _scalar(op.ReduceSumSquare(g, keepdims=0)), wide)) for g in gradients]
+    if op.can_call and all(gradient.dtype == wide == ir.DataType.FLOAT for gradient in gradients):
+        groups = [gradients[first : first + _TERMS] for first in range(0, len(gradients), _TERMS)]
+        squares = [_scalar(op.call(sum_of_squares([g.shape for g in group]), *group)) for group in groups]
+    else:
+        squares = [_scalar(cast(op, _scalar(op.ReduceSumSquare(g, keepdims=0)), wide)) for g in gradients]
     while len(squares) > 1:
         squares = [_scalar(op.Sum(*squares[i : i + _TERMS])) for i in range(0, len(squares), _TERMS)]
     return _scalar(op.Sqrt(squares[0]))

@@ -45,6 +45,7 @@ _NUMBERED = {
     "Elementwise#_float": 64,
     "GatherRows#_float": 16,
     "ScatterRows#_float": 16,
+    "SumOfSquares#_float": 1,
 }
 # One function per number of parameters that are updated by one call.
 _NUMBERED |= {

@@ -10,7 +10,6 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import COMPOSITES, DOMAIN, CompositeOp
 from onnxtrain.functions.optimizer import ELEMENTWISE_STEPS, steps
-from onnxtrain.passes.tidy.replace_value import successor
 
 # More would save little time, and a stock runtime's copy of the function body grows with the number.
 MOST_PARAMETERS = 16
@@ -24,21 +23,19 @@ class GroupStepsPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrites the main graph in place."""
-        op, modified = Emitter(model.graph, functions=model.functions), False
+        op = Emitter(model.graph, functions=model.functions)
         groups: dict[tuple[object, ...], list[ir.Node]] = {}
         for node, level in _with_levels(model.graph):
             if (step := _step(node, _STEP)) is not None:
                 key = level, step.name, node.inputs[step.outputs + 1 :]
                 groups.setdefault(key, []).append(node)
-        for group in groups.values():
-            for first in range(0, len(group), MOST_PARAMETERS):
-                if len(nodes := group[first : first + MOST_PARAMETERS]) > 1:
-                    _merge(op, nodes)
-                    modified = True
-        if modified:
-            model.graph.sort()
-            _drop_uncalled(model)
-        return ir.passes.PassResult(model, modified)
+        calls = [
+            _merged(op, nodes)
+            for group in groups.values()
+            for first in range(0, len(group), MOST_PARAMETERS)
+            if len(nodes := group[first : first + MOST_PARAMETERS]) > 1
+        ]
+        return ir.passes.PassResult(model, _replace(model, calls))
 
 
 class SplitStepsPass(ir.passes.InPlacePass):
@@ -46,15 +43,13 @@ class SplitStepsPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrites the main graph in place."""
-        op, modified = Emitter(model.graph, functions=model.functions), False
-        for node in tuple(model.graph):
-            if (step := _step(node, _STEPS)) is not None:
-                _split(op, node, step)
-                modified = True
-        if modified:
-            model.graph.sort()
-            _drop_uncalled(model)
-        return ir.passes.PassResult(model, modified)
+        op = Emitter(model.graph, functions=model.functions)
+        calls = [_split(op, node, step) for node in model.graph if (step := _step(node, _STEPS)) is not None]
+        return ir.passes.PassResult(model, _replace(model, calls))
+
+
+_Calls = tuple[Sequence[ir.Node], Sequence[ir.Node]]
+"""Calls to remove and the new ones, whose outputs take the places of the old ones' outputs in order."""
 
 
 def _step(node: ir.Node, pattern: re.Pattern[str]) -> CompositeOp | None:
@@ -77,33 +72,52 @@ def _with_levels(graph: ir.Graph) -> Iterator[tuple[ir.Node, int]]:
         levels.update(dict.fromkeys(node.outputs, behind))
 
 
-def _merge(op: Emitter, nodes: Sequence[ir.Node]) -> None:
-    """Replaces calls of one step with equal scalars by one call."""
+def _merged(op: Emitter, nodes: Sequence[ir.Node]) -> _Calls:
+    """Creates one call in place of calls of one step with equal scalars."""
     step = _step(nodes[0], _STEP)
     assert step is not None
     tensors = step.outputs + 1
     inputs = [*nodes[0].inputs[tensors:], *(value for node in nodes for value in node.inputs[:tensors])]
-    outputs = [successor(output) for node in nodes for output in node.outputs]
-    _, name, _ = op.function(steps(step, len(nodes)), ir.DataType.FLOAT)
-    op.graph.append(ir.Node(DOMAIN, name, inputs, outputs=outputs, name=op.unique_name(name)))
-    op.graph.remove(nodes, safe=True)
+    return nodes, [_call(op, steps(step, len(nodes)), inputs, step.outputs * len(nodes))]
 
 
-def _split(op: Emitter, node: ir.Node, step: CompositeOp) -> None:
-    """Replaces a call for several parameters by a call for each."""
+def _split(op: Emitter, node: ir.Node, step: CompositeOp) -> _Calls:
+    """Creates a call for each parameter in place of a call for several."""
     tensors = step.outputs + 1
     count = len(node.outputs) // step.outputs
     scalars = node.inputs[: len(node.inputs) - count * tensors]
-    _, name, _ = op.function(step, ir.DataType.FLOAT)
-    for index in range(count):
-        first = len(scalars) + index * tensors
-        inputs = [*node.inputs[first : first + tensors], *scalars]
-        outputs = node.outputs[index * step.outputs : (index + 1) * step.outputs]
-        new = ir.Node(
-            DOMAIN, name, inputs, outputs=[successor(output) for output in outputs], name=op.unique_name(name)
-        )
-        op.graph.append(new)
-    op.graph.remove(node, safe=True)
+    rest = node.inputs[len(scalars) :]
+    parts = [rest[first : first + tensors] for first in range(0, len(rest), tensors)]
+    return [node], [_call(op, step, [*part, *scalars], step.outputs) for part in parts]
+
+
+def _call(op: Emitter, composite: CompositeOp, inputs: Sequence[ir.Value | None], outputs: int) -> ir.Node:
+    """Creates a call of a float32 composite op, which is in no graph yet."""
+    _, name, _ = op.function(composite, ir.DataType.FLOAT)
+    return ir.Node(DOMAIN, name, inputs, num_outputs=outputs, name=op.unique_name(name))
+
+
+def _replace(model: ir.Model, calls: Sequence[_Calls]) -> bool:
+    """Replaces calls by other calls, which take over names, readers and graph outputs; True if there are any."""
+    graph = model.graph
+    successors: dict[ir.Value, ir.Value] = {}
+    for removed, added in calls:
+        old = [output for node in removed for output in node.outputs]
+        new = [output for node in added for output in node.outputs]
+        for output, successor in zip(old, new, strict=True):
+            successor.name, successor.type, successor.shape = output.name, output.type, output.shape
+            output.name = None
+            for reader, index in tuple(output.uses()):
+                reader.replace_input_with(index, successor)
+            successors[output] = successor
+        graph.extend(added)
+    # In one pass over the outputs, which are several per parameter.
+    graph.outputs[:] = [successors.get(output, output) for output in graph.outputs]
+    graph.remove([node for removed, _ in calls for node in removed], safe=True)
+    if calls:
+        graph.sort()
+        _drop_uncalled(model)
+    return bool(calls)
 
 
 def _drop_uncalled(model: ir.Model) -> None:

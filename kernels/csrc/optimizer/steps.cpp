@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/op.h"
-#include "core/rows.h"
+#include "core/simd.h"
 #include "families.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
@@ -39,13 +39,39 @@ struct Parameter {
 
   // Computes the elements [begin, end) of the results.
   void update(const std::array<float, Formula::scalars>& numbers, std::size_t begin, std::size_t end) const {
-    vectors(end - begin, [&](std::size_t i, auto extent) {
+    auto inputs = from;
+    auto outputs = to;
+    for (auto& input : inputs) input += begin;
+    for (auto& output : outputs) output = output ? output + begin : nullptr;
+    const std::size_t whole = (end - begin) / lanes, rest = (end - begin) % lanes;
+    run(inputs, outputs, numbers, whole);
+    if (rest == 0) return;
+    float padded_inputs[tensors][lanes]{}, padded_outputs[results][lanes];
+    for (std::size_t k = 0; k < tensors; ++k) {
+      std::copy_n(inputs[k] + whole * lanes, rest, padded_inputs[k]);
+      inputs[k] = padded_inputs[k];
+    }
+    const auto last = outputs;
+    for (std::size_t k = 0; k < results; ++k) outputs[k] = padded_outputs[k];
+    run(inputs, outputs, numbers, 1);
+    for (std::size_t k = 0; k < results; ++k)
+      if (last[k]) std::copy_n(padded_outputs[k], rest, last[k] + whole * lanes);
+  }
+
+ private:
+  // One function, whose loop is the only code of the formula: compilers are free in which product of a*b + c*d they
+  // contract with the addition, and an element must have the same bits wherever a range begins.
+  [[gnu::noinline]] static void run(
+      std::array<const float*, tensors> from, std::array<float*, results> to,
+      const std::array<float, Formula::scalars>& numbers, std::size_t vectors) {
+    const auto own_numbers = numbers;
+    for (std::size_t i = 0; i < vectors * lanes; i += lanes) {
       Vectors<tensors> values;
-      for (std::size_t k = 0; k < tensors; ++k) values[k] = load(from[k] + begin + i, extent);
-      const Vectors<results> updated = Formula::apply(values, numbers);
+      for (std::size_t k = 0; k < tensors; ++k) values[k] = load(from[k] + i);
+      const Vectors<results> updated = Formula::apply(values, own_numbers);
       for (std::size_t k = 0; k < results; ++k)
-        if (to[k]) store(to[k] + begin + i, updated[k], extent);
-    });
+        if (to[k]) store(to[k] + i, updated[k]);
+    }
   }
 };
 

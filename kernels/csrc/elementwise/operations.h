@@ -55,7 +55,8 @@ inline vfloat bits(vint a) { return as_floats(a); }
   X(Sin, 20, Number, Number, None, None, sine(a))                                 \
   X(Cos, 20, Number, Number, None, None, cosine(a))                               \
   X(Pow, 100, Number, Number, Number, None, power(a, b))                          \
-  X(Log1p, 10, Number, Number, None, None, log1p(a))
+  X(Log1p, 10, Number, Number, None, None, log1p(a))                               \
+  X(Window, 1, Number, Number, Mask, None, bits(mask(a) & mask(b)))
 
 #define ONNXTRAIN_OPERATION(Name, cost, result, kind_a, kind_b, kind_c, formula)                          \
   struct Name {                                                                                           \

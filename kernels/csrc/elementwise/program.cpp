@@ -1,6 +1,7 @@
 #include "elementwise/program.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 namespace onnxtrain::ONNXTRAIN_LEVEL::elementwise {
@@ -85,58 +86,140 @@ Program::Program(const Attributes& attributes) {
     const auto bits = static_cast<uint32_t>(number);
     std::memcpy(&constants_.emplace_back(), &bits, sizeof bits);
   }
+  read_columns(attributes);
+  read_instructions(attributes.integers_if_given("program"));
+  read_outputs(attributes);
+  remove_unread();
+  join_pairs();
+  find_moved();
+  assign_slots();
+}
 
-  const std::vector<int64_t> code = attributes.integers_if_given("program");
+void Program::read_columns(const Attributes& attributes) {
+  const std::vector<int64_t> row = attributes.integers_if_given("row");
+  offsets_ = attributes.integers_if_given("offsets");
+  demand(row.empty() || row.size() == 2, "row must be an axis and a width");
+  demand(!row.empty() || offsets_.empty(), "offsets need a row");
+  if (row.empty()) return;
+  demand(row[0] >= 1 && row[0] <= 64, "the axis of the row must be between 1 and 64");
+  demand(row[1] >= 1 && row[1] <= int64_t{most_columns}, "the width of the row must be between 1 and 4096");
+  columns_ = {static_cast<std::size_t>(row[0]), static_cast<std::size_t>(row[1])};
+  demand(offsets_.empty() || offsets_.size() == inputs_, "there must be an offset for each input");
+  for (const int64_t offset : offsets_)
+    demand(offset >= INT32_MIN && offset <= INT32_MAX, "offsets must have 32 bits");
+}
+
+void Program::read_instructions(const std::vector<int64_t>& code) {
   demand(code.size() % 4 == 0, "program must have four numbers per instruction");
   const std::size_t instructions = code.size() / 4;
   demand(instructions <= most_instructions, "program may have at most 256 instructions");
   values_ = inputs_ + constants_.size() + instructions;
-  std::vector<Kind> kinds(inputs_ + constants_.size(), Kind::Number);
+  kinds_.assign(inputs_ + constants_.size(), Kind::Number);
+  for (std::size_t value = 0; value < kinds_.size(); ++value) places_.push_back({value, 0});
   for (std::size_t i = 0; i < instructions; ++i) {
     const int64_t* const four = code.data() + 4 * i;
     const std::string where = "instruction " + std::to_string(i) + ": ";
     demand(four[0] >= 0 && four[0] < int64_t{operation_count},
            where + "there is no operation " + std::to_string(four[0]));
-    Instruction instruction{&table[four[0]], {}, kinds.size(), 0};
+    if (four[0] == static_cast<int64_t>(Code::Window)) {
+      add_window(four, where);
+      continue;
+    }
+    Instruction instruction{&table[four[0]], {}, kinds_.size(), 0};
     for (std::size_t j = 0; j < 3; ++j) {
       const int64_t value = four[j + 1];
       const Kind kind = instruction.operation->operands[j];
       if (kind == Kind::None) {
         demand(value == -1, where + instruction.operation->name + " has fewer operands: the others must be -1");
-        instruction.operands[j] = values_;
+        instruction.operands[j] = {values_, 0};
         continue;
       }
-      demand(value >= 0 && value < static_cast<int64_t>(kinds.size()),
+      demand(value >= 0 && value < static_cast<int64_t>(kinds_.size()),
              where + "operand " + std::to_string(value) + " is no earlier value");
-      instruction.operands[j] = static_cast<std::size_t>(value);
-      demand(kinds[instruction.operands[j]] == kind,
+      demand(kinds_[static_cast<std::size_t>(value)] == kind,
              where + "operand " + std::to_string(value) + " of " + instruction.operation->name + " must be a " +
                  (kind == Kind::Mask ? "mask" : "number"));
+      instruction.operands[j] = places_[static_cast<std::size_t>(value)];
     }
+    places_.push_back({instruction.result, 0});
+    kinds_.push_back(instruction.operation->result);
     instructions_.push_back(instruction);
-    kinds.push_back(instruction.operation->result);
   }
+}
 
+// Columns of a value: those from `offset` on, or the columns in [0, size) with zeros around them.
+void Program::add_window(const int64_t* four, const std::string& where) {
+  const int64_t value = four[1], offset = four[2], size = four[3];
+  const auto width = static_cast<int64_t>(columns_.width);
+  demand(width > 0, where + "windows need a row");
+  demand(value >= 0 && value < static_cast<int64_t>(kinds_.size()),
+         where + "operand " + std::to_string(value) + " is no earlier value");
+  demand(kinds_[static_cast<std::size_t>(value)] == Kind::Number, where + "a window must be of a number");
+  demand(size >= -1 && size <= width, where + "the size of a window must be at most the width of the row");
+  demand(offset >= (size < 0 ? 0 : -width) && offset <= width, where + "the offset of a window is outside of the row");
+  Read read = places_[static_cast<std::size_t>(value)];
+  read.shift += offset;
+  demand(read.shift <= width, where + "windows of windows are outside of the row");
+  const std::size_t result = kinds_.size();
+  kinds_.push_back(Kind::Number);
+  if (size < 0) {
+    places_.push_back(read);
+    return;
+  }
+  std::size_t place = 0;
+  while (place < bounds_.size() && (bounds_[place].offset != offset || bounds_[place].size != size)) ++place;
+  if (place == bounds_.size()) bounds_.push_back({offset, size});
+  places_.push_back({result, 0});
+  instructions_.push_back({&operation(Code::Window), {read, {values_ + 1 + place, 0}, {values_, 0}}, result, 0});
+}
+
+void Program::read_outputs(const Attributes& attributes) {
   for (const int64_t value : attributes.integers("outputs")) {
     demand(outputs_.size() < most_outputs, "there may be at most 8 outputs");
     demand(value >= 0 && value < static_cast<int64_t>(values_), "output " + std::to_string(value) + " is no value");
-    outputs_.push_back(static_cast<std::size_t>(value));
-    demand(kinds[outputs_.back()] == Kind::Number,
-           "output " + std::to_string(value) + " must be a number, and is a mask");
+    const auto place = static_cast<std::size_t>(value);
+    demand(kinds_[place] == Kind::Number, "output " + std::to_string(value) + " must be a number, and is a mask");
+    outputs_.push_back({places_[place], columns_.width, Reduction::None, true});
   }
   demand(!outputs_.empty(), "there must be an output");
-  remove_unread();
-  join_pairs();
-  assign_slots();
+  const std::vector<int64_t> columns = attributes.integers_if_given("columns");
+  demand(columns.empty() || (columns_.width && columns.size() == outputs_.size()),
+         "columns need a row, and there must be a number for each output");
+  for (std::size_t i = 0; i < columns.size(); ++i) {
+    demand(columns[i] >= 1 && columns[i] <= static_cast<int64_t>(columns_.width),
+           "an output must have between 1 and as many columns as the row");
+    outputs_[i].columns = static_cast<std::size_t>(columns[i]);
+  }
+  read_reductions(attributes.integers_if_given("reductions"));
+}
+
+// Three numbers for each output: its reduction, how many of the last axes it is over (of the first ones, if negative), and
+// whether these axes stay.
+void Program::read_reductions(const std::vector<int64_t>& numbers) {
+  demand(numbers.empty() || numbers.size() == 3 * outputs_.size(), "reductions must have three numbers per output");
+  for (std::size_t i = 0; i < numbers.size() / 3; ++i) {
+    const int64_t reduction = numbers[3 * i], axes = numbers[3 * i + 1], keeps = numbers[3 * i + 2];
+    demand(reduction >= 0 && reduction <= static_cast<int64_t>(Reduction::Mean), "there is no such reduction");
+    outputs_[i].reduction = static_cast<Reduction>(reduction);
+    outputs_[i].keeps_axes = keeps != 0;
+    if (outputs_[i].reduction == Reduction::None) continue;
+    demand(axes != 0 && axes >= -64 && axes <= 64, "a reduction must be over between 1 and 64 axes");
+    std::size_t& all = axes > 0 ? last_axes_ : first_axes_;
+    demand(all == 0 || all == static_cast<std::size_t>(std::abs(axes)), "all reductions must be over the same axes");
+    all = static_cast<std::size_t>(std::abs(axes));
+    demand(axes < 0 || outputs_[i].columns == columns_.width, "an output that is summed over its columns has all of them");
+  }
+  demand(last_axes_ == 0 || first_axes_ == 0, "all reductions must be over the same axes");
+  demand(last_axes_ == 0 || last_axes_ >= columns_.axis, "the axis of the row must be one that is reduced");
 }
 
 void Program::remove_unread() {
-  std::vector<bool> read(values_ + 1);
-  for (const std::size_t value : outputs_) read[value] = true;
+  std::vector<bool> read(values_ + 1 + bounds_.size());
+  for (const Output& output : outputs_) read[output.from.value] = true;
   std::vector<Instruction> kept;
   for (auto instruction = instructions_.rbegin(); instruction != instructions_.rend(); ++instruction) {
     if (!read[instruction->result]) continue;
-    for (const std::size_t value : instruction->operands) read[value] = true;
+    for (const Read& operand : instruction->operands) read[operand.value] = true;
     kept.push_back(*instruction);
   }
   instructions_.assign(kept.rbegin(), kept.rend());
@@ -144,10 +227,11 @@ void Program::remove_unread() {
 
 // Joins an instruction with the only one that reads its result.
 void Program::join_pairs() {
-  std::vector<std::size_t> reads(values_ + 1), writer(values_ + 1, never);
-  for (const std::size_t value : outputs_) ++reads[value];
+  const std::size_t values = values_ + 1 + bounds_.size();
+  std::vector<std::size_t> reads(values), writer(values, never);
+  for (const Output& output : outputs_) ++reads[output.from.value];
   for (std::size_t i = 0; i < instructions_.size(); ++i) {
-    for (const std::size_t value : instructions_[i].operands) ++reads[value];
+    for (const Read& operand : instructions_[i].operands) ++reads[operand.value];
     writer[instructions_[i].result] = i;
   }
   std::vector<bool> joined(instructions_.size());
@@ -155,13 +239,13 @@ void Program::join_pairs() {
     const std::size_t place = paired_place(second.operation);
     if (place == std::size(paired)) continue;
     for (std::size_t side = 0; side < 2; ++side) {
-      const std::size_t inner = second.operands[side];
-      if (writer[inner] == never || reads[inner] != 1) continue;
+      const auto [inner, shift] = second.operands[side];
+      if (writer[inner] == never || reads[inner] != 1 || shift != 0) continue;
       const Instruction& first = instructions_[writer[inner]];
       const std::size_t which = paired_place(first.operation);
       if (which == std::size(paired)) continue;
       joined[writer[inner]] = true;
-      const std::size_t other = second.operands[1 - side];
+      const Read other = second.operands[1 - side];
       second = {&pairs[which][place][side], {first.operands[0], first.operands[1], other}, second.result, 0};
       break;
     }
@@ -172,103 +256,43 @@ void Program::join_pairs() {
   instructions_ = std::move(kept);
 }
 
-// A slot is free again when the last instruction has read it, which may write its own result there. What an output
-// returns stays until the block ends.
+void Program::find_moved() {
+  moved_.resize(values_ + 1 + bounds_.size());
+  const auto note = [&](const Read& read) {
+    if (read.shift == 0) return;
+    moved_[read.value] = true;
+    behind_ = std::max(behind_, static_cast<std::size_t>(std::max<std::ptrdiff_t>(read.shift, 0)));
+    before_ = std::max(before_, static_cast<std::size_t>(std::max<std::ptrdiff_t>(-read.shift, 0)));
+  };
+  for (const Output& output : outputs_) note(output.from);
+  for (const Instruction& instruction : instructions_)
+    for (const Read& operand : instruction.operands) note(operand);
+}
+
+// A slot is free again when the last instruction has read it, which may write its own result there, unless it reads what
+// lies in front. What an output returns stays until the block ends.
 void Program::assign_slots() {
-  std::vector<std::size_t> last_read(values_ + 1), slot(values_ + 1, never), free;
+  const std::size_t values = values_ + 1 + bounds_.size();
+  std::vector<std::size_t> last_read(values), slot(values, never), free;
   for (std::size_t i = 0; i < instructions_.size(); ++i)
-    for (const std::size_t value : instructions_[i].operands) last_read[value] = i;
-  for (const std::size_t value : outputs_) last_read[value] = never;
+    for (const Read& operand : instructions_[i].operands) last_read[operand.value] = i;
+  for (const Output& output : outputs_) last_read[output.from.value] = never;
   for (std::size_t i = 0; i < instructions_.size(); ++i) {
-    for (const std::size_t value : instructions_[i].operands)
-      if (last_read[value] == i && slot[value] != never) {
-        free.push_back(slot[value]);
-        slot[value] = never;
+    Instruction& instruction = instructions_[i];
+    std::size_t taken = never;
+    const auto take = [&] {
+      if (free.empty()) free.push_back(slots_++);
+      taken = free.back();
+      free.pop_back();
+    };
+    if (instruction.operands[0].shift < 0) take();
+    for (const Read& operand : instruction.operands)
+      if (last_read[operand.value] == i && slot[operand.value] != never) {
+        free.push_back(slot[operand.value]);
+        slot[operand.value] = never;
       }
-    if (free.empty()) free.push_back(slots_++);
-    instructions_[i].slot = slot[instructions_[i].result] = free.back();
-    free.pop_back();
-  }
-}
-
-Shape broadcast(const std::vector<Tensor<const float>>& tensors) {
-  std::size_t rank = 0;
-  for (const auto& tensor : tensors) rank = std::max(rank, tensor.shape.size());
-  Shape all(rank, 1);
-  for (const auto& [data, shape] : tensors)
-    for (std::size_t i = 0; i < shape.size(); ++i) {
-      int64_t& size = all[rank - shape.size() + i];
-      require(shape[i] == size || shape[i] == 1 || size == 1, "the shapes of the inputs must broadcast");
-      if (size == 1) size = shape[i];
-    }
-  if (std::find(all.begin(), all.end(), 0) != all.end()) return all;
-  int64_t elements = 1;
-  for (const int64_t size : all) {
-    require(size <= (int64_t{1} << 60) / elements, "the shapes of the inputs broadcast to too many elements");
-    elements *= size;
-  }
-  return all;
-}
-
-Reading reading(const Shape& input, const Shape& output) {
-  Reading all;
-  for (std::size_t i = 0; i < output.size(); ++i) {  // from the last axis
-    const auto size = static_cast<std::size_t>(output[output.size() - 1 - i]);
-    if (size == 1) continue;
-    const bool moves = i < input.size() && input[input.size() - 1 - i] != 1;
-    if (!all.axes.empty() && all.axes.back().moves == moves)
-      all.axes.back().size *= size;
-    else
-      all.axes.push_back({size, moves});
-  }
-  return all;
-}
-
-std::size_t Reading::place(std::size_t run) const {
-  std::size_t at = 0, stride = axes[0].moves ? axes[0].size : 1;
-  for (std::size_t i = 1; i < axes.size() && run; ++i) {
-    if (axes[i].moves) {
-      at += run % axes[i].size * stride;
-      stride *= axes[i].size;
-    }
-    run /= axes[i].size;
-  }
-  return at;
-}
-
-void Reading::gather(const float* from, std::size_t begin, std::size_t n, float* to) const {
-  const std::size_t size = axes[0].size, repeats = axes.size() > 1 ? axes[1].size : 1;
-  std::size_t run = begin / size, within = begin % size;
-  float* const end = to + n;
-  while (to < end) {
-    // What axes 0 and 1 have in common until axis 1 ends: a row that is repeated, or numbers that are.
-    const std::size_t rest = repeats - run % repeats, room = static_cast<std::size_t>(end - to);
-    const std::size_t elements = std::min(room, rest * size - within);
-    const float* const row = from + place(run);
-    if (axes[0].moves) {
-      // One period, then what is there already.
-      const std::size_t first = std::min(size - within, elements), second = std::min(within, elements - first);
-      std::memcpy(to, row + within, first * sizeof *to);
-      std::memcpy(to + first, row, second * sizeof *to);
-      std::size_t done = first + second;
-      while (done < elements) {
-        const std::size_t more = std::min(done / size * size, elements - done);
-        std::memcpy(to + done, to, more * sizeof *to);
-        done += more;
-      }
-    } else {
-      std::size_t number = 0, first = size - within;
-      for (std::size_t done = 0; done < elements; ++number) {
-        const std::size_t same = std::min(first, elements - done);
-        const vfloat value = splat(row[number]);
-        for (std::size_t i = 0; i < same; i += lanes) store(to + done + i, value);
-        done += same;
-        first = size;
-      }
-    }
-    to += elements;
-    run += (within + elements) / size;
-    within = (within + elements) % size;
+    if (taken == never) take();
+    instruction.slot = slot[instruction.result] = taken;
   }
 }
 

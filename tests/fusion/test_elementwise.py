@@ -242,4 +242,4 @@ def test_random_nets(seed: int) -> None:
 
 def test_every_instruction_is_drawn() -> None:
     drawn = {node.op_type for seed in range(150) for node in random_net(seed).graph.node}
-    assert set(INSTRUCTIONS) - drawn == {"IsNaN", "And", "Or", "Not"}
+    assert set(INSTRUCTIONS) - drawn == {"IsNaN", "And", "Or", "Not", "Log1p", "Window"}

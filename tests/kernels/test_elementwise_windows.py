@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 from kernels.against_body import LEVELS, needs_kernels
@@ -19,7 +18,6 @@ from kernels.test_elementwise import (
     Instruction,
     alone,
     assert_same_bits,
-    attributes_of,
     level,  # noqa: F401
     model_of,
     session_of,
@@ -90,7 +88,12 @@ def test_windows_are_slices_and_pads(shape: tuple[int, ...], axis: int, level: s
         ("window", 0, width // 2, -1),
     ]
     columns = [max(1, width - 1), width, width, width - width // 2]
-    attributes = {"program": code_of(program), "outputs": [2, 3, 5, 6], "row": [axis, width], "columns": columns}
+    attributes = {
+        "program": code_of(program),
+        "outputs": [2, 3, 5, 6],
+        "row": [axis, width],
+        "columns": columns,
+    }
     for batch in (1, 2, 50):
         x = rng.standard_normal((batch, *shape)).astype(np.float32)
         moved = np.moveaxis(x, -axis, 0)
@@ -107,7 +110,9 @@ def test_windows_are_slices_and_pads(shape: tuple[int, ...], axis: int, level: s
                 assert_same_bits(value, np.moveaxis(reference, 0, -axis))
 
 
-def random_case(rng: np.random.Generator) -> tuple[dict[str, Any], list[np.ndarray], list[tuple[str, ...]], list[int]]:
+def random_case(
+    rng: np.random.Generator,
+) -> tuple[dict[str, Any], list[np.ndarray], list[tuple[str, ...]], list[int]]:
     """Returns attributes, inputs, instructions and the shape of all values."""
     rank = int(rng.integers(1, 5))
     shape = [int(rng.choice([1, 2, 3, 5, 8, 12, 17, 40, 130])) for _ in range(rank)]
@@ -201,7 +206,9 @@ def test_random_windows_and_reductions(part: int) -> None:
         outputs = len(attributes["outputs"])
         rank = len(shape)
         last = int(rng.integers(max(1, axis), rank + 1)) if rng.random() < 0.4 else 0
-        first = int(rng.integers(1, rank - axis + 1)) if not last and rank > axis and rng.random() < 0.7 else 0
+        first = (
+            int(rng.integers(1, rank - axis + 1)) if not last and rank > axis and rng.random() < 0.7 else 0
+        )
         width = shape[-axis] if axis else 1
         columns = [int(rng.integers(1, width + 1)) if rng.random() < 0.5 else width for _ in range(outputs)]
         kinds = [

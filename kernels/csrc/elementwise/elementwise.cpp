@@ -21,7 +21,7 @@ constexpr std::size_t most_columns_row = 16384;
 // Sums over the first axes are added up in as many columns at least.
 constexpr std::size_t least_sums = 512;
 // Elements in a block at least and at most, and the floats of all that a block reads and writes.
-constexpr std::size_t least_block = 256, most_block = 2048, cache = 8192;
+constexpr std::size_t least_block = 256, most_block = 2048, cache = 12288;
 // The work that is worth a thread of its own, in additions.
 constexpr std::size_t least_work = 131072;
 
@@ -30,6 +30,17 @@ struct Place {
   const float* data;
   bool fixed;
 };
+
+// Of two halves, each of twice `half` lanes, and so on: the order is fixed.
+template <int half = lanes / 2>
+float sum_of_lanes(vfloat v) {
+  v += shuffle(v, v, indices([](int i) { return (i + half) % static_cast<int>(lanes); }));
+  if constexpr (half > 1) {
+    return sum_of_lanes<half / 2>(v);
+  } else {
+    return v[0];
+  }
+}
 
 // Sum of at most a block, in float: in lanes, then by halves.
 double sum_of(const Place& place, std::size_t n) {
@@ -40,7 +51,12 @@ double sum_of(const Place& place, std::size_t n) {
     for (std::size_t part = 0; part < 4; ++part) parts[part] += load(place.data + i + part * lanes);
   for (; i + lanes <= n; i += lanes) parts[0] += load(place.data + i);
   if (i < n) parts[1] += load(place.data + i, n - i);
-  return sum((parts[0] + parts[1]) + (parts[2] + parts[3]));
+  return sum_of_lanes((parts[0] + parts[1]) + (parts[2] + parts[3]));
+}
+
+// Sums of rows of at most a vector.
+void sum_rows(const float* from, std::size_t row, std::size_t rows, float* to) {
+  for (std::size_t i = 0; i < rows; ++i) to[i] = sum_of_lanes(load(from + i * row, row));
 }
 
 void add_to(float* sums, const Place& place, std::size_t n) {
@@ -431,6 +447,7 @@ void Run::give(Returned& returned, std::size_t begin, std::size_t n, Place place
   } else if (returned.is_reduced()) {
     const double divisor = output.reduction == Reduction::Mean ? static_cast<double>(reduced_) : 1;
     float* const to = returned.target() + begin / reduced_;
+    if (reduced_ <= lanes && !place.fixed && divisor == 1) return sum_rows(place.data, reduced_, n / reduced_, to);
     for (std::size_t i = 0; i < n / reduced_; ++i) {
       to[i] = static_cast<float>(sum_of(place, reduced_) / divisor);
       if (!place.fixed) place.data += reduced_;

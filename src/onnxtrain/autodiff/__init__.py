@@ -2,8 +2,10 @@
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+from onnxtrain.passes import reads
+
 from . import rules as _rules  # registers every rule
-from ._activity import active_values, reads
+from ._activity import active_values
 from ._bodies import defbody
 from ._coverage import OpCoverage, coverage, coverage_of
 from ._differentiate import (

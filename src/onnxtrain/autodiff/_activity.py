@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
 from onnxtrain.op_bodies import op_bodies
 from onnxtrain.op_facts import STEPS
-from onnxtrain.passes import is_stop_gradient
+from onnxtrain.passes import is_stop_gradient, reads
 
 from ._registry import NonDifferentiable, is_straight_through, reason_not_yet, rule_for
 
@@ -79,16 +79,6 @@ def active_values(
     return dependent & reaching
 
 
-def captured_values(node: ir.Node) -> Iterator[ir.Value]:
-    """Yields the values of enclosing graphs that the subgraphs of a control-flow node capture."""
-    for attribute in node.attributes.values():
-        # In a function body, an attribute may refer to an attribute of the function, which has no value here.
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield from _outer_values(attribute.as_graph())
-
-
 def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], active: set[ir.Value]) -> str:
     """Describes where a node lies for error messages, e.g. "on the path from 'loss' to 'conv1.weight'".
 
@@ -112,21 +102,3 @@ def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], activ
                 seen.add(source)
                 queue.append(source)
     return f"on the path from {of.name!r}"
-
-
-def reads(node: ir.Node) -> Iterator[ir.Value]:
-    """Yields all values that a node reads: its non-omitted inputs, and outer values captured by its subgraphs."""
-    yield from (value for value in node.inputs if value is not None)
-    yield from captured_values(node)
-
-
-def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Yields the values of enclosing graphs that the nodes and outputs of a subgraph use."""
-    # `all_nodes` also visits nested subgraphs, whose own values aren't outer values either. `subgraphs` finds all
-    # levels, so one call suffices.
-    inside = {id(inner) for inner in (graph, *graph.subgraphs())}
-    for node in graph.all_nodes():
-        yield from (value for value in node.inputs if value is not None and id(value.graph) not in inside)
-    for value in graph.outputs:
-        if value.graph is not graph:
-            yield value

@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, output_dtype, schema_of
 from onnxtrain.errors import DifferentiationError, NoGradientRule, ShapeRequired
-from onnxtrain.passes import is_stop_gradient
+from onnxtrain.passes import captured_values, is_stop_gradient
 
 from ._accumulate import add_up
-from ._activity import active_values, captured_values, path_to_leaf
+from ._activity import active_values, path_to_leaf
 from ._broadcast import sum_to_shape_of
 from ._node import NodeView, where
 from ._registry import STEPS_OF_GRADIENTS, Cotangents, NonDifferentiable, Rule, reason_not_yet, rule_for

@@ -66,6 +66,7 @@ from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
 from onnxtrain.passes.tidy.frozen_batch_norm import FoldFrozenBatchNormPass
 from onnxtrain.passes.tidy.implicit_expand import ImplicitExpandPass
 from onnxtrain.passes.tidy.late_expand import LateExpandPass, dims_of, expand_source
+from onnxtrain.passes.tidy.reads import captured_values, reads
 from onnxtrain.passes.tidy.relu_after_pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.tidy.replace_value import stand_in
 from onnxtrain.passes.tidy.shared_sizes import SharedSizesPass
@@ -105,6 +106,7 @@ __all__ = [
     "apply_workarounds",
     "as_given",
     "canonicalize",
+    "captured_values",
     "dims_of",
     "dropout_traces",
     "embed_parameters",
@@ -133,6 +135,7 @@ __all__ = [
     "mark_stop_gradient",
     "mark_stopped_gradients",
     "promote_initializers",
+    "reads",
     "remove_unread_chains",
     "remove_unread_initializers",
     "remove_unread_nodes",

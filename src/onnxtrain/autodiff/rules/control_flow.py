@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff._accumulate import add_up
-from onnxtrain.autodiff._activity import captured_values, is_differentiable_dtype
+from onnxtrain.autodiff._activity import is_differentiable_dtype
 from onnxtrain.autodiff._driver import pull_back
 from onnxtrain.autodiff._node import NodeView, where
 from onnxtrain.autodiff._registry import Cotangents, vjp
@@ -23,6 +23,7 @@ from onnxtrain.autodiff.rules._row_reads import row_reads
 from onnxtrain.emitter import Emitter, known_array, static_dims
 from onnxtrain.errors import NoGradientRule
 from onnxtrain.op_facts import RANDOM_OPS
+from onnxtrain.passes import captured_values
 
 _INT64_MIN = -(2**63)
 Cts = Sequence[ir.Value | None]

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.autodiff import reads
+from onnxtrain.fusion.elementwise import window_of
 from onnxtrain.op_facts import SHAPE_READERS, VIEWS
 from onnxtrain.ortmodule.capture.graph._checkpoint import region_of
 from onnxtrain.ortmodule.sessions._recomputed import recomputed_nodes
@@ -52,8 +53,10 @@ class Halves:
         self.inputs, self.outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
         self.present = [gradient for gradient in gradients if gradient is not None]
         self.slots = slots_of(needs, gradients)
-        forward, inputs = ancestors(self.outputs), set(self.inputs)
         writable = {self.inputs[index] for index in unsaved}
+        if recompute:
+            _share_copies(joint.graph, [self.inputs[index] for index in unsaved])
+        forward, inputs = ancestors(self.outputs), set(self.inputs)
         self.residuals, self.read = _boundary(self.present, forward, inputs, writable)
         if not self.read.isdisjoint(writable):
             _copy_for_backward(joint.graph, [v for v in self.inputs if v in self.read & writable], forward)
@@ -172,6 +175,19 @@ def _boundary(
     return list(residuals), read
 
 
+def _share_copies(graph: ir.Graph, values: Sequence[ir.Value]) -> None:
+    """Makes all slices of an input read one copy of it, which is saved for backward in place of the slices.
+
+    Args:
+        graph: the joint graph.
+        values: inputs that backward must not read.
+    """
+    for value in values:
+        readers = [use for use in value.uses() if window_of(use.node) is not None]
+        if len(readers) > 1:
+            _add_copy(graph, value, f"{value.name}_sliced", readers)
+
+
 def _copy_for_backward(graph: ir.Graph, values: Sequence[ir.Value], forward: set[ir.Node]) -> None:
     """Adds copies of inputs to a joint graph, and makes all nodes except the forward nodes read the copies.
 
@@ -181,14 +197,20 @@ def _copy_for_backward(graph: ir.Graph, values: Sequence[ir.Value], forward: set
         forward: the forward nodes.
     """
     for value in values:
-        readers = [use for use in value.uses() if use.node not in forward]
-        copy = ir.node("Identity", [value], metadata_props={_COPY: "yes"})
-        copy.outputs[0].name = f"{value.name}_kept"
-        copy.outputs[0].shape, copy.outputs[0].type = value.shape, value.type
-        # Inserted first, because the body of any later node may read the copy.
-        graph.insert_before(graph[0], copy)
-        for node, index in readers:
-            node.replace_input_with(index, copy.outputs[0])
+        _add_copy(
+            graph, value, f"{value.name}_kept", [use for use in value.uses() if use.node not in forward]
+        )
+
+
+def _add_copy(graph: ir.Graph, value: ir.Value, name: str, readers: Sequence[tuple[ir.Node, int]]) -> None:
+    """Adds a copy of an input, for the given readers: nodes, and the indices of their inputs."""
+    copy = ir.node("Identity", [value], metadata_props={_COPY: "yes"})
+    copy.outputs[0].name = name
+    copy.outputs[0].shape, copy.outputs[0].type = value.shape, value.type
+    # Inserted first, because the body of any later node may read the copy.
+    graph.insert_before(graph[0], copy)
+    for node, index in readers:
+        node.replace_input_with(index, copy.outputs[0])
 
 
 def _is_copy(node: ir.Node, writable: set[ir.Value]) -> bool:

@@ -1,7 +1,7 @@
 """Chooses elementwise results of the forward half that the backward half computes again, so that they are not saved.
 
 A chain of elementwise ops takes as long as memory does. Where the chain is one program (`ElementwisePass`), computing
-its results again takes less time than writing them in forward and reading them in backward.
+its results again most often takes less time than writing them in forward and reading them in backward.
 """
 
 from __future__ import annotations
@@ -12,10 +12,25 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from onnxtrain.emitter import static_dims
-from onnxtrain.fusion.elementwise import program_leaves
+from onnxtrain.fusion.elementwise import is_elementwise
+from onnxtrain.passes import reads
 
 _UNKNOWN = 64
 """Stands for a symbolic size when numbers of elements are compared."""
+
+_COSTS = {
+    "Slice": 0,
+    "Pad": 1,
+    "Div": 3,
+    "Reciprocal": 3,
+    "Sqrt": 4,
+    "Sin": 20,
+    "Cos": 20,
+    "Softplus": 20,
+} | dict.fromkeys(("Exp", "Log", "Sigmoid", "Tanh", "Erf", "Gelu"), 8)
+"""Time of an op per element, in additions; 1 for other ops."""
+_COST_OF_MEMORY = 20
+"""Time to write an element and to read it, in additions within a program."""
 
 
 def recomputed_nodes(
@@ -27,7 +42,8 @@ def recomputed_nodes(
     """Returns the nodes of the forward half that the backward half runs, too.
 
     Elementwise nodes that read one another form a region. A region is recomputed if the values that it reads, and that
-    backward would not have otherwise, have fewer elements than its results that backward reads.
+    backward would not have otherwise, have fewer elements than its results that backward reads, and if computing these
+    results takes less time than writing and reading the difference.
 
     Args:
         forward: the nodes of the forward half that may run in both halves.
@@ -35,26 +51,27 @@ def recomputed_nodes(
         given: the values that backward has anyway: inputs that it may read, and outputs of the graph.
         functions: the function table of the model.
     """
-    leaves = {node: found for node in forward if (found := program_leaves(node, functions)) is not None}
-    wanted = [v for v in residuals if v.producer() in leaves and v not in given]
-    kept = {v for v in residuals if v.producer() not in leaves} | set(given)
+    elementwise = {node for node in forward if is_elementwise(node, functions)}
+    wanted = [v for v in residuals if v.producer() in elementwise and v not in given]
+    kept = {v for v in residuals if v.producer() not in elementwise} | set(given)
     chosen: set[ir.Node] = set()
-    for region in _regions(leaves, wanted, kept):
+    for region in _regions(elementwise, wanted, kept):
         results = {v for v in wanted if v.producer() in region}
-        sources = {leaf for node in region for leaf in leaves[node] if leaf.producer() not in region}
-        if sum(map(_elements, sources - kept)) < sum(map(_elements, results)):
+        sources = {v for node in region for v in reads(node) if v.producer() not in region}
+        saved = sum(map(_elements, results)) - sum(map(_elements, sources - kept))
+        if saved > 0 and sum(_cost(node, functions) for node in region) <= saved * _COST_OF_MEMORY:
             chosen |= region
             kept |= sources
     return chosen
 
 
 def _regions(
-    leaves: Mapping[ir.Node, list[ir.Value]], wanted: Collection[ir.Value], kept: Collection[ir.Value]
+    elementwise: Collection[ir.Node], wanted: Collection[ir.Value], kept: Collection[ir.Value]
 ) -> list[set[ir.Node]]:
     """Groups the elementwise nodes that the wanted values depend on; nodes that read one another are in one group.
 
     Args:
-        leaves: for each elementwise node, the values that it reads.
+        elementwise: all elementwise nodes.
         wanted: results of elementwise nodes.
         kept: values that need not be recomputed.
     """
@@ -64,13 +81,19 @@ def _regions(
         stack = [value.producer()]
         while stack:
             node = stack.pop()
-            if node is None or node in nodes or node not in leaves:
+            if node is None or node in nodes or node not in elementwise:
                 continue
             nodes.add(node)
-            stack += [leaf.producer() for leaf in leaves[node] if leaf not in kept]
+            stack += [value.producer() for value in reads(node) if value not in kept]
         apart = [region for region in regions if region.isdisjoint(nodes)]
         regions = [*apart, nodes.union(*(region for region in regions if region not in apart))]
     return regions
+
+
+def _cost(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> int:
+    """Returns the time of a node in additions."""
+    body = functions.get(node.op_identifier(), (node,))
+    return _elements(node.outputs[0]) * sum(_COSTS.get(step.op_type, 1) for step in body)
 
 
 def _elements(value: ir.Value) -> int:

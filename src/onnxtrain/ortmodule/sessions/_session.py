@@ -131,16 +131,17 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
         PositiveAxesPass()(model)
     # CUDA's kernels have neither fault.
     if device.type == "cpu":
-        LongSumsPass()(model)
         if kernel_library() is not None:
             # Most values of a backward graph are inputs, or computed from inputs, whose shapes are known.
             model = infer_shapes(model)
             ImplicitExpandPass()(model)
             RowsPass()(model)
+            # Before `LongSumsPass`: the kernel's own sums are as accurate.
             ElementwisePass()(model)
         elif any(node.op_type in ROW_OPS for node in model.graph):
             model = infer_shapes(model)
             RowsPass(gathers=False)(model)
+        LongSumsPass()(model)
         ExactSigmoidPass()(model)
         RacingScatterPass()(model)
     AbsentInputsPass()(model)

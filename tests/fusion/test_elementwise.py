@@ -243,3 +243,170 @@ def test_random_nets(seed: int) -> None:
 def test_every_instruction_is_drawn() -> None:
     drawn = {node.op_type for seed in range(150) for node in random_net(seed).graph.node}
     assert set(INSTRUCTIONS) - drawn == {"IsNaN", "And", "Or", "Not", "Log1p", "Window"}
+
+
+def constants(proto: onnx.ModelProto, **values: list[int]) -> onnx.ModelProto:
+    """Adds int64 initializers."""
+    for name, numbers in values.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.array(numbers, np.int64), name))
+    return proto
+
+
+def test_slices_and_pads_join_the_chain() -> None:
+    body = """a = Exp(x) l = Slice(a, zero, last, axes) r = Slice(a, one, end, axes) d = Sub(r, l)
+        p = Pad(d, pads) y = Mul(p, x)"""
+    proto = constants(
+        net(body, "float[n, 3, 12] x", "float[n, 3, 12] y"),
+        zero=[0], last=[-1], one=[1], end=[12], axes=[2], pads=[0, 0, 1, 0, 0, 0],
+    )  # fmt: skip
+    model = check(proto)
+    assert ops(model) == {"Elementwise0_float": 1}
+    (call,) = calls(model)
+    assert call.attributes["row"].as_ints() == (1, 12)
+
+
+def test_slices_of_an_input_are_read_in_place() -> None:
+    """Of a longer row each slice is an input of its own; the slices remain if others read them."""
+    body = "l = Slice(x, zero, half, axes) r = Slice(x, half, end, axes) s = Sigmoid(r) y = Mul(l, s)"
+    numbers = {"zero": [0], "half": [64], "end": [128], "axes": [1]}
+    model = check(constants(net(body, "float[n, 128] x", "float[n, 64] y"), **numbers))
+    assert ops(model) == {"Elementwise0_float": 1}
+    (call,) = calls(model)
+    assert call.attributes["offsets"].as_ints() == (0, 64)
+    outputs = "float[n, 64] y, float[n, 64] r"
+    assert ops(check(constants(net(body, "float[n, 128] x", outputs), **numbers)))["Slice"] == 1
+
+
+def test_slices_of_a_broadcast_input_are_computed_again() -> None:
+    body = """l = Slice(g, zero, last, axes) r = Slice(g, one, end, axes) w = Sub(r, l) a = Sub(x, l) y = Div(a, w)"""
+    numbers = {"zero": [0], "last": [-1], "one": [1], "end": [9], "axes": [-1]}
+    model = check(constants(net(body, "float[n, 4, 1] x, float[4, 9] g", "float[n, 4, 8] y"), **numbers))
+    assert ops(model) == {"Elementwise0_float": 1}
+
+
+@pytest.mark.parametrize(
+    ("op", "axes", "keep", "shape"),
+    [("ReduceSum", [2], 1, "n, 3, 1"), ("ReduceSum", [-1, 1], 0, "n"), ("ReduceSum", [0], 0, "3, 7"),
+     ("ReduceMean", [0, 1], 1, "1, 1, 7"), ("ReduceMean", [0, 1, 2], 0, ""), ("ReduceSum", [], 0, "")],
+)  # fmt: skip
+def test_a_reduction_ends_a_chain(op: str, axes: list[int], keep: int, shape: str) -> None:
+    given = "a, axes" if axes else "a"
+    body = f"a = Mul(x, z) b = Neg(a) r = {op}<keepdims = {keep}>({given}) y = Tanh(b)"
+    result = f"float[{shape}] r" if shape else "float r"
+    proto = net(body, "float[n, 3, 7] x, float[n, 3, 7] z", f"float[n, 3, 7] y, {result}")
+    model = check_closely(constants(proto, axes=axes) if axes else proto)
+    assert ops(model) == {"Elementwise0_float": 1}
+
+
+def test_reductions_that_stay_outside() -> None:
+    """Those of an axis in the middle, of other axes than the chain's, and of inputs."""
+    body = """a = Mul(x, x) m = ReduceSum(a, middle) r = ReduceSum(a, first) t = ReduceSum(a, last)
+        i = ReduceSum(x, last)"""
+    outputs = "float[n, 1, 7] m, float[1, 3, 7] r, float[n, 3, 1] t, float[n, 3, 1] i"
+    proto = constants(net(body, "float[n, 3, 7] x", outputs), middle=[1], first=[0], last=[2])
+    assert ops(check_closely(proto)) == {"Elementwise0_float": 1, "ReduceSum": 3}
+
+
+def test_what_reads_a_sum_is_another_chain() -> None:
+    body = "a = Exp(x) s = ReduceSum(a, last) q = Div(a, s) y = Mul(q, q)"
+    model = check_closely(constants(net(body, "float[n, 7] x", "float[n, 7] y"), last=[1]))
+    assert ops(model) == {"Elementwise0_float": 1, "Elementwise1_float": 1}
+
+
+def test_sums_are_added_before_they_are_summed() -> None:
+    body = """a = Exp(x) b = Slice(a, zero, last, axes) r = ReduceSum(a, axes) s = ReduceSum(b, axes)
+        t = ReduceSum(b, axes) u = Add(r, s) y = Add(u, t)"""
+    proto = constants(net(body, "float[n, 9] x", "float[n, 1] y"), zero=[0], last=[-1], axes=[1])
+    model = check_closely(proto)
+    assert ops(model) == {"Elementwise0_float": 1}
+    assert calls(model)[0].attributes["outputs"].as_ints() == (
+        calls(model)[0].attributes["outputs"].as_ints()[0],
+    )
+
+
+def check_closely(proto: onnx.ModelProto, seed: int = 0) -> ir.Model:
+    """Rewrites a model whose sums are added in another order, and compares its outputs with float64."""
+    model = rewritten(proto, ElementwisePass())
+    new, feed = to_proto(model), feeds(proto, seed)
+    onnx.checker.check_model(new)
+    expected = run(proto, feed)
+    results = [run(new, feed)]
+    if kernel_library() is not None:
+        results.append(with_kernels(new, feed))
+    for values in results:
+        for got, want in zip(values, expected, strict=True):
+            assert got.shape == want.shape
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    return model
+
+
+def random_windows(seed: int) -> onnx.ModelProto:
+    """A random net of elementwise ops, slices, pads and sums, most of them along the last axis."""
+    rng = np.random.default_rng(seed)
+    width = int(rng.integers(3, 14))
+    values: list[tuple[str, int]] = [("x", width), ("z", width)]
+    lines, used, ends = [], {"first": [0], "last": [2]}, []
+
+    def named(numbers: list[int]) -> str:
+        name = "k" + "_".join(map(str, numbers)).replace("-", "m")
+        used[name] = numbers
+        return name
+
+    for number in range(int(rng.integers(4, 40))):
+        name, kind = f"v{number}", rng.random()
+        source, size = values[max(0, len(values) - 1 - int(rng.exponential(3)))]
+        alike = [other for other, count in values if count == size]
+        if kind < 0.3:
+            lines.append(f"{name} = {('Neg', 'Abs', 'Tanh', 'Sigmoid', 'Relu')[rng.integers(5)]}({source})")
+        elif kind < 0.65:
+            other = (
+                alike[rng.integers(len(alike))]
+                if rng.random() < 0.7
+                else ("rows", "one", "b")[rng.integers(3)]
+            )
+            if other == "b":
+                lines.append(f"{name}b = Slice(b, {named([0])}, {named([size])}, {named([-1])})")
+                other = f"{name}b"
+            lines.append(f"{name} = {('Add', 'Sub', 'Mul', 'Max')[rng.integers(4)]}({source}, {other})")
+        elif kind < 0.8 and size > 1:
+            start = int(rng.integers(0, 2))
+            stop = size - int(rng.integers(0, 2)) if size - start > 1 else size
+            lines.append(f"{name} = Slice({source}, {named([start])}, {named([stop])}, {named([2])})")
+            size = stop - start
+        elif kind < 0.92 and size < 14:
+            before, after = (1, 0) if rng.random() < 0.5 else (0, 1)
+            lines.append(f"{name} = Pad({source}, {named([0, 0, before, 0, 0, after])})")
+            size += 1
+        else:
+            axes = "last" if rng.random() < 0.6 else "first"
+            lines.append(f"{name} = ReduceSum({source}, {axes})")
+            ends.append((name, "n, 4, 1" if axes == "last" else f"1, 4, {size}"))
+            same = [end for end, shape in ends if shape == ends[-1][1]]
+            if len(same) > 1:
+                lines.append(f"{name}s = Add({same[-2]}, {same[-1]})")
+                ends.append((f"{name}s", ends[-1][1]))
+            continue
+        values.append((name, size))
+    results = {values[-1][0]: values[-1][1]} | dict(
+        [values[int(rng.integers(2, len(values)))]] if len(values) > 2 else []
+    )
+    results = {name: size for name, size in results.items() if name not in ("x", "z")}
+    outputs = [f"float[n, 4, {size}] {name}" for name, size in results.items()]
+    outputs += [f"float[{shape}] {name}" for name, shape in ends]
+    inputs = f"float[n, 4, {width}] x, float[n, 4, {width}] z, float[n, 1, 1] rows, float one, float[4, 20] b"
+    if not outputs:
+        lines.append("v = Neg(x)")
+        outputs.append(f"float[n, 4, {width}] v")
+    return constants(net(" ".join(lines), inputs, ", ".join(outputs)), **used)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_windows(seed: int) -> None:
+    check_closely(random_windows(seed), seed)
+
+
+def test_random_windows_are_fused() -> None:
+    models = [rewritten(random_windows(seed), ElementwisePass()) for seed in range(120)]
+    used = [call for model in models for call in calls(model)]
+    assert sum("row" in call.attributes for call in used) > 60
+    assert sum("reductions" in call.attributes for call in used) > 40

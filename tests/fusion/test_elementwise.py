@@ -299,7 +299,7 @@ def test_a_reduction_ends_a_chain(op: str, axes: list[int], keep: int, shape: st
 
 
 def test_reductions_that_stay_outside() -> None:
-    """Those of an axis in the middle, of other axes than the chain's, and of inputs."""
+    """A reduction of an axis in the middle, of other axes than the chain's, or of an input is not fused."""
     body = """a = Mul(x, x) m = ReduceSum(a, middle) r = ReduceSum(a, first) t = ReduceSum(a, last)
         i = ReduceSum(x, last)"""
     outputs = "float[n, 1, 7] m, float[1, 3, 7] r, float[n, 3, 1] t, float[n, 3, 1] i"

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from kernels.against_body import LEVELS, needs_kernels
 from kernels.test_elementwise import (
@@ -261,3 +263,170 @@ def assert_sums(
         np.testing.assert_array_equal(np.isnan(got[usual]), np.isnan(expected[usual]), what)
         wrong = usual & ~(np.abs(got - expected) <= 2e-6 * size + 1e-44) & ~np.isnan(expected)
     assert not wrong.any(), what
+
+
+IN_PLACE: dict[str, tuple[dict[str, Any], list[tuple[int, ...]], tuple[int, ...]]] = {
+    "fewer columns": (
+        {
+            "program": code_of([("mul", 0, 1), ("window", 2, 1, -1)]),
+            "outputs": [3],
+            "row": [1, 12],
+            "columns": [9],
+        },
+        [(700, 9), (700, 12)],
+        (700, 9),
+    ),
+    "moved columns": (
+        {"program": code_of([("window", 0, -1, 12), ("mul", 2, 1)]), "outputs": [3], "row": [1, 12]},
+        [(700, 12), (700, 12)],
+        (700, 12),
+    ),
+    "an operand with an offset": (
+        {"program": code_of([("mul", 0, 1)]), "outputs": [2], "row": [1, 12], "offsets": [-1, 0]},
+        [(700, 12), (700, 12)],
+        (700, 12),
+    ),
+    "sums of rows": (
+        {"program": code_of([("mul", 0, 1)]), "outputs": [2], "reductions": [SUM, 1, 1]},
+        [(700, 1), (700, 60)],
+        (700, 1),
+    ),
+    "sums of long rows": (
+        {"program": code_of([("mul", 0, 1)]), "outputs": [2], "reductions": [SUM, 1, 1]},
+        [(3, 1), (3, 20_000)],
+        (3, 1),
+    ),
+    "sums of columns": (
+        {"program": code_of([("mul", 0, 1)]), "outputs": [2], "reductions": [SUM, -1, 1]},
+        [(1, 60), (700, 60)],
+        (1, 60),
+    ),
+    "sums that other rows read": (
+        {"program": code_of([("mul", 0, 1)]), "outputs": [2], "reductions": [SUM, 1, 0]},
+        [(64, 64), (64, 64, 64)],
+        (64, 64),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IN_PLACE)
+def test_an_output_in_the_memory_of_an_input(case: str) -> None:
+    """As within a graph, where ONNX Runtime reuses an input that nothing reads later."""
+    attributes, shapes, shape = IN_PLACE[case]
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(size).astype(np.float32) for size in shapes]
+    (expected,) = run(attributes, inputs, 1)
+    assert expected.shape == shape
+    model = model_of(attributes, [len(size) for size in shapes], ["y0"])
+    call = model.graph.node[0]
+    for info, size in zip(model.graph.input, shapes, strict=True):
+        for dim, number in zip(info.type.tensor_type.shape.dim, size, strict=True):
+            dim.dim_value = number
+    within = [
+        helper.make_tensor_value_info(f"within{i}", TensorProto.FLOAT, size) for i, size in enumerate(shapes)
+    ]
+    model.graph.value_info.extend(
+        [*within, helper.make_tensor_value_info("inside", TensorProto.FLOAT, shape)]
+    )
+    called = onnx.NodeProto()
+    called.CopyFrom(call)
+    negated = [helper.make_node("Neg", [f"x{i}"], [f"within{i}"]) for i in range(len(shapes))]
+    del called.input[:], called.output[:]
+    called.input.extend(f"within{i}" for i in range(len(shapes)))
+    called.output.append("inside")
+    model.graph.ClearField("node")
+    model.graph.node.extend([*negated, called, helper.make_node("Neg", ["inside"], ["y0"])])
+    for threads in (1, 2):
+        (value,) = session_of(model, threads).run(None, {f"x{i}": -x for i, x in enumerate(inputs)})
+        assert_same_bits(-value, expected, case)
+
+
+ADD = code_of([("add", 0, 0)])
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a window without a row": ({"program": [WINDOW, 0, 0, -1]}, "windows need a row"),
+    "a row without a width": ({"row": [1]}, "row must be an axis and a width"),
+    "an axis of 0": ({"row": [0, 3]}, "axis of the row"),
+    "no columns": ({"row": [1, 0]}, "width of the row"),
+    "very many columns": ({"row": [1, 1 << 40]}, "width of the row"),
+    "an offset too many": ({"row": [1, 3], "offsets": [0, 0]}, "an offset for each input"),
+    "a huge offset": ({"row": [1, 3], "offsets": [1 << 40]}, "offsets must have 32 bits"),
+    "offsets without a row": ({"offsets": [1]}, "offsets need a row"),
+    "a window of a later value": ({"program": [WINDOW, 1, 0, -1], "row": [1, 3]}, "no earlier value"),
+    "a window in front": ({"program": [WINDOW, 0, -1, -1], "row": [1, 3]}, "offset of a window"),
+    "a window behind": ({"program": [WINDOW, 0, 4, -1], "row": [1, 3]}, "offset of a window"),
+    "a window that is too wide": ({"program": [WINDOW, 0, 0, 4], "row": [1, 3]}, "size of a window"),
+    "windows of windows": (
+        {"program": [WINDOW, 0, 2, -1, WINDOW, 1, 2, -1], "row": [1, 3]},
+        "windows of windows",
+    ),
+    "a window of a mask": (
+        {"program": [CODES["less"], 0, 0, -1, WINDOW, 1, 0, -1], "row": [1, 3]},
+        "must be of a number",
+    ),
+    "columns without a row": ({"columns": [1]}, "columns need a row"),
+    "more columns than the row": ({"row": [1, 3], "columns": [4]}, "as many columns as the row"),
+    "no columns of an output": ({"row": [1, 3], "columns": [0]}, "as many columns as the row"),
+    "part of a reduction": ({"reductions": [1, 1]}, "three numbers per output"),
+    "an unknown reduction": ({"reductions": [3, 1, 1]}, "no such reduction"),
+    "a reduction over nothing": ({"reductions": [1, 0, 1]}, "between 1 and 64 axes"),
+    "a reduction over other axes": (
+        {"outputs": [0, 0], "reductions": [1, 1, 1, 1, 2, 1]},
+        "over the same axes",
+    ),
+    "a reduction over both ends": (
+        {"outputs": [0, 0], "reductions": [1, 1, 1, 1, -1, 1]},
+        "over the same axes",
+    ),
+    "a sum over some columns": ({"row": [1, 3], "columns": [2], "reductions": [1, 1, 1]}, "has all of them"),
+    "a sum behind the columns": ({"row": [2, 3], "reductions": [1, 1, 1]}, "one that is reduced"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_windows(case: str) -> None:
+    attributes, message = REFUSED[case]
+    with pytest.raises(Exception, match=f"Elementwise_float: .*{message}"):
+        session_of(model_of({"program": ADD, "outputs": [0], **attributes}, [1], ["y"]))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shapes", "message"),
+    [
+        ({"row": [3, 4]}, [(2, 4)], "no input has the axis"),
+        ({"row": [2, 4096]}, [(4096, 5)], "too many elements"),
+        ({"reductions": [1, 3, 1]}, [(2, 4)], "fewer axes"),
+        ({"row": [2, 3], "reductions": [1, -1, 1]}, [(3, 4)], "one that stays"),
+        ({"row": [1, 4]}, [(2, 0)], "no columns"),
+    ],
+    ids=str,
+)
+def test_shapes_that_do_not_fit(
+    attributes: dict[str, Any], shapes: list[tuple[int, ...]], message: str
+) -> None:
+    with pytest.raises(Exception, match=f"Elementwise_float: .*{message}"):
+        run(
+            {"program": ADD, "outputs": [0], **attributes},
+            [np.ones(shape, np.float32) for shape in shapes],
+            1,
+        )
+
+
+def test_sums_of_nothing() -> None:
+    x = np.ones((0, 5), np.float32)
+    attributes = {"program": ADD, "outputs": [1, 1], "reductions": [SUM, -1, 0, MEAN, -1, 1]}
+    total, mean = run(attributes, [x], 2)
+    np.testing.assert_array_equal(total, np.zeros(5))
+    np.testing.assert_array_equal(mean, np.full((1, 5), np.nan))
+
+
+@pytest.mark.parametrize("shape", [(1_000_003,), (1000, 1009), (3, 400_000), (300_000, 3)], ids=str)
+@pytest.mark.parametrize("axes", [1, -1])
+def test_long_sums_are_exact(shape: tuple[int, ...], axes: int) -> None:
+    """Sums of equal numbers, which one float would lose, on one thread and on several."""
+    x = np.full(shape, 0.1, np.float32)
+    attributes = {"program": code_of([("abs", 0)]), "outputs": [1], "reductions": [SUM, axes, 0]}
+    results = [run(attributes, [x], 1, threads)[0] for threads in (1, 2, 5)]
+    exact = x.sum(-1 if axes > 0 else 0, dtype=np.float64)
+    np.testing.assert_allclose(results[0], exact, rtol=5e-7)
+    for value in results[1:]:
+        np.testing.assert_array_equal(value, results[0])

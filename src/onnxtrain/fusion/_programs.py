@@ -44,7 +44,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Result:
-    """What a call returns.
+    """An output of a call.
 
     Attributes:
         step: the result among the steps.
@@ -217,7 +217,7 @@ class _Program:
         """Returns the attributes of the call, which the kernel reads.
 
         Args:
-            results: what the call returns.
+            results: the outputs of the call.
         """
         # At least one constant, as an empty list has no type.
         first = {"x": 0, "c": len(self.inputs), "y": len(self.inputs) + max(1, len(self.numbers)), "i": 0}
@@ -248,7 +248,7 @@ class _Program:
         """Returns a function that emits the steps.
 
         Args:
-            results: what it returns.
+            results: its outputs.
         """
         constants = [np.frombuffer(bits, np.float32)[0] for bits in self.numbers]
         steps = tuple(self.steps)

@@ -117,7 +117,7 @@ def test_a_comparison_that_others_read_remains() -> None:
     [
         ("y = Exp(x)", "float[n, 4] x"),
         # Of two shapes.
-        ("a = Exp(x) y = Add(a, z)", "float[4] x, float[n, 4] z"),
+        ("a = Exp(x) y = Add(a, z)", "float[64] x, float[n, 64] z"),
         # Integers and booleans that are not computed from float32.
         ("c = Equal(i, j) y = Where(c, x, x)", "float[n, 4] x, int64[n, 4] i, int64[n, 4] j"),
         # Three operands.
@@ -125,7 +125,7 @@ def test_a_comparison_that_others_read_remains() -> None:
     ],
 )
 def test_what_is_no_chain_stays(body: str, inputs: str) -> None:
-    proto = net(body, inputs, "float[n, 4] y")
+    proto = net(body, inputs, "float[n, 64] y" if "64" in inputs else "float[n, 4] y")
     assert not ElementwisePass()(ir.from_proto(onnx.shape_inference.infer_shapes(proto))).modified
 
 
@@ -410,3 +410,13 @@ def test_random_windows_are_fused() -> None:
     used = [call for model in models for call in calls(model)]
     assert sum("row" in call.attributes for call in used) > 60
     assert sum("reductions" in call.attributes for call in used) > 40
+
+
+@pytest.mark.parametrize(
+    ("other", "fused"),
+    [("n, 4, 1", True), ("n, 1, 8", True), ("4, 8", True), ("4, 1", True), ("1", False), ("8", True),
+     ("n, 4, 8", False)],
+)  # fmt: skip
+def test_one_op_that_broadcasts_in_short_runs(other: str, fused: bool) -> None:
+    model = check(net("y = Mul(x, z)", f"float[n, 4, 8] x, float[{other}] z", "float[n, 4, 8] y"))
+    assert bool(calls(model)) == fused

@@ -19,6 +19,9 @@ from onnxtrain.passes import known_array, remove_unread_chains
 
 MOST_INPUTS, MOST_OUTPUTS, MOST_INSTRUCTIONS = 16, 8, 256
 
+_SHORT_RUN = 64
+"""ONNX Runtime broadcasts slowly along fewer numbers than this."""
+
 _OPCODES = {name: code for code, name in enumerate(INSTRUCTIONS)}
 _BOOL = ir.DataType.BOOL
 
@@ -320,11 +323,13 @@ def rewrite(
         or any(id(use.node) not in members for use in node.outputs[0].uses())
     ]
     inputs = [value for value, _ in program.inputs]
-    # One native function, or one op, is not faster as a program. ONNX Runtime's Sigmoid is inexact.
+    # One native function, or one op, is not faster as a program, unless it broadcasts. ONNX Runtime's Sigmoid is
+    # inexact.
     if (
         len(nodes) == 1
         and (nodes[0].domain == DOMAIN or len(program.steps) == 1)
         and nodes[0].op_type != "Sigmoid"
+        and not _broadcasts_short_rows(nodes[0])
     ):
         return False
     if (
@@ -398,6 +403,26 @@ def _windows_read(nodes: Sequence[ir.Node], members: set[ir.Value]) -> list[Wind
             else:
                 windows[node] = window
     return list(windows.values())
+
+
+def _broadcasts_short_rows(node: ir.Node) -> bool:
+    """True if an input of a node broadcasts in short runs, for each of which ONNX Runtime starts a loop."""
+    dims = dims_of(node.outputs[0]) or ()
+    for value in node.inputs:
+        own = (dims_of(value) if value is not None else None) or ()
+        run, kinds = 1, set()
+        for place in range(1, len(dims) + 1):
+            size = dims[-place]
+            kinds.add(place <= len(own) and own[-place] == size)
+            if size == 1:
+                kinds.discard(True)
+                continue
+            if len(kinds) > 1 and run < _SHORT_RUN:
+                return True
+            if not isinstance(size, int):
+                break
+            run *= size
+    return False
 
 
 def _broadcast_to(inputs: Sequence[ir.Value], domain: Domain) -> bool:

@@ -421,7 +421,8 @@ def test_sums_of_nothing() -> None:
 
 @pytest.mark.parametrize("shape", [(1_000_003,), (1000, 1009), (3, 400_000), (300_000, 3)], ids=str)
 @pytest.mark.parametrize("axes", [1, -1])
-def test_long_sums_are_exact(shape: tuple[int, ...], axes: int) -> None:
+@at_every_level
+def test_long_sums_are_exact(shape: tuple[int, ...], axes: int, level: str) -> None:  # noqa: F811
     """Sums of equal numbers, which one float would lose, on one thread and on several."""
     x = np.full(shape, 0.1, np.float32)
     attributes = {"program": code_of([("abs", 0)]), "outputs": [1], "reductions": [SUM, axes, 0]}

@@ -14,6 +14,8 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace elementwise {
 namespace {
 
+// Numbers that are added up in float at most.
+constexpr std::size_t most_short_sum = 512;
 // The work that is worth a thread of its own, in additions.
 constexpr std::size_t least_work = 131072;
 
@@ -28,16 +30,21 @@ float sum_of_lanes(vfloat v) {
   }
 }
 
-// Sum of at most a block, in float: in lanes, then by halves.
-double sum_of(const Place& place, std::size_t n) {
-  if (place.fixed) return static_cast<double>(*place.data) * static_cast<double>(n);
+float short_sum(const float* from, std::size_t n) {
   vfloat parts[4]{};
   std::size_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes)
-    for (std::size_t part = 0; part < 4; ++part) parts[part] += load(place.data + i + part * lanes);
-  for (; i + lanes <= n; i += lanes) parts[0] += load(place.data + i);
-  if (i < n) parts[1] += load(place.data + i, n - i);
+    for (std::size_t part = 0; part < 4; ++part) parts[part] += load(from + i + part * lanes);
+  for (; i + lanes <= n; i += lanes) parts[0] += load(from + i);
+  if (i < n) parts[1] += load(from + i, n - i);
   return sum_of_lanes((parts[0] + parts[1]) + (parts[2] + parts[3]));
+}
+
+double sum_of(const Place& place, std::size_t n) {
+  if (place.fixed) return static_cast<double>(*place.data) * static_cast<double>(n);
+  double sum = 0;
+  for (std::size_t i = 0; i < n; i += most_short_sum) sum += short_sum(place.data + i, std::min(n - i, most_short_sum));
+  return sum;
 }
 
 // Sums of rows of at most a vector.

@@ -23,7 +23,7 @@ from onnxtrain.fusion._instructions import (
 from onnxtrain.fusion._pass import KeepingPass
 from onnxtrain.fusion._programs import MOST_INPUTS, MOST_INSTRUCTIONS, MOST_OUTPUTS, rewrite
 from onnxtrain.fusion._windows import Reduction, reduction_of, window_of
-from onnxtrain.passes import reads, remove_unread_chains
+from onnxtrain.passes import is_constant, reads, remove_unread_chains, remove_unread_initializers
 
 __all__ = ["INSTRUCTIONS", "MOST_INPUTS", "MOST_OUTPUTS", "ElementwisePass", "is_elementwise", "window_of"]
 
@@ -50,6 +50,9 @@ class ElementwisePass(KeepingPass):
         modified = [rewrite(op, group.nodes, group.domain, model.functions) for group in groups]
         if any(modified):
             model.graph.sort()
+            # The programs hold the numbers of the ops that they replace.
+            constants = [value for value in model.graph.initializers.values() if is_constant(value)]
+            remove_unread_initializers(model.graph, constants)
         return ir.passes.PassResult(model, any(modified))
 
 
@@ -91,7 +94,7 @@ class _Grouping:
     def groups(self) -> list[_Group]:
         """Returns the groups."""
         for node in self._model.graph:
-            if not (self._keeps(node) or self._take(node)):
+            if self._keeps(node) or not self._take(node):
                 mask = 0
                 for value in reads(node):
                     mask |= self._needed(value)

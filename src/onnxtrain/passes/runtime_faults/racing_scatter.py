@@ -102,8 +102,10 @@ def _blocks(node: ir.Node, data: ir.Value, indices: ir.Value, updates: ir.Value)
     rest = write("Slice", write("Shape", updates), write("Shape", leading), [2**31 - 1])
     places = write("Reshape", indices, write("Concat", count, write("Shape", indices, start=-1), axis=0))
     rows = write("Reshape", updates, write("Concat", count, rest, axis=0))
-    # A row may have more elements than a block. A ScatterND of one row runs on one thread.
-    length = write("Max", write("Div", [MOST_ELEMENTS], write("ReduceProd", rest, keepdims=1)), [1])
+    # A row may have more elements than a block. A ScatterND of one row runs on one thread. ONNX Runtime folds the
+    # division, even in a branch that never runs, so the divisor of rows without elements must not be 0.
+    width = write("Max", write("ReduceProd", rest, keepdims=1), [1])
+    length = write("Max", write("Div", [MOST_ELEMENTS], width), [1])
     trips = write("Div", write("Sub", write("Add", count, length), [1]), length)
     loop.replace_input_with(0, write("Squeeze", trips))
 

@@ -164,11 +164,11 @@ def test_net_against_torch(name: str, native: bool, mode: Literal["as_exported",
     overlapping = name == "overlapping"
     depthwise = sum(count for op, count in calls.items() if op.startswith("DepthwiseConvolution"))
     assert calls["Convolution_float"] + depthwise == 3
-    assert (
-        calls["BatchNormalizationMaxPoolRelu_float"] == calls["BatchNormalizationMaxPoolReluGradient_float"]
-    )
-    assert calls["BatchNormalizationMaxPoolRelu_float"] == (not overlapping)
-    assert calls["BatchNormalizationTraining_float"] == overlapping
+    fused = calls["BatchNormalizationMaxPoolRelu_float"]
+    assert calls["BatchNormalizationMaxPoolReluGradient_float"] == (not overlapping)
+    # With overlapping windows, only the forward half can be fused, if nothing else reads its values.
+    assert fused + calls["BatchNormalizationTraining_float"] == 1
+    assert fused or overlapping
     assert calls["BatchNormalizationRelu_float"] == calls["BatchNormalizationReluGradient_float"] == 1
     options = ort.SessionOptions()
     options.log_severity_level = 3

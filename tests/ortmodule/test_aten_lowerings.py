@@ -67,7 +67,7 @@ WITHOUT_A_CASE = {
     "functionalized graphs alone have it; the cases of the op that is called cover it": (
         "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _neg_view "
         "_reshape_alias _unsafe_index _unsafe_index_put alias diagonal_scatter empty_strided lift new_empty_strided "
-        "unsafe_split_with_sizes _cholesky_solve_helper _embedding_bag_forward_only _fused_rms_norm "
+        "onnxtrain.einsum unsafe_split_with_sizes _cholesky_solve_helper _embedding_bag_forward_only _fused_rms_norm "
         "prims.convert_element_type prims.copy_strided prims.fmax prims.fmin"
     ),
     "eager PyTorch writes it in other ops, of which this test sees the calls; its cases exist": (

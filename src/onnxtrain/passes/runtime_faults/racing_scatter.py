@@ -8,7 +8,7 @@ import math
 import onnx_ir as ir
 
 from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
-from onnxtrain.passes.tidy.unique_names import values_of
+from onnxtrain.passes.tidy.unique_names import name_apart, values_of
 
 MOST_ELEMENTS = 200_000
 """ONNX Runtime (1.20 to 1.32) runs a ScatterND on one thread if its updates have fewer than 210,000 elements."""
@@ -33,6 +33,9 @@ class RacingScatterPass(ir.passes.InPlacePass):
         nodes = [n for graph in graphs for n in ir.traversal.RecursiveGraphIterator(graph) if _may_race(n)]
         for node in nodes:
             _split(node)
+        # onnx_ir numbers new values separately in each subgraph.
+        if nodes:
+            name_apart(model)
         return ir.passes.PassResult(model, bool(nodes))
 
 

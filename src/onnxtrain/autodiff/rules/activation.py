@@ -70,9 +70,12 @@ def leaky_relu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 def _prelu_input(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Returns ct for x > 0, else ct * slope."""
-    # The factor is 1 + 0 * slope or 0 + 1 * slope, without rounding.
-    one = op.Cast(_positive(op, n.X), to=ct.dtype)
-    return op.Mul(ct, op.Add(one, op.Mul(op.Sub(1.0, one), n.slope)))
+    positive = _positive(op, n.X)
+    if n.is_mixed(n.outputs[0]):
+        # The factor is 1 + 0 * slope or 0 + 1 * slope, without rounding. It is NaN for an infinite slope.
+        one = op.Cast(positive, to=ct.dtype)
+        return op.Mul(ct, op.Add(one, op.Mul(op.Sub(1.0, one), n.slope)))
+    return op.Where(positive, ct, op.Mul(ct, n.slope))
 
 
 def _prelu_slope(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:

@@ -32,7 +32,7 @@ from steps.machine import about_machine
 
 sys.path.append(str(Path(__file__).parent / "common"))
 import page_tables
-from turns import Worker, gflops, serve, times_of
+from turns import Worker, add_options, earlier_results, gflops, gflops_on, serve, times_of
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
@@ -281,15 +281,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("chains", nargs="*")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--threads", type=int, nargs="+", default=(1, 2))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of a turn")
     parser.add_argument("--quick", action="store_true", help="a few chains of 100,000, one thread")
-    parser.add_argument("--values", action="store_true", help="compare values only; writes no results")
-    parser.add_argument("--profile", action="store_true", help="print the time of each node")
-    parser.add_argument("--results", type=Path, default=HERE / "results" / "elementwise.json")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
-    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+    add_options(parser, HERE / "results" / "elementwise.json")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.chains = arguments.chains or QUICK
@@ -306,14 +299,12 @@ def main() -> None:
 
     path = arguments.results
     about = about_machine()
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    if results.get("machine") != about:
-        results = {"machine": about, "gflops": {}, "threads": {}}
+    results = earlier_results(path, about)
     engines = (
         [e for e in ENGINES if e in ("programs", "separate", "eager")] if arguments.values else [*ENGINES]
     )
     for threads in arguments.threads:
-        speed = _gflops(threads)
+        speed = gflops_on(__file__, threads)
         print(f"{about.get('processor')}, {threads} threads, {speed} GFLOP/s", flush=True)
         results["gflops"][str(threads)] = speed
         found = results["threads"].setdefault(str(threads), {})
@@ -339,13 +330,6 @@ def main() -> None:
     print(summary(results))
     page_tables.write(PAGE, tables(results), into_page=arguments.write)
     return None
-
-
-def _gflops(threads: int) -> float:
-    worker = Worker(__file__, ["--work", "gflops", "", str(threads)], threads)
-    speed = worker.ask()
-    worker.close()
-    return float(speed)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from steps.machine import about_machine
 
 sys.path.append(str(Path(__file__).parent / "common"))
 import page_tables
-from turns import Worker, gflops, serve, times_of
+from turns import Worker, add_options, earlier_results, gflops, gflops_on, serve, times_of
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "performance.md"
@@ -356,15 +356,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", default=(10_000, 100_000, 1_000_000))
     parser.add_argument("--widths", type=int, nargs="+", default=(1, 16, 64, 256))
     parser.add_argument("--indices", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--threads", type=int, nargs="+", default=(1, 2))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of a turn")
     parser.add_argument("--quick", action="store_true", help="10,000 rows of 16, one thread")
-    parser.add_argument("--values", action="store_true", help="compare values only; writes no results")
-    parser.add_argument("--profile", action="store_true", help="print the time of the slowest nodes")
-    parser.add_argument("--results", type=Path, default=HERE / "results" / "rows.json")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
-    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+    add_options(parser, HERE / "results" / "rows.json")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rows, arguments.widths, arguments.threads = (10_000,), (16,), (1,)
@@ -378,9 +371,7 @@ def main() -> None:
         engine, folder, threads = arguments.work
         return work(engine, Path(folder), int(threads))
     path, about = arguments.results, about_machine()
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    if results.get("machine") != about:
-        results = {"machine": about, "gflops": {}, "threads": {}}
+    results = earlier_results(path, about)
     engines = ["kernels", "stock"] if arguments.values else [*ENGINES]
     cases = [
         (case, rows, width, kind)
@@ -392,9 +383,7 @@ def main() -> None:
     for threads in arguments.threads:
         found = results["threads"].setdefault(str(threads), {})
         with tempfile.TemporaryDirectory() as folder:
-            speed = Worker(__file__, ["--work", "gflops", folder, str(threads)], threads)
-            results["gflops"][str(threads)] = speed.ask()
-            speed.close()
+            results["gflops"][str(threads)] = gflops_on(__file__, threads)
             print(f"{about.get('processor')}, {threads} threads, {results['gflops'][str(threads)]} GFLOP/s")
             measurement = Measurement(threads, engines, Path(folder))
             for case, rows, width, kind in cases:

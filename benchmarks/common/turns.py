@@ -5,6 +5,7 @@ Programs of the other folders put this folder on their path.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import json
@@ -14,9 +15,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Worker", "gflops", "serve", "times_of"]
+__all__ = ["Worker", "add_options", "earlier_results", "gflops", "gflops_on", "serve", "times_of"]
 
 # Without these, glibc returns large blocks to the system, and each call of PyTorch waits for new pages.
 _MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
@@ -98,3 +100,34 @@ def gflops() -> float:
 
     a = np.random.default_rng(0).standard_normal((1024, 1024)).astype(np.float32)
     return round(2 * 1024**3 / min(times_of(lambda: a @ a, 0.5)) / 1e3, 1)
+
+
+def gflops_on(program: str, threads: int) -> float:
+    """Returns `gflops` in a process with a number of threads; `program` serves it for `--work gflops`."""
+    worker = Worker(program, ["--work", "gflops", "", str(threads)], threads)
+    speed = float(worker.ask())
+    worker.close()
+    return speed
+
+
+def add_options(parser: argparse.ArgumentParser, results: Path) -> None:
+    """Adds the options of a program that measures in turns.
+
+    Args:
+        parser: the program's parser.
+        results: default of `--results`.
+    """
+    parser.add_argument("--threads", type=int, nargs="+", default=(1, 2))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of a turn")
+    parser.add_argument("--values", action="store_true", help="compare values only; writes no results")
+    parser.add_argument("--profile", action="store_true", help="print the time of each node")
+    parser.add_argument("--results", type=Path, default=results)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
+    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+
+
+def earlier_results(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the results in a file if they are of the machine that `about` describes, else empty results."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found if found.get("machine") == about else {"machine": about, "gflops": {}, "threads": {}}

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from onnxtrain.fusion._instructions import Dims, dims_of
 from onnxtrain.fusion._windows import MOST_ROW, reduction_of, window_of
+from onnxtrain.passes import Dims, dims_of
 
 
 @dataclass(frozen=True)

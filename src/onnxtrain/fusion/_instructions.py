@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.functions import DOMAIN
 from onnxtrain.fusion._windows import window_of
-from onnxtrain.passes import known_array
+from onnxtrain.passes import dims_of, known_array
 
 INSTRUCTIONS = (
     "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Reciprocal", "Sqrt", "Exp", "Log", "Sigmoid", "Tanh", "Erf", "Relu",
@@ -24,8 +24,6 @@ EXPANSIONS = frozenset({"LeakyRelu", "Gelu", "Pow"})
 MASKS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "And", "Or", "Not"})
 _CHEAP = frozenset({"Add", "Sub", "Mul", "Neg"})
 _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
-
-Dims = tuple[int | str, ...]
 
 
 def elementwise_leaves(
@@ -101,14 +99,6 @@ def _is_program(function: ir.Function) -> bool:
         )
         for node in function
     )
-
-
-def dims_of(value: ir.Value) -> Dims | None:
-    """Returns the sizes of a value, as numbers and names; None if one is unknown."""
-    if value.shape is None:
-        return None
-    dims = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
-    return None if None in dims else dims  # type: ignore[return-value]
 
 
 def number_of(value: ir.Value) -> float | None:

@@ -13,9 +13,9 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import DOMAIN, SpecializedOp
 from onnxtrain.fusion._domain import Domain
-from onnxtrain.fusion._instructions import INSTRUCTIONS, dims_of, number_of, window_source
+from onnxtrain.fusion._instructions import INSTRUCTIONS, number_of, window_source
 from onnxtrain.fusion._windows import Reduction, Window, reduction_of, window_of
-from onnxtrain.passes import known_array, remove_unread_chains
+from onnxtrain.passes import dims_of, known_array, remove_unread_chains
 
 MOST_INPUTS, MOST_OUTPUTS, MOST_INSTRUCTIONS = 16, 8, 256
 

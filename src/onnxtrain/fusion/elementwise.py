@@ -15,7 +15,6 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.fusion._domain import Domain, domain_of
 from onnxtrain.fusion._instructions import (
     INSTRUCTIONS,
-    dims_of,
     elementwise_leaves,
     is_elementwise,
     window_source,
@@ -23,7 +22,7 @@ from onnxtrain.fusion._instructions import (
 from onnxtrain.fusion._pass import KeepingPass
 from onnxtrain.fusion._programs import MOST_INPUTS, MOST_INSTRUCTIONS, MOST_OUTPUTS, rewrite
 from onnxtrain.fusion._windows import Reduction, reduction_of, window_of
-from onnxtrain.passes import is_constant, reads, remove_unread_chains, remove_unread_initializers
+from onnxtrain.passes import dims_of, is_constant, reads, remove_unread_chains, remove_unread_initializers
 
 __all__ = ["INSTRUCTIONS", "MOST_INPUTS", "MOST_OUTPUTS", "ElementwisePass", "is_elementwise", "window_of"]
 

@@ -15,7 +15,14 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import REDUCTIONS, CompositeOp, gather_rows, scatter_rows
 from onnxtrain.fusion._pass import KeepingPass, take_over
-from onnxtrain.passes import LateExpandPass, dims_of, expand_source, known_array, remove_unread_chains
+from onnxtrain.passes import (
+    LateExpandPass,
+    dims_of,
+    expand_source,
+    known_array,
+    permutation,
+    remove_unread_chains,
+)
 
 _SHORT_ROW = 256
 """Rows up to this length are gathered by the native kernel. ONNX Runtime copies longer rows as fast."""
@@ -196,11 +203,13 @@ class _Rewriter:
 
     def _moved(self, node: ir.Node, data: ir.Value, last: ir.Node) -> ir.Value:
         """Returns the table of a scatter, with its axes as the Transpose `last` orders those of the result."""
-        order = _perm(last)
+        order = permutation(last)
         source, producer = None, data.producer()
         if producer is not None and (producer.op_type, producer.domain) == ("Transpose", ""):
             source = producer.inputs[0]
-            if source is not None and [_perm(producer)[axis] for axis in order] == list(range(len(order))):
+            if source is not None and [permutation(producer)[axis] for axis in order] == list(
+                range(len(order))
+            ):
                 return source
         with self._op.placing(before=node):
             number = expand_source(data)
@@ -268,12 +277,12 @@ def _transposed_scatter(node: ir.Node, index_axes: int) -> tuple[int, ir.Node, i
     none = 0, node, None
     if last is None or first is None or (first.op_type, first.domain) != ("Transpose", ""):
         return none
-    order = _perm(last)
+    order = permutation(last)
     axis = order.index(0) if 0 in order else 0
     lead, rest = list(range(axis)), list(range(axis + index_axes, len(order) - 1 + index_axes))
     if axis == 0 or order != [*range(1, axis + 1), 0, *range(axis + 1, len(order))]:
         return none
-    if _perm(first) != [*range(axis, axis + index_axes), *lead, *rest]:
+    if permutation(first) != [*range(axis, axis + index_axes), *lead, *rest]:
         return none
     return axis, last, first.inputs[0]
 
@@ -295,7 +304,7 @@ def _transposed_gather(
     first, last = data.producer(), _sole_transpose(node)
     if last is None or first is None or (first.op_type, first.domain) != ("Transpose", ""):
         return 0, node, None
-    order = _perm(first)
+    order = permutation(first)
     axis = order[0]
     rest = list(range(axis + 1, len(order)))
     if order != [axis, *range(axis), *rest]:
@@ -305,7 +314,7 @@ def _transposed_gather(
         *range(index_axes),
         *range(index_axes + axis, index_axes + len(order) - 1),
     ]
-    return (axis, last, first.inputs[0]) if _perm(last) == back else (0, node, None)
+    return (axis, last, first.inputs[0]) if permutation(last) == back else (0, node, None)
 
 
 def _sole_transpose(node: ir.Node) -> ir.Node | None:
@@ -316,13 +325,6 @@ def _sole_transpose(node: ir.Node) -> ir.Node | None:
     reader = next(iter(uses)).node
     same = reader.graph is node.graph and (reader.op_type, reader.domain) == ("Transpose", "")
     return reader if same else None
-
-
-def _perm(transpose: ir.Node) -> list[int]:
-    """Returns the order of axes of a Transpose."""
-    x = transpose.inputs[0]
-    rank = len(x.shape) if x is not None and x.shape is not None else 0
-    return list(transpose.attributes.get_ints("perm") or range(rank)[::-1])
 
 
 def _read(node: ir.Node, inputs: Sequence[ir.Value]) -> None:

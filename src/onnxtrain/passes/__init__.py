@@ -13,6 +13,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import has_schema_function, inline_schema_functions
 from onnxtrain.passes.canonical.pipeline import canonicalize
+from onnxtrain.passes.canonical.repeated_axes import permutation
 from onnxtrain.passes.io.load import (
     CANONICAL_OPSET,
     MAX_IR_VERSION,
@@ -46,6 +47,7 @@ from onnxtrain.passes.runtime_faults.racing_scatter import RacingScatterPass
 from onnxtrain.passes.runtime_faults.reduction_axes import PositiveAxesPass
 from onnxtrain.passes.runtime_faults.running_statistics import IsolateStatisticsPass
 from onnxtrain.passes.shapes.ceil_mode import CeilModePass
+from onnxtrain.passes.shapes.dims import Dims, dims_of
 from onnxtrain.passes.shapes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
 from onnxtrain.passes.shapes.explain_missing import why_untyped
 from onnxtrain.passes.shapes.implied_ranks import ImpliedRanksPass
@@ -65,7 +67,7 @@ from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
 # For frozen backbones only: `training` runs it when parameters are graph inputs.
 from onnxtrain.passes.tidy.frozen_batch_norm import FoldFrozenBatchNormPass
 from onnxtrain.passes.tidy.implicit_expand import ImplicitExpandPass
-from onnxtrain.passes.tidy.late_expand import LateExpandPass, dims_of, expand_source
+from onnxtrain.passes.tidy.late_expand import LateExpandPass, expand_source
 from onnxtrain.passes.tidy.reads import captured_values, reads
 from onnxtrain.passes.tidy.relu_after_pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.tidy.replace_value import stand_in
@@ -83,6 +85,7 @@ __all__ = [
     "CleanupPass",
     "ColumnVectorPass",
     "CrossEntropyPass",
+    "Dims",
     "DynamicBatchPass",
     "ExactSigmoidPass",
     "FloatDequantizedPass",
@@ -134,6 +137,7 @@ __all__ = [
     "mark_long_sum",
     "mark_stop_gradient",
     "mark_stopped_gradients",
+    "permutation",
     "promote_initializers",
     "reads",
     "remove_unread_chains",

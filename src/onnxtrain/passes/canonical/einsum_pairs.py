@@ -9,7 +9,8 @@ from string import ascii_letters
 
 import onnx_ir as ir
 
-from onnxtrain.passes.canonical.repeated_axes import Write, repeated_axes, same_size, without_axes
+from onnxtrain.passes.canonical.repeated_axes import Write, repeated_axes, without_axes
+from onnxtrain.passes.shapes.dims import same_size
 from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 _UNKNOWN = 64

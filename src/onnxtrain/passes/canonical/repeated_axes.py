@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 
 import onnx_ir as ir
 
+from onnxtrain.passes.shapes.dims import same_size
+
 Write = Callable[..., ir.Value]
 
 
@@ -23,7 +25,7 @@ def repeated_axes(value: ir.Value) -> frozenset[int]:
         own = {axis for axis, (small, large) in enumerate(sizes) if small == 1 and large != 1}
         return repeated_axes(source) | own
     if node.op_type == "Transpose":
-        perm, below = _permutation(node), repeated_axes(source)
+        perm, below = permutation(node), repeated_axes(source)
         return frozenset(axis for axis, before in enumerate(perm) if before in below)
     if node.op_type == "Reshape":
         moved = _kept_axes(source.shape, value.shape)
@@ -62,7 +64,7 @@ def without_axes(write: Write, value: ir.Value, axes: Collection[int]) -> ir.Val
         ones = sorted(set(axes) - below)
         result = write("Squeeze", inner, [axis - sum(other < axis for other in below) for axis in ones])
     elif node.op_type == "Transpose":
-        perm = [axis for axis in _permutation(node) if axis not in below]
+        perm = [axis for axis in permutation(node) if axis not in below]
         places = {axis: place for place, axis in enumerate(sorted(perm))}
         result = write("Transpose", inner, perm=[places[axis] for axis in perm])
     else:
@@ -78,20 +80,15 @@ def without_axes(write: Write, value: ir.Value, axes: Collection[int]) -> ir.Val
     return result
 
 
-def same_size(a: object, b: object) -> bool:
-    """True if two sizes are known to be equal. Unnamed symbolic sizes never are."""
-    return a == b and a is not None and not (isinstance(a, ir.SymbolicDim) and a.value is None)
-
-
 def _at(shape: ir.Shape, axis: int) -> object:
     return shape[axis] if axis < len(shape) else None
 
 
-def _permutation(node: ir.Node) -> tuple[int, ...]:
-    value = node.inputs[0]
-    assert value is not None
-    assert value.shape is not None
-    return tuple(node.attributes.get_ints("perm") or reversed(range(len(value.shape))))
+def permutation(transpose: ir.Node) -> list[int]:
+    """Returns the order of axes of a Transpose, whose input has a known rank."""
+    x = transpose.inputs[0]
+    rank = len(x.shape) if x is not None and x.shape is not None else 0
+    return list(transpose.attributes.get_ints("perm") or reversed(range(rank)))
 
 
 def _kept_axes(before: ir.Shape, after: ir.Shape) -> dict[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.passes.canonical.einsum_pairs import ellipsis_letters, split_equation
-from onnxtrain.passes.canonical.repeated_axes import same_size
+from onnxtrain.passes.shapes.dims import same_size
 from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 Dim = int | ir.SymbolicDim

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.op_facts import ARITHMETIC, RESHAPES
-from onnxtrain.passes.canonical.repeated_axes import same_size
+from onnxtrain.passes.shapes.dims import same_size
 
 
 class ImplicitExpandPass(ir.passes.InPlacePass):

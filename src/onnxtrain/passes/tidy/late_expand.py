@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.shapes.dims import Dims, dims_of
 from onnxtrain.passes.tidy.constants import add_constant, known_array
 from onnxtrain.passes.tidy.replace_value import successor
 
@@ -14,8 +15,6 @@ _OPS = frozenset(
     }
 )  # fmt: skip
 _DTYPES = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
-
-_Dims = tuple[int | str, ...]
 
 
 class LateExpandPass(ir.passes.InPlacePass):
@@ -46,14 +45,6 @@ def expand_source(value: ir.Value) -> ir.Value | None:
     if node is None or (node.op_type, node.domain) != ("Expand", "") or node.inputs[0] is None:
         return None
     return node.inputs[0] if dims_of(node.inputs[0]) is not None else None
-
-
-def dims_of(value: ir.Value) -> _Dims | None:
-    """Returns the sizes of a value, as numbers and names; None if one is unknown."""
-    if value.shape is None:
-        return None
-    dims = tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
-    return None if None in dims else dims  # type: ignore[return-value]
 
 
 def _expand_afterwards(node: ir.Node) -> bool:
@@ -109,7 +100,7 @@ def _expand_instead(graph: ir.Graph, tile: ir.Node) -> bool:
     return True
 
 
-def _broadcast(shapes: list[_Dims | None]) -> _Dims | None:
+def _broadcast(shapes: list[Dims | None]) -> Dims | None:
     """Returns the sizes to which shapes broadcast; None if one is unknown, or symbolic sizes may be 1."""
     rank = max((len(dims) for dims in shapes if dims is not None), default=0)
     if None in shapes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.op_facts import CASTS, SHAPE_READERS
+from onnxtrain.passes.shapes.dims import dims_of
 
 
 class SharedSizesPass(ir.passes.InPlacePass):
@@ -41,10 +42,9 @@ def _key(node: ir.Node, sizes: set[ir.Value]) -> tuple[object, ...] | None:
     source = node.inputs[0] if node.domain == "" and len(node.inputs) == 1 else None
     if source is None:
         return None
-    if node.op_type in SHAPE_READERS and source.shape is not None:
-        dims = tuple(dim if isinstance(dim, int) else dim.value for dim in source.shape)
+    if node.op_type in SHAPE_READERS and (dims := dims_of(source)) is not None:
         ends = (node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims)))
-        return None if None in dims else (node.op_type, dims, ends)
+        return node.op_type, dims, ends
     if node.op_type in CASTS and "to" in node.attributes and source in sizes:
         return node.op_type, source, node.attributes["to"].as_int()
     return None

@@ -138,3 +138,15 @@ def test_the_gradient_of_an_embedding_loses_no_update() -> None:
 
     for _ in range(20):
         assert np.array_equal(session.run(["table_grad"], feeds)[0], expected)
+
+
+@pytest.mark.parametrize("text", [MODEL, IN_A_FUNCTION], ids=["graph", "function"])
+def test_rows_without_elements(text: str) -> None:
+    """ONNX Runtime infers shapes, and folds constants, in the branch that is not taken, too."""
+    text = text.replace("[n, k, w] rows", "[n, k, 0] rows").replace("[t, w]", "[t, 0]")
+    feeds = {
+        "table": np.zeros((4, 0), np.float32),
+        "places": np.zeros((2, 3, 1), np.int64),
+        "rows": np.zeros((2, 3, 0), np.float32),
+    }
+    assert run(rewritten(text), feeds).shape == (4, 0)

@@ -103,8 +103,10 @@ def _blocks(node: ir.Node, data: ir.Value, indices: ir.Value, updates: ir.Value)
     leading = write("Shape", indices, end=-1)
     count = write("ReduceProd", leading, keepdims=1)
     rest = write("Slice", write("Shape", updates), write("Shape", leading), [2**31 - 1])
-    places = write("Reshape", indices, write("Concat", count, write("Shape", indices, start=-1), axis=0))
-    rows = write("Reshape", updates, write("Concat", count, rest, axis=0))
+    places = write(
+        "Reshape", indices, write("Concat", count, write("Shape", indices, start=-1), axis=0), allowzero=1
+    )
+    rows = write("Reshape", updates, write("Concat", count, rest, axis=0), allowzero=1)
     # A row may have more elements than a block. A ScatterND of one row runs on one thread. ONNX Runtime folds the
     # division, even in a branch that never runs, so the divisor of rows without elements must not be 0.
     width = write("Max", write("ReduceProd", rest, keepdims=1), [1])

@@ -48,7 +48,7 @@ def absolute_links(markdown: str, address: str, version: str) -> str:
     """Returns Markdown whose relative links lead to the repository, or are their text if `address` is empty.
 
     Args:
-        markdown: text with links relative to the root of the repository, e.g. "[guide](docs/data.md)".
+        markdown: text with links relative to the root of the repository, e.g. "[guide](docs/guides/feed-your-data.md)".
         address: of the repository, e.g. "https://example.org/onnxtrain".
         version: of the package; the commit of a release has the tag "v" + version.
     """

@@ -5,7 +5,7 @@ process takes (VmHWM) beyond what it had before the first step, so that everythi
 PyTorch's attention as products and a softmax.
 
 Usage: python benchmarks/attention.py [--lengths N ...] [--threads 2]
-Writes benchmarks/results/attention.json and docs/images/attention.png.
+Writes benchmarks/results/attention.json and notes/images/attention.png.
 """
 
 from __future__ import annotations

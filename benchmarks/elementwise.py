@@ -12,7 +12,7 @@ ops; so must those with a sum behind them, unless the sum is part of the program
 Usage: python benchmarks/elementwise.py [CHAIN ...] [--sizes N ...] [--threads 1 2] [--rounds 5] [--seconds 0.1]
            [--engines NAME ...] [--quick] [--values] [--profile] [--results FILE] [--write]
 Writes benchmarks/results/elementwise.json; chains, sizes and threads that were measured before on the same machine
-stay in it. `--write` puts the tables into docs/performance.md.
+stay in it. `--write` puts the tables into notes/performance.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import page_tables
 from turns import Worker, add_options, earlier_results, gflops, gflops_on, serve, times_of
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "notes" / "performance.md"
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 ENGINES = ("programs", "Inductor", "eager", "separate", "programs again")
 QUICK = ("swiglu", "huber", "normalize", "b_spline")

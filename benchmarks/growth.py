@@ -5,7 +5,7 @@ Forward, backward and AdamW through the on-device API, with the kernels that are
 measurement has a process of its own.
 
 Usage: python benchmarks/growth.py
-Writes benchmarks/results/growth.json and docs/images/growth.png.
+Writes benchmarks/results/growth.json and notes/images/growth.png.
 """
 
 from __future__ import annotations

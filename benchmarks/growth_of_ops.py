@@ -5,7 +5,7 @@ and 4n, along each axis in turn, forward and gradient, without native kernels. M
 work the number of elements that are read and written, plus the multiplications of products. No clock is used.
 
 Usage: python benchmarks/growth_of_ops.py [--size 128] [--only NAME ...] [--write]
-Prints the exponents that are above eager mode's; `--write` puts the table into docs/growth.md.
+Prints the exponents that are above eager mode's; `--write` puts the table into notes/growth.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "growth.md"
+PAGE = ROOT / "notes" / "growth.md"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks" / "common")]
 
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="the smallest of three sizes (default: 128)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="files of cases, e.g. pooling")
     parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/growth.md")
+    parser.add_argument("--write", action="store_true", help="put the table into notes/growth.md")
     parser.add_argument("--part", help="what a process of its own measures")
     options = parser.parse_args()
     if options.part is not None:

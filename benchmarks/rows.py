@@ -11,7 +11,7 @@ inputs, plus 1e-6. The results say which values have other bits on 2 or 4 thread
 Usage: python benchmarks/rows.py [CASE ...] [--rows N ...] [--widths N ...] [--indices KIND ...] [--threads 1 2]
            [--rounds 5] [--seconds 0.1] [--quick] [--values] [--profile] [--results FILE] [--write]
 Writes benchmarks/results/rows.json; cases that were measured before on the same machine stay in it. `--write` puts the
-table into docs/performance.md. Cases whose arrays take more than 1 GB are left out.
+table into notes/performance.md. Cases whose arrays take more than 1 GB are left out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import page_tables
 from turns import Worker, add_options, earlier_results, gflops, gflops_on, serve, times_of
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "notes" / "performance.md"
 ENGINES = {"kernels": "auto", "eager": "off", "stock": "off", "kernels again": "auto"}
 """Engines, and the setting of ONNXTRAIN_KERNELS of each."""
 KINDS = ("random", "sorted", "repeated")

@@ -2,7 +2,7 @@
 
 Engines take turns; the first one runs twice, so that the difference tells what is noise. All start from the same
 weights, and the run fails unless their losses agree over the first steps. Results are merged into the JSON of earlier
-runs, so that nets can be run one by one; `--report` writes the table and the chart of docs/performance.md from them.
+runs, so that nets can be run one by one; `--report` writes the table and the chart of notes/performance.md from them.
 
 Usage: python benchmarks/run.py [NET ...] [--engine NAME ...] [--first] [--report]
 """
@@ -140,7 +140,7 @@ def main() -> None:
     except (EngineStopped, LossesDiffer) as error:
         sys.exit(str(error))
     if arguments.report:
-        write_report(arguments.results, HERE.parent / "docs")
+        write_report(arguments.results, HERE.parent / "notes")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The model is a stack of dense layers of width 64, each with a residual, an activ
 Each size is measured in a process of its own.
 
 Usage: python benchmarks/scaling.py [--nodes N ...]
-Writes benchmarks/results/scaling.json and docs/images/scaling.png.
+Writes benchmarks/results/scaling.json and notes/images/scaling.png.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the code blocks of the pages, and compares what they print with the output blocks that follow them.
 
-    python tests/pages.py docs/lora.md            # compares; names each block whose output differs
-    python tests/pages.py --write docs/lora.md    # writes the outputs and the pictures into the page
+    python tests/pages.py docs/guides/train-lora-adapters.md            # compares; names each block whose output differs
+    python tests/pages.py --write docs/guides/train-lora-adapters.md    # writes the outputs and the pictures into the page
     python tests/pages.py --write                 # the same for all pages
 
 A block in `python` or `bash` runs; one in `sh`, `text` or another language does not. A `bash` block holds commands of
@@ -47,49 +47,54 @@ STORIES = [
     "docs/tutorials/first-fine-tuning.md",
     "docs/tutorials/from-pytorch.md",
     "docs/tutorials/on-the-device.md",
-    "docs/transfer-learning.md",
-    "docs/tabular-data.md",
-    "docs/text-classification.md",
-    "docs/forecasting.md",
-    "docs/explanations/how-a-training-model-is-made.md",
-    "docs/explanations/how-exact-the-numbers-are.md",
+    "docs/guides/choose-a-loss-and-weights.md",
+    "docs/guides/train-part-of-a-model.md",
+    "docs/guides/save-stop-and-resume.md",
+    "docs/guides/fix-a-training-run.md",
+    "docs/guides/train-on-a-table.md",
+    "docs/guides/fit-training-into-memory.md",
+    "docs/guides/train-on-a-gpu.md",
+    "docs/devices/ship-training-to-a-device.md",
+    "docs/concepts/how-a-training-model-is-made.md",
+    "docs/concepts/how-exact-it-is.md",
+    "examples/text_classification/README.md",
+    "examples/forecasting/personalise.md",
     "README.md",
-    *sorted(f"docs/how-to/{path.name}" for path in (ROOT / "docs" / "how-to").glob("*.md")),
 ]
 # Each block of these pages runs by itself, in a folder with a model and data for it.
 EXAMPLES = [
-    "docs/fine-tuning.md",
-    "docs/losses-and-optimizers.md",
-    "docs/tokens.md",
-    "docs/exported-models.md",
-    "docs/contracts.md",
-    "docs/data.md",
-    "docs/callbacks.md",
-    "docs/derivatives.md",
-    "docs/ortmodule.md",
-    "docs/layer-norms.md",
-    "docs/lora.md",
-    "docs/own-host.md",
-    "docs/quantisation-aware-training.md",
-    "docs/threads.md",
-    "docs/browser.md",
-    "docs/several-workers.md",
+    "docs/guides/prepare-your-model.md",
+    "docs/guides/feed-your-data.md",
+    "docs/guides/train-a-language-model.md",
+    "docs/guides/train-lora-adapters.md",
+    "docs/guides/train-an-int8-model.md",
+    "docs/guides/extend-the-trainer.md",
+    "docs/guides/compute-derivatives.md",
+    "docs/guides/train-with-several-processes.md",
+    "docs/guides/fine-tuning.md",
+    "docs/guides/threads.md",
+    "docs/pytorch/use-ortmodule.md",
+    "docs/devices/browser.md",
+    "docs/devices/own-host.md",
+    "docs/reference/file-formats.md",
+    "docs/reference/layer-norms.md",
+    "docs/reference/losses-and-optimizers.md",
 ]
 # A page that begins with a file of another program's: a small one with the same ops.
-WITH_A_LANGUAGE_MODEL = {"docs/how-to/fine-tune-a-language-model-for-genai.md"}
+WITH_A_LANGUAGE_MODEL = {"docs/guides/train-lora-adapters.md"}
 # Pages whose blocks another test runs, with the files or processes that they need.
 ELSEWHERE = {
-    "docs/architecture.md": "tests/test_architecture_page.py",
-    "docs/federated.md": "tests/integrations/test_flower.py",
-    "docs/many-machines.md": "tests/distributed/test_engines.py",
+    "notes/architecture.md": "tests/test_architecture_page.py",
+    "docs/devices/federated.md": "tests/integrations/test_flower.py",
+    "docs/pytorch/with-other-tools.md": "tests/distributed/test_engines.py",
 }
 WITH_DATA = {
-    "docs/fine-tuning.md",
-    "docs/losses-and-optimizers.md",
-    "docs/contracts.md",
-    "docs/data.md",
-    "docs/callbacks.md",
-    "docs/lora.md",
+    "docs/guides/fine-tuning.md",
+    "docs/reference/losses-and-optimizers.md",
+    "docs/reference/file-formats.md",
+    "docs/guides/feed-your-data.md",
+    "docs/guides/extend-the-trainer.md",
+    "docs/guides/train-lora-adapters.md",
 }
 
 

@@ -85,7 +85,7 @@ def test_every_callback_is_exported_documented_and_tested() -> None:
                 f"{name}: import it from {path.name} in src/onnxtrain/trainer/__init__.py, and add it to __all__"
             )
         if name not in words(IDENTIFIER, "docs", "*.md"):
-            lacking.append(f"{name}: describe it in docs/callbacks.md")
+            lacking.append(f"{name}: describe it in docs/guides/extend-the-trainer.md")
         if name not in words(IDENTIFIER, "tests"):
             lacking.append(f"{name}: test it in tests/trainer/test_callbacks.py")
     report(lacking)
@@ -106,7 +106,7 @@ def test_every_training_option_is_read_and_tested() -> None:
         if name not in words(GIVEN, "tests"):
             lacking.append(f"{name}: test what it does, with Recipe({name}=...), in tests/test_recipe.py")
         if name not in words(IDENTIFIER, "docs", "*.md"):
-            lacking.append(f"{name}: describe it in docs/fine-tuning.md")
+            lacking.append(f"{name}: describe it in docs/guides/fine-tuning.md")
         if isinstance(shell, ShellOption):
             option = f"--{(shell.name or name).replace('_', '-')}"
             if option not in words(OPTION, "tests"):
@@ -225,7 +225,7 @@ def test_every_pass_is_in_a_list_and_tested() -> None:
         place = path.relative_to(SRC / "passes").as_posix()
         if name not in words(CALL, PACKAGE):
             lacking.append(
-                f"{name}: nothing runs it; call it in the list of its place (The order of passes, docs/architecture.md)"
+                f"{name}: nothing runs it; call it in the list of its place (The order of passes, notes/architecture.md)"
             )
         tested = place in TESTED_BY or f"test_{path.name}" in test_files or name in words(IDENTIFIER, "tests")
         if not tested:
@@ -235,9 +235,9 @@ def test_every_pass_is_in_a_list_and_tested() -> None:
 
 
 def test_every_fault_that_a_pass_avoids_is_on_the_page_of_faults() -> None:
-    page = (ROOT / "docs" / "faults-of-others.md").read_text(encoding="utf-8")
+    page = (ROOT / "notes" / "faults-of-others.md").read_text(encoding="utf-8")
     lacking = [
-        f"{path.name}: name the project, its version and the fault in docs/faults-of-others.md, with `{path.name}`"
+        f"{path.name}: name the project, its version and the fault in notes/faults-of-others.md, with `{path.name}`"
         for path in sorted((SRC / "passes" / "runtime_faults").glob("*.py"))
         if path.name not in ("__init__.py", "pipeline.py") and f"{path.name}`" not in page
     ]
@@ -259,7 +259,7 @@ def test_every_host_profile_can_be_chosen_and_is_documented_and_tested() -> None
     ]
     for name in PROFILES:
         if name != "default" and name not in words(PROFILE, "docs", "*.md"):
-            lacking.append(f'{name}: describe profile="{name}" in docs/own-host.md')
+            lacking.append(f'{name}: describe profile="{name}" in docs/devices/own-host.md')
         if name not in words(GIVEN, "tests"):
             lacking.append(f"{name}: test it in tests/hosts/test_{name}_profile.py")
     report(lacking)

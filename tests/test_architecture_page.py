@@ -1,4 +1,4 @@
-"""The example of docs/architecture.md, "The life of one model": the figures that the page gives."""
+"""The example of notes/architecture.md, "The life of one model": the figures that the page gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pages import read_blocks, run_block
 
-PAGE = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
+PAGE = (Path(__file__).parents[1] / "notes" / "architecture.md").read_text()
 
 
 def mlp() -> onnx.ModelProto:
@@ -36,7 +36,7 @@ def test_the_files_have_the_inputs_outputs_and_nodes_that_the_page_names(
 ) -> None:
     onnx.save(mlp(), tmp_path / "mlp.onnx")
     monkeypatch.chdir(tmp_path)
-    (block,) = read_blocks("docs/architecture.md")
+    (block,) = read_blocks("notes/architecture.md")
     run_block(block, {})
 
     graphs = {file.stem: onnx.load(file) for file in Path("run").glob("*_model.onnx")}

@@ -1,4 +1,4 @@
-"""Each line of `docs/bad-input.md`, tried in another process; and files with random damage."""
+"""Each line of `docs/reference/error-messages.md`, tried in another process; and files with random damage."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Line:
 
 def lines_of_the_page() -> list[Line]:
     lines, section = [], ""
-    for text in (ROOT / "docs" / "bad-input.md").read_text(encoding="utf-8").splitlines():
+    for text in (ROOT / "docs" / "reference" / "error-messages.md").read_text(encoding="utf-8").splitlines():
         if text.startswith("## "):
             section = text[3:]
         elif text.startswith("| ") and not text.startswith("| what was wrong |"):

@@ -27,7 +27,7 @@ def check_transfer_learning(names: dict[str, Any]) -> None:
     in_the_shell = Trainer.resume("run").evaluate(*rest)["accuracy"]
     assert in_the_shell == pytest.approx(after, abs=0.02)
     block = next(
-        b.code for b in read_blocks("docs/transfer-learning.md") if "replace_head(make_batch" in b.code
+        b.code for b in read_blocks("docs/guides/train-part-of-a-model.md") if "replace_head(make_batch" in b.code
     )
     assert len([line for line in block.splitlines() if line.strip()]) <= 10
 
@@ -86,10 +86,10 @@ def check_readme(names: dict[str, Any]) -> None:
 
 CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "README.md": check_readme,
-    "docs/transfer-learning.md": check_transfer_learning,
-    "docs/tabular-data.md": check_tabular_data,
-    "docs/text-classification.md": check_text_classification,
-    "docs/forecasting.md": check_forecasting,
+    "docs/guides/train-part-of-a-model.md": check_transfer_learning,
+    "docs/guides/train-on-a-table.md": check_tabular_data,
+    "examples/text_classification/README.md": check_text_classification,
+    "examples/forecasting/personalise.md": check_forecasting,
     "docs/tutorials/first-fine-tuning.md": check_first_fine_tuning,
     "docs/tutorials/from-pytorch.md": check_from_pytorch,
 }

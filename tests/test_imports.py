@@ -255,6 +255,6 @@ def test_private_modules_of_another_room_are_read_by_the_rooms_that_the_architec
             other, *rest = module.split(".")
             if other != room and any(part.startswith("_") for part in rest):
                 readers.add(room)
-    page = (source.parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (source.parents[1] / "notes" / "architecture.md").read_text(encoding="utf-8")
     (named,) = re.findall(r"no part of what users import\. (.*?) read a few such modules", page)
     assert readers == {*re.findall(r"`(\w+)/`", named)}

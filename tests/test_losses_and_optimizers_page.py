@@ -1,4 +1,4 @@
-"""docs/losses-and-optimizers.md: its tables of losses and optimizers are written from the classes; metrics are named.
+"""docs/reference/losses-and-optimizers.md: its tables of losses and optimizers are written from the classes; metrics are named.
 
 `ONNXTRAIN_WRITE_DOCS=1 pytest tests/test_losses_and_optimizers_page.py` writes them.
 """
@@ -22,7 +22,7 @@ from onnxtrain.losses import LOSSES, Loss
 from onnxtrain.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain.trainer import METRICS, SCHEDULES
 
-PAGE = Path(__file__).parents[1] / "docs" / "losses-and-optimizers.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "losses-and-optimizers.md"
 
 
 def _number(value: object) -> str:
@@ -123,6 +123,6 @@ def test_every_schedule_and_metric_is_in_the_guide() -> None:
         name.split("_")[0] if name.startswith(("f1", "precision", "recall")) else name for name in METRICS
     }
     missing = [name for name in [*SCHEDULES, *whole] if f"`{name}`" not in page]
-    assert not missing, "add rows to the tables of metrics and schedules in docs/losses-and-optimizers.md"
+    assert not missing, "add rows to the tables of metrics and schedules in docs/reference/losses-and-optimizers.md"
     for name, kind in SCHEDULES.items():
         assert f"| `{kind.__name__}(" in page or f", `{kind.__name__}(" in page, name

@@ -1,4 +1,4 @@
-"""docs/other-trainers.md: every row names a test that is there, or says what to do instead."""
+"""notes/other-trainers.md: every row names a test that is there, or says what to do instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "other-trainers.md"
+PAGE = ROOT / "notes" / "other-trainers.md"
 
 
 def rows() -> list[list[str]]:

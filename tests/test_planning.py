@@ -27,7 +27,7 @@ needs_proc = pytest.mark.skipif(
 )
 TOLERANCE = 0.15
 
-# A training on a device as docs/contracts.md writes it, with other numbers than the dry run's.
+# A training on a device as docs/reference/file-formats.md writes it, with other numbers than the dry run's.
 TRAIN = """
 import sys
 import numpy as np

@@ -28,11 +28,11 @@ def test_a_block_runs_and_prints_what_the_page_shows(page: str, block: Block) ->
 
 OTHER_PAGES = [
     "CONTRIBUTING.md",
-    "docs/README.md",
-    "docs/browser.md",
-    "docs/command-line.md",
-    "docs/environment-variables.md",
-    "docs/forecasting.md",
+    "docs/index.md",
+    "docs/devices/browser.md",
+    "docs/guides/command-line.md",
+    "notes/environment-variables.md",
+    "examples/forecasting/personalise.md",
     "docs/index.md",
     "docs/install.md",
     "examples/forecasting/README.md",
@@ -72,7 +72,7 @@ def test_every_environment_variable_is_in_the_table() -> None:
                     read |= {*re.findall(name, path.read_text(encoding="utf-8"))}
         for path in ROOT.glob(pattern):
             read |= {*re.findall(name, path.read_text(encoding="utf-8"))}
-    page = (ROOT / "docs" / "environment-variables.md").read_text(encoding="utf-8")
+    page = (ROOT / "notes" / "environment-variables.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.*?) \|", page, re.MULTILINE)
     assert len(read) > 20
     assert {name for row in rows for name in re.findall(r"`(ONNXTRAIN_[A-Z_]+)`", row)} == read

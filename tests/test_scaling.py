@@ -1,4 +1,4 @@
-"""The model behind docs/scaling.md: its formulas beside messages that are counted one by one, and measured bytes."""
+"""The model behind notes/scaling.md: its formulas beside messages that are counted one by one, and measured bytes."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_the_page_shows_what_the_program_prints() -> None:
     page = scaling_page.PAGE.read_text(encoding="utf-8")
     for name, table in scaling_page.tables().items():
         shown = page_tables.place(name).search(page)
-        assert shown is not None, f"docs/scaling.md has no table '{name}'"
+        assert shown is not None, f"notes/scaling.md has no table '{name}'"
         assert shown[1] == table, (
             f"{name}: write the page again, by benchmarks/distributed/scaling_page.py --write"
         )

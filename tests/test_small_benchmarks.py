@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "notes" / "performance.md"
 PROGRAMS = {"elementwise": elementwise, "rows": rows}
 
 
@@ -114,5 +114,5 @@ def test_the_page_has_the_tables(name: str) -> None:
     tables = expected_tables(PROGRAMS[name], BENCHMARKS / "results" / f"{name}.json")
     for threads in (1, 2):
         shown = page_tables.place(f"{name}-{threads}").search(PAGE.read_text(encoding="utf-8"))
-        assert shown, f"docs/performance.md has no place for the table '{name}-{threads}'"
+        assert shown, f"notes/performance.md has no place for the table '{name}-{threads}'"
         assert shown[1] == tables.get(f"{name}-{threads}")

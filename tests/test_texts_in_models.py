@@ -93,7 +93,7 @@ def test_texts_that_the_loss_does_not_read_are_exported(tmp_path: Path) -> None:
 
 
 def test_texts_that_the_loss_reads_are_refused() -> None:
-    """The message says what to do: docs/bad-input.md."""
+    """The message says what to do: docs/reference/error-messages.md."""
     model = onnx.parser.parse_model(f"""{HEAD} g (string[n] key, float[n, 3] x) => (float[n, 2] y)
         <float[3, 2] w = {{1, 2, 3, 4, 5, 6}}, int64[1] one = {{1}}> {{
             l = ai.onnx.ml.LabelEncoder<keys_strings = ["a"], values_floats = [2.0]>(key)

@@ -7,7 +7,7 @@ fails (nothing to compare with).
 
 Usage: python sweep.py [NAME or part of it ...] [--seconds N] [--gigabytes N] [--workers N]
                        [--resume] [--not-wholly]
-Writes results/architectures.json and docs/architectures.md.
+Writes results/architectures.json and notes/architectures.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from zoo import FAMILIES, load
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "architectures.json"
-PAGE = HERE.parents[1] / "docs" / "architectures.md"
+PAGE = HERE.parents[1] / "notes" / "architectures.md"
 VERDICTS = ("wholly", "partly", "PyTorch", "wrong", "raises", "timeout", "memory", "eager fails")
 LIBRARIES = (
     "torch", "onnxruntime", "transformers", "timm", "torchvision", "torch_geometric", "diffusers", "peft", "nflows",

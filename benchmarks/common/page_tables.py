@@ -27,7 +27,7 @@ def place(name: str) -> re.Pattern[str]:
 def write_tables(page: Path, tables: Mapping[str, str], plot: Callable[[Path], None]) -> None:
     """Is the program: prints the tables; writes them into the page for `--write`, and draws for `--plot FILE`."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true", help=f"put the tables into docs/{page.name}")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {page.name}")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them")
     options = parser.parse_args()
     write(page, tables, into_page=options.write)
@@ -41,7 +41,7 @@ def write(page: Path, tables: Mapping[str, str], *, into_page: bool) -> None:
     for name, table in tables.items():
         print(f"\n{name}\n\n{table}")
         if into_page and not place(name).search(text):
-            raise SystemExit(f"docs/{page.name} has no place for the table '{name}'")
+            raise SystemExit(f"{page.name} has no place for the table '{name}'")
         text = place(name).sub(lambda found, table=table: f"\n{table}\n\n", text)
     if into_page:
         page.write_text(text, encoding="utf-8")

@@ -123,7 +123,7 @@ def add_options(parser: argparse.ArgumentParser, results: Path) -> None:
     parser.add_argument("--values", action="store_true", help="compare values only; writes no results")
     parser.add_argument("--profile", action="store_true", help="print the time of each node")
     parser.add_argument("--results", type=Path, default=results)
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into notes/performance.md")
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
 
 

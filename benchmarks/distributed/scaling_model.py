@@ -1,4 +1,4 @@
-"""Say what a training step of each engine sends and keeps, from the sizes of a net: the model behind docs/scaling.md.
+"""Say what a training step of each engine sends and keeps, from the sizes of a net: the model behind notes/scaling.md.
 
 All counts are per worker. "Sends" counts the bytes that a worker gives to the network; each worker receives as many,
 but for a broadcast, of which the numbers are the mean over the workers.

@@ -1,6 +1,6 @@
-"""Print the tables of docs/scaling.md, by scaling_model.py and by what scaling_measured.py has measured.
+"""Print the tables of notes/scaling.md, by scaling_model.py and by what scaling_measured.py has measured.
 
-Usage: python benchmarks/distributed/scaling_page.py [--write] [--plot docs/images/workers.png]
+Usage: python benchmarks/distributed/scaling_page.py [--write] [--plot notes/images/workers.png]
 `--write` puts the tables into the page, each between the comments of its name.
 """
 
@@ -34,7 +34,7 @@ from scaling_model import (
     transformer,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
+PAGE = Path(__file__).parents[2] / "notes" / "scaling.md"
 WAYS = {"float32": "Trainer", "bfloat16": "Trainer, bfloat16", "adapters": "Trainer, LoRA"}
 STATES = {
     "DDP": "DistributedDataParallel",

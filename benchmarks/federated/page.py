@@ -1,6 +1,6 @@
-"""Prints the tables of docs/many-devices.md, from the results of simulate.py and server.py.
+"""Prints the tables of notes/many-devices.md, from the results of simulate.py and server.py.
 
-Usage: python page.py [--write] [--plot docs/images/many-devices.png]
+Usage: python page.py [--write] [--plot notes/images/many-devices.png]
 `--write` puts the tables into the page, each between the comments of its name.
 """
 
@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "common"))
 from page_tables import lines, write_tables
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parents[2] / "docs" / "many-devices.md"
+PAGE = Path(__file__).parents[2] / "notes" / "many-devices.md"
 RUNS = {
     "skewed, a fifth does not answer": "simulation.json",
     "skewed, all answer": "simulation-all-answer.json",

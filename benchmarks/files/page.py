@@ -1,4 +1,4 @@
-"""Writes docs/files.md from the results."""
+"""Writes notes/files.md from the results."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ source of the files in it; a file `NAME@VARIANT.onnx` is a variant of `NAME.onnx
 
 Usage: python sweep.py FOLDER [--only PART ...] [--seconds N] [--gigabytes N] [--resume] [--verdict V ...]
                        [--results NAME]
-Writes results/NAME.json, and docs/files.md from all results.
+Writes results/NAME.json, and notes/files.md from all results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from page import page
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-PAGE = HERE.parents[1] / "docs" / "files.md"
+PAGE = HERE.parents[1] / "notes" / "files.md"
 
 
 def judged(path: Path, seconds: float, gigabytes: float) -> dict[str, Any]:

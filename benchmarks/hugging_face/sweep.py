@@ -6,7 +6,7 @@ Every architecture and exporter has a process of its own. Opsets go round, so th
 
 Usage: python sweep.py [NAME ...] [--exporter torchscript|dynamo] [--variants NAME ...] [--seconds N] [--files FOLDER]
                        [--resume] [--not-right] [--page]
-Writes results/hugging_face.json, results/versions.json and docs/hugging-face.md (with --page, the page alone).
+Writes results/hugging_face.json, results/versions.json and notes/hugging-face.md (with --page, the page alone).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "hugging_face.json"
 VERSIONS = HERE / "results" / "versions.json"
 """The versions that the results come from: `--page` must not write those of the present environment."""
-PAGE = HERE.parents[1] / "docs" / "hugging-face.md"
+PAGE = HERE.parents[1] / "notes" / "hugging-face.md"
 
 
 VERDICTS = {

@@ -6,7 +6,7 @@ differences say too), newer opset (in no opset that stock runtimes accept), refu
 (nobody computes the outputs that the test expects), at a kink (wherever the data is moved to), wrong.
 
 Usage, with `src` and `tests` on PYTHONPATH: python benchmarks/node_tests/sweep.py [NAME or part of it ...]
-Writes results.json and docs/node-tests.md.
+Writes results.json and notes/node-tests.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
-PAGE = HERE.parents[1] / "docs" / "node-tests.md"
+PAGE = HERE.parents[1] / "notes" / "node-tests.md"
 VERDICTS = ("right", "not differentiable", "newer opset", "refused", "no judge", "at a kink", "wrong")
 SECONDS = 600
 

@@ -7,7 +7,7 @@ PyTorch in float64 says what is right. An op has what one of its models has.
 
 Usage, with `src` and `tests` on PYTHONPATH:
     python benchmarks/ops/compare.py --ort-training PYTHON --onnxsim PYTHON [NAME ...]
-Writes results.json and docs/ops-beside-others.md.
+Writes results.json and notes/ops-beside-others.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from onnxtrain.autodiff import coverage
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
-PAGE = HERE.parents[1] / "docs" / "ops-beside-others.md"
+PAGE = HERE.parents[1] / "notes" / "ops-beside-others.md"
 ASPECTS = ("static", "symbolic", "second", "portable")
 ENGINES = {"onnxtrain": "onnxtrain", "ort_training": "onnxruntime-training", "onnxsim": "onnxsim"}
 MODELS, OLD_OPSET, OLD_IR = 4, 17, 8

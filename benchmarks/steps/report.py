@@ -104,11 +104,11 @@ def _numbers_table(found: Mapping[str, Any], cases: list[str], kind: str, key: s
     return lines
 
 
-def write_report(path: Path, docs: Path) -> None:
-    """Writes the tables between the marks of docs/performance.md, and the chart beside it."""
+def write_report(path: Path, notes: Path) -> None:
+    """Writes the tables between the marks of notes/performance.md, and the chart beside it."""
     found = results.read(path)
     cases = [case for case in CASES if "steps" in found.get(case, {})]
-    page = docs / "performance.md"
+    page = notes / "performance.md"
     text = page.read_text()
     before, after = text[: text.index(START) + len(START)], text[text.index(END) :]
     parts = [
@@ -128,7 +128,7 @@ def write_report(path: Path, docs: Path) -> None:
         _numbers_table(found, cases, "first", "first_step_s", ".2f"),
     ]
     page.write_text(before + "\n\n" + "\n\n".join("\n".join(part) for part in parts) + "\n\n" + after)
-    write_chart(docs / "images" / "performance.png", _ratios(found, cases))
+    write_chart(notes / "images" / "performance.png", _ratios(found, cases))
 
 
 def summary(path: Path, cases: list[str]) -> str:

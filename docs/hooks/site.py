@@ -32,7 +32,7 @@ DIRECTIVE = re.compile(r"^::: (onnxtrain[\w.]*)$", re.MULTILINE)
 
 ROOT = Path(__file__).parents[2]
 # How much more a match counts in the search of the site, per group of the navigation.
-SEARCH_BOOST = {"Start": 2, "Tutorials": 2, "How-to": 2, "Maintainers": 0.3}
+SEARCH_BOOST = {"Get started": 2, "Tutorials": 2, "Guides": 2, "PyTorch": 2, "Devices": 2}
 REFERENCE, SOURCES = ROOT / "docs" / "reference", ROOT / "src"
 
 

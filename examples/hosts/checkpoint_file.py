@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints and deltas with numpy alone (docs/contracts.md, "The checkpoint")."""
+"""Reads and writes checkpoints and deltas with numpy alone (docs/reference/file-formats.md, "The checkpoint")."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Trains artifacts of onnxtrain with numpy and onnxruntime alone, as their manifest says (docs/own-host.md).
+"""Trains artifacts of onnxtrain with numpy and onnxruntime alone, as their manifest says (docs/devices/own-host.md).
 
 Prints one loss per step. FEEDS is a folder with `feeds.json`, {"steps", "learning_rate", "feeds": [{"name", "dtype",
 "shape"}]} and perhaps "seed", and `feeds.bin`: for each step the inputs and targets in the manifest's order, raw

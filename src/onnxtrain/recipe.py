@@ -315,7 +315,7 @@ class Recipe:
     )
     """Hosts that the models run on: "default", or "portable" for models that also run in ONNX Runtime's builds for
     browsers and phones, with the same results. Ops that one of the builds lacks or gets wrong are replaced, and Dropout
-    masks are generated from an additional input of the training model. The on-device API feeds it; `docs/own-host.md`
+    masks are generated from an additional input of the training model. The on-device API feeds it; `docs/devices/own-host.md`
     describes it for other hosts."""
 
     recompute: Recompute = _field(

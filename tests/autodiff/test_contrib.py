@@ -436,7 +436,7 @@ def _nbits(*, ordered: bool = False, **attributes: int) -> Op:
 
 
 def test_kernel_takes_wrong_zero_points_where_columns_have_an_order() -> None:
-    """The reason why such nodes are refused; see docs/faults-of-others.md."""
+    """The reason why such nodes are refused; see notes/faults-of-others.md."""
     case = _nbits(ordered=True)
     x, codes, scales, zeros, order = (value for value in case.inputs if value is not None)
     codes, zeros = (np.stack([packed & 15, packed >> 4], -1).reshape(6, -1) for packed in (codes, zeros))

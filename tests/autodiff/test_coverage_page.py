@@ -1,4 +1,4 @@
-"""docs/ops.md is made from the rule table: `ONNXTRAIN_WRITE_DOCS=1 pytest tests/autodiff/test_coverage_page.py`."""
+"""docs/reference/ops.md is made from the rule table: `ONNXTRAIN_WRITE_DOCS=1 pytest tests/autodiff/test_coverage_page.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxtrain.autodiff import coverage
 from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, RULES
 from onnxtrain.op_bodies import op_bodies
 
-PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "ops.md"
 STATUS = {
     "rule": (
         "gradient rule",
@@ -109,5 +109,5 @@ def test_every_op_is_on_the_page() -> None:
     if os.environ.get("ONNXTRAIN_WRITE_DOCS"):
         PAGE.write_text(render())
     assert PAGE.read_text() == render(), (
-        "write docs/ops.md again: ONNXTRAIN_WRITE_DOCS=1 pytest -q tests/autodiff/test_coverage_page.py"
+        "write docs/reference/ops.md again: ONNXTRAIN_WRITE_DOCS=1 pytest -q tests/autodiff/test_coverage_page.py"
     )

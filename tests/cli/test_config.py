@@ -239,7 +239,7 @@ def test_evaluate_predict_and_artifacts_read_files(run: Any, mlp: Path, data: Pa
 
 
 def test_the_file_of_the_guide_is_one(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "command-line.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "digits.toml").write_text(text)
     mlp.rename(tmp_path / "model.onnx")

@@ -27,7 +27,7 @@ def join() -> None:
     """Joins the workers of this start.
 
     torchrun's store outlives a start. The number of the start is a prefix of all keys, so that a restarted worker does
-    not read the addresses of dead ones (docs/faults-of-others.md).
+    not read the addresses of dead ones (notes/faults-of-others.md).
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.PrefixStore(

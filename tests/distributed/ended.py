@@ -11,7 +11,7 @@ from typing import NoReturn
 def gloo_threads() -> list[str]:
     """Returns the names of the threads of gloo in this process.
 
-    A thread of gloo that frees a tensor while Python finalizes aborts the process (docs/faults-of-others.md).
+    A thread of gloo that frees a tensor while Python finalizes aborts the process (notes/faults-of-others.md).
     """
     names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     return [name for name in names if "gloo" in name]

@@ -113,7 +113,7 @@ def check_options(results: Results, world: int) -> None:
         assert results[job]["report"].runs_in_onnxruntime, f"{job}: {results[job]['report']}"
     refused = str(results["dtensor"]["report"])
     assert "up.weight, up.bias, down.weight and 1 more are DTensors" in refused
-    assert "docs/many-machines.md#tensor-parallel-layers" in refused
+    assert "docs/pytorch/with-other-tools.md#tensor-parallel-layers" in refused
 
 
 def of_states(results: Results) -> dict[str, float]:

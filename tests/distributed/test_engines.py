@@ -111,7 +111,7 @@ def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
     assert difference(done["result"], perceptron_in_one_process()) < CLOSE
 
 
-PAGE = Path(__file__).parents[2] / "docs/many-machines.md"
+PAGE = Path(__file__).parents[2] / "docs/pytorch/with-other-tools.md"
 PROGRAMS = re.findall(
     r"^## ([^\n]*)$(?:(?!^## ).)*?^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
 )
@@ -122,7 +122,7 @@ print(f"gloo's threads: {gloo_threads()}\\n", end="", flush=True)
 leave_at_once()
 """
 LEAVES_THREADS = {"Sharded parameters: fully_shard"}
-"""Programs after which threads of gloo run, under eager PyTorch 2.13, too (docs/faults-of-others.md)."""
+"""Programs after which threads of gloo run, under eager PyTorch 2.13, too (notes/faults-of-others.md)."""
 
 
 @pytest.mark.parametrize(("heading", "program"), PROGRAMS, ids=[heading for heading, _ in PROGRAMS])

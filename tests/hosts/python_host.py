@@ -1,4 +1,4 @@
-"""Trains artifacts by the on-device API from a command line, as the example hosts do (docs/own-host.md).
+"""Trains artifacts by the on-device API from a command line, as the example hosts do (docs/devices/own-host.md).
 
 python python_host.py ARTIFACTS FEEDS [CHECKPOINT_OUT] [--from FILE]... [--delta] prints one loss per line.
 """

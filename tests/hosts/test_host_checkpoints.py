@@ -356,7 +356,7 @@ def test_sha256_in_cpp_equals_that_of_hashlib(tmp_path: Path) -> None:
 def test_delta_of_the_examples_is_that_of_the_contracts(
     host: Host, case_of: Callable[[str], Case], tmp_path: Path
 ) -> None:
-    """Its keys, and the digest as docs/contracts.md defines it."""
+    """Its keys, and the digest as docs/reference/file-formats.md defines it."""
     case = case_of("adapted")
     losses_of(host, case.artifacts, case.feeds, tmp_path / "delta", "--delta")
     with safe_open(tmp_path / "delta", "numpy") as file:

@@ -663,10 +663,10 @@ def test_the_wrapped_strategy_is_told_the_model(artifacts: Path) -> None:
 
 def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs/federated.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/devices/federated.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
-        exec(compile(block, "docs/federated.md", "exec"), names)
+        exec(compile(block, "docs/devices/federated.md", "exec"), names)
     grid = LocalGrid(names["client"], CLIENTS)
     names["server"](grid, grid.contexts[1000])
     (run,) = names["runs"]

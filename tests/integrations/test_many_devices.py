@@ -1,4 +1,4 @@
-"""The numbers of docs/many-devices.md: bytes, counts and tables, counted again by other means."""
+"""The numbers of notes/many-devices.md: bytes, counts and tables, counted again by other means."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_the_page_shows_what_the_program_prints() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
     for name, table in page.tables().items():
         shown = place(name).search(text)
-        assert shown is not None, f"docs/many-devices.md has no table '{name}'"
+        assert shown is not None, f"notes/many-devices.md has no table '{name}'"
         assert shown[1] == table, f"{name}: write the page again, by benchmarks/federated/page.py --write"
 
 

@@ -1,6 +1,6 @@
 """Every method of `torch.nn.Module` does on an ORTModule what it does on the plain module.
 
-`python tests/ortmodule/test_api_table.py` (with src and tests on the path) writes docs/ortmodule-api.md.
+`python tests/ortmodule/test_api_table.py` (with src and tests on the path) writes notes/ortmodule-api.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ortmodule import scenarios_hooks, scenarios_state  # noqa: F401 - they file
 from ortmodule.eager import compare
 from ortmodule.scenarios import PUBLIC, SCENARIOS, SPECIAL, Net, Scenario, observe
 
-PAGE = Path(__file__).parents[2] / "docs" / "ortmodule-api.md"
+PAGE = Path(__file__).parents[2] / "notes" / "ortmodule-api.md"
 DIFFERENT = {
     "add_module": "raises `ORTModuleTorchModelException`, as in onnxruntime-training; "
     "`register_module` and assignment add children"

@@ -49,7 +49,7 @@ def co2() -> tuple[Any, Any]:
 
 
 def in_onnxruntime(model: type) -> type:
-    """As in docs/forecasting.md."""
+    """As in examples/forecasting/personalise.md."""
 
     class InONNXRuntime(model):
         def _create_model(self, train_sample: Any) -> ORTModule:
@@ -118,10 +118,10 @@ def test_a_model_of_darts_trains_in_onnxruntime_as_without(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
 def test_the_documented_way_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "forecasting.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "examples" / "forecasting" / "personalise.md").read_text(encoding="utf-8")
     (block,) = (text for text in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "darts" in text)
     namespace: dict[str, Any] = {"np": np, "time": np.arange(400), "__name__": "documented"}
-    exec(compile(block, "docs/forecasting.md", "exec"), namespace)
+    exec(compile(block, "examples/forecasting/personalise.md", "exec"), namespace)
     assert namespace["model"].model.report().runs_in_onnxruntime
     # The page trains for a moment only.
     known, later = co2()

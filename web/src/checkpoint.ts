@@ -1,4 +1,4 @@
-/** Reads and writes checkpoints and deltas (docs/contracts.md, "The checkpoint"). */
+/** Reads and writes checkpoints and deltas (docs/reference/file-formats.md, "The checkpoint"). */
 
 import { type DType, dtypeOf, elements } from "./dtypes.js";
 import { CheckpointError, messageOf } from "./errors.js";
@@ -228,7 +228,7 @@ export function encodeCheckpoint(content: Content, manifest: Manifest): Uint8Arr
   return encodeSafetensors(tensors, metadata);
 }
 
-/** Computes the digest of the frozen parameters by which a delta recognises its base; see docs/contracts.md. */
+/** Computes the digest of the frozen parameters by which a delta recognises its base; see docs/reference/file-formats.md. */
 export function frozenDigest(frozen: ReadonlyMap<string, RawTensor>): string {
   const digest = new Sha256();
   for (const { name, dtype, shape, bytes } of sortByName([...frozen].map(([name, tensor]) => ({ name, ...tensor })))) {

@@ -1,4 +1,4 @@
-/** Reads manifests: the inputs and outputs of the models of a run (docs/contracts.md, "The manifest"). */
+/** Reads manifests: the inputs and outputs of the models of a run (docs/reference/file-formats.md, "The manifest"). */
 
 import { type DType, dtypeOf } from "./dtypes.js";
 import { ModelLoadError, messageOf } from "./errors.js";
@@ -262,7 +262,7 @@ export function parseManifest(text: string, source: string): Manifest {
   }
 }
 
-/** Computes the SHA-256 of names, dtypes and shapes, in any order; see docs/contracts.md. */
+/** Computes the SHA-256 of names, dtypes and shapes, in any order; see docs/reference/file-formats.md. */
 export function fingerprint(parameters: Iterable<TensorSpec>, statistics: Iterable<TensorSpec>): string {
   const list = (specs: Iterable<TensorSpec>): unknown[] =>
     sortByName([...specs]).map((spec) => [spec.name, spec.dtype.name, spec.shape]);

@@ -1,5 +1,5 @@
 /**
- * Trains artifacts from a command line, as the example hosts do (docs/own-host.md), so that tests exchange checkpoints
+ * Trains artifacts from a command line, as the example hosts do (docs/devices/own-host.md), so that tests exchange checkpoints
  * with it. Prints one loss per line.
  *
  *     node web/test/host.mjs ARTIFACTS FEEDS [CHECKPOINT_OUT] [--from FILE]... [--delta]

@@ -61,7 +61,7 @@ export function feedsOf(ort, net) {
   return trainingFeeds(ort, folderOf(net));
 }
 
-/** Reads the feeds of a folder, see docs/own-host.md. */
+/** Reads the feeds of a folder, see docs/devices/own-host.md. */
 export function trainingFeeds(ort, folder) {
   const {
     steps,

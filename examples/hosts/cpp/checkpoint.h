@@ -1,4 +1,4 @@
-// The state of a run, which checkpoints and deltas hold: see docs/contracts.md, "The checkpoint".
+// The state of a run, which checkpoints and deltas hold: see docs/reference/file-formats.md, "The checkpoint".
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Trains artifacts of onnxtrain, as their manifest says; see docs/own-host.md.
+// Trains artifacts of onnxtrain, as their manifest says; see docs/devices/own-host.md.
 //
 // onnxtrain_host ARTIFACTS FEEDS [CHECKPOINT_OUT] [--from FILE]... [--delta] prints one loss per step. FEEDS holds
 // feeds.json, {"steps", "learning_rate", "feeds": [{"name", "dtype", "shape"}]} and perhaps "seed", and feeds.bin: for

@@ -73,7 +73,7 @@ class NonDifferentiable:
 
     Attributes:
         op_type: name of the op, e.g. "Shape".
-        reason: why its derivative is zero or undefined, for `onnxtrain ops` and docs/ops.md.
+        reason: why its derivative is zero or undefined, for `onnxtrain ops` and docs/reference/ops.md.
     """
 
     op_type: str

@@ -1,7 +1,7 @@
 """Trains PyTorch modules with stock ONNX Runtime: `model = ORTModule(model)`, and nothing else changes.
 
 Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimizers remain PyTorch's own.
-`model.report()` shows where each graph runs. docs/ortmodule-api.md lists every method of `torch.nn.Module`.
+`model.report()` shows where each graph runs. notes/ortmodule-api.md lists every method of `torch.nn.Module`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Graph passes, one transformation per file: load, canonicalize, infer shapes, simplify, adapt to runtimes, save.
 
-Each folder contains the passes of one stage; docs/architecture.md lists their order.
+Each folder contains the passes of one stage; notes/architecture.md lists their order.
 """
 
 from __future__ import annotations

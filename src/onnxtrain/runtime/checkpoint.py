@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints, which are safetensors files (`docs/contracts.md`, "The checkpoint").
+"""Reads and writes checkpoints, which are safetensors files (`docs/reference/file-formats.md`, "The checkpoint").
 
 Checkpoints of onnxruntime-training can be read as well.
 """

@@ -1,4 +1,4 @@
-"""Parses manifests, which list the inputs and outputs of a run's models (`docs/contracts.md`, "The manifest")."""
+"""Parses manifests, which list the inputs and outputs of a run's models (`docs/reference/file-formats.md`, "The manifest")."""
 
 from __future__ import annotations
 

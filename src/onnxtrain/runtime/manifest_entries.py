@@ -1,4 +1,4 @@
-"""Defines the entries of a manifest, one class per kind (`docs/contracts.md`, "The manifest")."""
+"""Defines the entries of a manifest, one class per kind (`docs/reference/file-formats.md`, "The manifest")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Builds the training, eval and inference models from a canonical model with a loss.
 
-`build_training_graphs` runs steps 3 to 8 of "The life of one model" in `docs/architecture.md`, in order.
+`build_training_graphs` runs steps 3 to 8 of "The life of one model" in `notes/architecture.md`, in order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TrainingGraphs:
         training: model that computes loss, additional outputs, gradients and updated statistics from inputs, targets
             and parameters.
         eval: model that computes loss and additional outputs, with Dropout and BatchNormalization in inference mode.
-        manifest: the manifest (`docs/contracts.md`), without `files` and `optimizer`.
+        manifest: the manifest (`docs/reference/file-formats.md`), without `files` and `optimizer`.
         parameters: initial value of each parameter, trainable or frozen, in graph order, e.g. {"fc.weight": ...}.
         statistics: initial value of each BatchNorm running statistic, in graph order.
         inference: model that computes the original model's outputs from its inputs and the parameters; None if no

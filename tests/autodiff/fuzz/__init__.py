@@ -1,1 +1,1 @@
-"""Random small graphs whose gradients are compared with finite differences; see docs/fuzzing.md."""
+"""Random small graphs whose gradients are compared with finite differences; see notes/fuzzing.md."""

@@ -1,4 +1,4 @@
-/** The page of 20 lines in docs/browser.md runs as it stands there. */
+/** The page of 20 lines in docs/devices/browser.md runs as it stands there. */
 
 import assert from "node:assert/strict";
 import { mkdtempSync, readFileSync, rmSync, symlinkSync, mkdirSync, writeFileSync } from "node:fs";

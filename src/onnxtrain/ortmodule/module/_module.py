@@ -29,7 +29,7 @@ class ORTModule(torch.nn.Module):
     An ORTModule has no state of its own. Reading, setting and deleting attributes, and the methods of
     `torch.nn.Module`, act on the wrapped module; names in `state_dict()` have no prefix. Methods that return `self`
     return the ORTModule. In methods of the user's class, `self` is the ORTModule, so `self(x)` also runs in ONNX
-    Runtime. docs/ortmodule-api.md lists all methods. Differences from the wrapped module:
+    Runtime. notes/ortmodule-api.md lists all methods. Differences from the wrapped module:
 
     - `model.module` is the wrapped module. If it is a DistributedDataParallel, `model.module` is the module inside
       it, as without ORTModule. `model.report()` shows where each graph runs, and

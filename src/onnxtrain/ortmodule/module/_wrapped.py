@@ -86,7 +86,7 @@ def _refuse_partitioned(module: torch.nn.Module) -> None:
         raise ORTModuleTorchModelException(
             f"capturing {type(module).__name__}: ZeRO stage 3 of DeepSpeed has partitioned its parameters "
             f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}). Use stage 1 or 2, or shard by PyTorch: "
-            "ORTModule(fully_shard(module)), see docs/many-machines.md"
+            "ORTModule(fully_shard(module)), see docs/pytorch/with-other-tools.md"
         )
 
 

@@ -42,5 +42,5 @@ def refuse_shards(graph_module: fx.GraphModule) -> None:
         f"capturing DTensors: {', '.join(names[:_MAX_NAMED])}{more} are DTensors, whose operators "
         "exchange data between workers, which no ONNX graph does. To train shards of layers in ONNX Runtime, hold them "
         "in plain parameters and exchange their results in a torch.autograd.Function: "
-        "docs/many-machines.md#tensor-parallel-layers"
+        "docs/pytorch/with-other-tools.md#tensor-parallel-layers"
     )

@@ -76,7 +76,7 @@ kernels: | check-python
 		--config-settings cmake.define.ONNXTRAIN_LEVELS=native ./kernels
 
 # Files in which codespell looks for misspelled words; pyproject.toml has the words that it shall let pass.
-SPELLED := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs examples src tests benchmarks kernels
+SPELLED := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs notes examples src tests benchmarks kernels
 
 # Every stage runs, whichever of them fail; the last lines say which, and what was left out. npm's packages come before
 # pytest, whose tests of hosts run the npm package, too.

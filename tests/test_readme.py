@@ -1,4 +1,4 @@
-"""Blocks of the pages that give examples run by themselves; links lead somewhere; tables are complete."""
+"""Blocks of the pages that give examples run by themselves; tables are complete."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pages import EXAMPLES, STORIES, Block, difference, read_blocks, run_example
+from pages import EXAMPLES, Block, difference, read_blocks, run_example
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 
 @pytest.mark.sample(every=4)
@@ -24,27 +23,6 @@ LINK = re.compile(r"\]\(([^)#:]+)\)")
 )
 def test_a_block_runs_and_prints_what_the_page_shows(page: str, block: Block) -> None:
     assert difference(block.shown, run_example(page, block), block.marks) is None
-
-
-OTHER_PAGES = [
-    "CONTRIBUTING.md",
-    "docs/index.md",
-    "docs/devices/browser.md",
-    "docs/guides/command-line.md",
-    "notes/environment-variables.md",
-    "examples/forecasting/personalise.md",
-    "docs/index.md",
-    "docs/install.md",
-    "examples/forecasting/README.md",
-    "web/README.md",
-]
-
-
-@pytest.mark.parametrize("page", [*STORIES, *EXAMPLES, *OTHER_PAGES])
-def test_links_lead_somewhere(page: str) -> None:
-    path = ROOT / page
-    for target in LINK.findall(path.read_text(encoding="utf-8")):
-        assert (path.parent / target).exists(), f"{page} links to {target}"
 
 
 def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:

@@ -22,7 +22,7 @@ import onnxtrain
 from onnxtrain.cli._app import app
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
+DOCS, NOTES = ROOT / "docs", ROOT / "notes"
 SETTINGS = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
@@ -47,17 +47,40 @@ def pages_in_navigation() -> list[str]:
 
 def test_every_page_stands_in_the_navigation_once() -> None:
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    assert sorted(pages_in_navigation()) == sorted(pages - {"README.md"})
+    assert sorted(pages_in_navigation()) == sorted(pages)
 
 
 def test_the_navigation_has_its_groups() -> None:
     groups = re.findall(r"^  - ([\w -]+):$", SETTINGS, re.MULTILINE)
-    assert groups[:6] == ["Start", "Tutorials", "How-to", "Reference", "Explanations", "Maintainers"]
+    assert groups == ["Get started", "Tutorials", "Guides", "PyTorch", "Devices", "Concepts", "Reference"]
+
+
+def test_labels_of_the_navigation_are_the_titles_of_the_pages() -> None:
+    labels = re.findall(r'^ +- "?([^"\n]+?)"?: ([\w/.-]+\.md)$', SETTINGS, re.MULTILINE)
+    assert len(labels) == len(pages_in_navigation())
+    for label, page in labels:
+        title = (DOCS / page).read_text(encoding="utf-8").splitlines()[0]
+        assert title.replace("`", "") == f"# {label}", page
+
+
+@pytest.mark.parametrize("page", [page for page in pages_in_navigation() if not page.startswith("reference/")])
+def test_a_page_has_at_most_2000_words(page: str) -> None:
+    assert len((DOCS / page).read_text(encoding="utf-8").split()) <= 2000
+
+
+def test_other_pages_link_to_every_page() -> None:
+    linked = set()
+    for page in pages_in_navigation():
+        for target in re.findall(r"\]\(([\w./-]+\.md)[)#]", (DOCS / page).read_text(encoding="utf-8")):
+            path = (DOCS / page).parent.joinpath(target).resolve()
+            if path.is_relative_to(DOCS) and path != DOCS / page:
+                linked.add(path.relative_to(DOCS).as_posix())
+    assert set(pages_in_navigation()) - linked <= {"index.md"}
 
 
 def test_every_module_that_pages_import_is_in_the_reference() -> None:
     imported = set()
-    for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
+    for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
             imported |= set(re.findall(r"^\s*(?:from|import) (onnxtrain[\w.]*)", block, re.MULTILINE))
     assert len(imported) > 8
@@ -191,18 +214,16 @@ def test_questions_are_answered_on_their_pages() -> None:
     assert [page for page in questions.WORDS if not (DOCS / page).is_file()] == []
 
 
-def test_every_answer_has_a_question_as_title_and_stands_on_the_start_page() -> None:
+def test_the_start_page_links_to_every_guide() -> None:
     start = (DOCS / "index.md").read_text(encoding="utf-8")
-    for path in sorted((DOCS / "how-to").glob("*.md")):
-        title = path.read_text(encoding="utf-8").splitlines()[0]
-        assert title.startswith("# "), path
-        assert title.endswith("?"), path
-        assert f"[{title[2:]}](how-to/{path.name})" in start, path
+    for folder in ("tutorials", "guides", "pytorch", "devices", "concepts"):
+        for path in sorted((DOCS / folder).glob("*.md")):
+            assert f"({folder}/{path.name})" in start, path
 
 
 def test_links_to_other_sites_are_well_formed() -> None:
     """Their form only: other sites change, and tests do not depend on them."""
-    for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+    for path in [ROOT / "README.md", *DOCS.rglob("*.md"), *NOTES.glob("*.md")]:
         text = site.FENCE.sub("", path.read_text(encoding="utf-8"))
         for target in re.findall(r"\]\((\w+:[^)]*)\)?", re.sub(r"`[^`\n]*`", "", text)):
             assert re.fullmatch(r"https://[\w.-]+\.[a-z]+(/[\w./~%#?=&+@:-]*)?", target), (
@@ -211,8 +232,8 @@ def test_links_to_other_sites_are_well_formed() -> None:
 
 
 def anchors(page: str) -> set[str]:
-    """Returns the anchors that mkdocs gives the headings of a page, e.g. "what-is-sent"."""
-    text = site.FENCE.sub("", (DOCS / page).read_text(encoding="utf-8"))
+    """Returns the anchors of the headings of a page, e.g. "what-is-sent"; `page` is a path below the repository."""
+    text = site.FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
     names = set()
     for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
@@ -221,11 +242,29 @@ def anchors(page: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("page", [str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md"))])
-def test_links_to_headings_find_them(page: str) -> None:
-    text = site.FENCE.sub("", (DOCS / page).read_text(encoding="utf-8"))
-    for target, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", text):
-        other = (DOCS / page).parent.joinpath(target).resolve() if target else DOCS / page
-        # The reference is generated.
-        if other.is_relative_to(DOCS) and other.exists():
-            assert anchor in anchors(str(other.relative_to(DOCS))), f"{page}: {target}#{anchor}"
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [
+        *ROOT.glob("*.md"),
+        *DOCS.rglob("*.md"),
+        *NOTES.glob("*.md"),
+        *ROOT.glob("examples/*/*.md"),
+        *(ROOT / name / "README.md" for name in ("web", "kernels")),
+    ]
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    text = site.FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    for target, anchor in re.findall(r"\]\(([\w./-]*)(?:#([\w-]+))?\)", text):
+        other = (ROOT / page).parent.joinpath(target).resolve() if target else ROOT / page
+        assert other.exists(), f"{page}: {target}"
+        # mkdocs makes further anchors in the reference.
+        if anchor and other.suffix == ".md" and other.parent != DOCS / "reference":
+            assert anchor in anchors(other.relative_to(ROOT).as_posix()), f"{page}: {target}#{anchor}"
+
+
+def test_notes_are_listed_on_their_first_page() -> None:
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (NOTES / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(path.name for path in NOTES.glob("*.md") if path.name != "README.md")

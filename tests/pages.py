@@ -44,6 +44,7 @@ TIME = re.compile(r"\d[\d.,]*(?= ?(?:samples/s|ms|s|min)\b)|(?<=samples/s)\W+[\d
 
 # Each page runs from its first block to its last, in one namespace, like a notebook.
 STORIES = [
+    "docs/index.md",
     "docs/tutorials/first-fine-tuning.md",
     "docs/tutorials/from-pytorch.md",
     "docs/tutorials/on-the-device.md",

@@ -64,7 +64,7 @@ def check_first_fine_tuning(names: dict[str, Any]) -> None:
 
 
 def check_from_pytorch(names: dict[str, Any]) -> None:
-    assert names["farthest"] < 1e-3
+    assert names["largest"] < 1e-3
     for model in (names["in_pytorch"], names["in_onnxruntime"], names["trained"]):
         assert names["accuracy"](model) > 0.8
 

@@ -46,8 +46,8 @@ def test_the_page_on_installing_names_the_factors() -> None:
     page = " ".join((ROOT / "docs" / "install.md").read_text(encoding="utf-8").split())
     convolutional, recurrent, transformer, dense = FACTORS.values()
     assert (
-        f"about {convolutional} times as long for convolutional nets, {recurrent} for recurrent nets, "
-        f"{dense} for dense nets and {transformer} for transformers"
+        f"about {convolutional} times as long for convolutional networks, {recurrent} for recurrent networks, "
+        f"{dense} for dense networks and {transformer} for transformers"
     ) in page
 
 

@@ -47,6 +47,8 @@ STORIES = [
     "docs/tutorials/first-fine-tuning.md",
     "docs/tutorials/from-pytorch.md",
     "docs/tutorials/on-the-device.md",
+    "docs/guides/prepare-your-model.md",
+    "docs/guides/feed-your-data.md",
     "docs/guides/choose-a-loss-and-weights.md",
     "docs/guides/train-part-of-a-model.md",
     "docs/guides/save-stop-and-resume.md",
@@ -63,8 +65,6 @@ STORIES = [
 ]
 # Each block of these pages runs by itself, in a folder with a model and data for it.
 EXAMPLES = [
-    "docs/guides/prepare-your-model.md",
-    "docs/guides/feed-your-data.md",
     "docs/guides/train-a-language-model.md",
     "docs/guides/train-lora-adapters.md",
     "docs/guides/train-an-int8-model.md",
@@ -92,7 +92,6 @@ WITH_DATA = {
     "docs/guides/fine-tuning.md",
     "docs/reference/losses-and-optimizers.md",
     "docs/reference/file-formats.md",
-    "docs/guides/feed-your-data.md",
     "docs/guides/extend-the-trainer.md",
     "docs/guides/train-lora-adapters.md",
 }

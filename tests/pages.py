@@ -229,7 +229,6 @@ def _given(page: str) -> dict[str, Any]:
         onnx.save(generation_model(), "int4/model.onnx")
         return names
     onnx.save(models.mlp(), "model.onnx")
-    onnx.save(models.mlp_of_one_sample(), "fixed.onnx")
     onnx.save(generation_model(), "llm.onnx")
     if page in WITH_DATA:
         x = np.random.default_rng(0).standard_normal((100, 4))

@@ -57,14 +57,6 @@ def mlp(
     return make_model(nodes, {"x": ["batch", features]}, {"logits": ["batch", classes]}, values, opset)
 
 
-def mlp_of_one_sample() -> onnx.ModelProto:
-    """The network of `mlp`, as exported for a fixed batch of one sample: x [1, 4], `logits` [1, 3]."""
-    model = mlp()
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_value = 1
-    return model
-
-
 def conv_bn(
     training: bool = True, channels: int = 4, classes: int = 3, applications: int = 1
 ) -> onnx.ModelProto:

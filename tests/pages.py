@@ -48,6 +48,8 @@ STORIES = [
     "docs/tutorials/first-fine-tuning.md",
     "docs/tutorials/from-pytorch.md",
     "docs/tutorials/on-the-device.md",
+    "docs/guides/prepare-your-model.md",
+    "docs/guides/feed-your-data.md",
     "docs/guides/choose-a-loss-and-weights.md",
     "docs/guides/train-part-of-a-model.md",
     "docs/guides/save-stop-and-resume.md",
@@ -64,8 +66,6 @@ STORIES = [
 ]
 # Each block of these pages runs by itself, in a folder with a model and data for it.
 EXAMPLES = [
-    "docs/guides/prepare-your-model.md",
-    "docs/guides/feed-your-data.md",
     "docs/guides/train-a-language-model.md",
     "docs/guides/train-lora-adapters.md",
     "docs/guides/train-an-int8-model.md",
@@ -93,7 +93,6 @@ WITH_DATA = {
     "docs/guides/fine-tuning.md",
     "docs/reference/losses-and-optimizers.md",
     "docs/reference/file-formats.md",
-    "docs/guides/feed-your-data.md",
     "docs/guides/extend-the-trainer.md",
     "docs/guides/train-lora-adapters.md",
 }
@@ -231,7 +230,6 @@ def _given(page: str) -> dict[str, Any]:
         onnx.save(generation_model(), "int4/model.onnx")
         return names
     onnx.save(models.mlp(), "model.onnx")
-    onnx.save(models.mlp_of_one_sample(), "fixed.onnx")
     onnx.save(generation_model(), "llm.onnx")
     if page in WITH_DATA:
         x = np.random.default_rng(0).standard_normal((100, 4))

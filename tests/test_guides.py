@@ -28,7 +28,9 @@ def check_transfer_learning(names: dict[str, Any]) -> None:
     in_the_shell = Trainer.resume("run").evaluate(*rest)["accuracy"]
     assert in_the_shell == pytest.approx(after, abs=0.02)
     block = next(
-        b.code for b in read_blocks("docs/guides/train-part-of-a-model.md") if "replace_head(make_batch" in b.code
+        b.code
+        for b in read_blocks("docs/guides/train-part-of-a-model.md")
+        if "replace_head(make_batch" in b.code
     )
     assert len([line for line in block.splitlines() if line.strip()]) <= 10
 

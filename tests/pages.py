@@ -60,6 +60,7 @@ STORIES = [
     "docs/devices/ship-training-to-a-device.md",
     "docs/concepts/how-a-training-model-is-made.md",
     "docs/concepts/how-exact-it-is.md",
+    "docs/reference/trainer.md",
     "examples/text_classification/README.md",
     "examples/forecasting/personalise.md",
     "README.md",
@@ -72,7 +73,6 @@ EXAMPLES = [
     "docs/guides/extend-the-trainer.md",
     "docs/guides/compute-derivatives.md",
     "docs/guides/train-with-several-processes.md",
-    "docs/guides/fine-tuning.md",
     "docs/guides/threads.md",
     "docs/pytorch/use-ortmodule.md",
     "docs/devices/browser.md",
@@ -90,7 +90,6 @@ ELSEWHERE = {
     "docs/pytorch/with-other-tools.md": "tests/distributed/test_engines.py",
 }
 WITH_DATA = {
-    "docs/guides/fine-tuning.md",
     "docs/reference/losses-and-optimizers.md",
     "docs/reference/file-formats.md",
     "docs/guides/extend-the-trainer.md",

@@ -106,7 +106,7 @@ def test_every_training_option_is_read_and_tested() -> None:
         if name not in words(GIVEN, "tests"):
             lacking.append(f"{name}: test what it does, with Recipe({name}=...), in tests/test_recipe.py")
         if name not in words(IDENTIFIER, "docs", "*.md"):
-            lacking.append(f"{name}: describe it in docs/guides/fine-tuning.md")
+            lacking.append(f"{name}: describe it in docs/reference/trainer.md")
         if isinstance(shell, ShellOption):
             option = f"--{(shell.name or name).replace('_', '-')}"
             if option not in words(OPTION, "tests"):

@@ -52,6 +52,8 @@ STORIES = [
     "docs/guides/save-stop-and-resume.md",
     "docs/guides/fix-a-training-run.md",
     "docs/guides/train-on-a-table.md",
+    "docs/guides/extend-the-trainer.md",
+    "docs/guides/command-line.md",
     "docs/guides/fit-training-into-memory.md",
     "docs/guides/train-on-a-gpu.md",
     "docs/devices/ship-training-to-a-device.md",
@@ -68,7 +70,6 @@ EXAMPLES = [
     "docs/guides/train-a-language-model.md",
     "docs/guides/train-lora-adapters.md",
     "docs/guides/train-an-int8-model.md",
-    "docs/guides/extend-the-trainer.md",
     "docs/guides/compute-derivatives.md",
     "docs/guides/train-with-several-processes.md",
     "docs/guides/fine-tuning.md",
@@ -93,7 +94,6 @@ WITH_DATA = {
     "docs/reference/losses-and-optimizers.md",
     "docs/reference/file-formats.md",
     "docs/guides/feed-your-data.md",
-    "docs/guides/extend-the-trainer.md",
     "docs/guides/train-lora-adapters.md",
 }
 

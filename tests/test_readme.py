@@ -30,7 +30,6 @@ OTHER_PAGES = [
     "CONTRIBUTING.md",
     "docs/index.md",
     "docs/devices/browser.md",
-    "docs/guides/command-line.md",
     "notes/environment-variables.md",
     "examples/forecasting/personalise.md",
     "docs/index.md",

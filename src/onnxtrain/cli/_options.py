@@ -87,8 +87,8 @@ class OptimizerOptions:
     )
     weight_decay: float | None = option(
         "FACTOR",
-        "Set the weight decay of the optimizer, e.g. 0.1. Default: PyTorch's, which is 0.01 for adamw, 0.1 for muon and "
-        "0 for the others.",
+        "Set the weight decay of the optimizer, e.g. 0.1. Default: PyTorch's, which is 0.01 for adamw, 0.1 for muon "
+        "and 0 for the others.",
         min=0,
     )
     optimizer_option: list[str] | None = option(

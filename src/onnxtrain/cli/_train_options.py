@@ -146,7 +146,8 @@ class TrainOptions:
         kept="fit",
     )
     stratify: bool = switch(
-        "Stratify the split of --validation FRACTION: take the same fraction of each class. Default: off.", kept="fit"
+        "Stratify the split of --validation FRACTION: take the same fraction of each class. Default: off.",
+        kept="fit",
     )
     evaluate_every: int | None = option(
         "STEPS",

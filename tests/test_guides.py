@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime as ort
 import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -52,24 +54,43 @@ def check_tabular_data(names: dict[str, Any]) -> None:
     assert len(frame) == 1309
     assert frame.isna().sum()[lambda n: n > 0].to_dict() == {"age": 263, "fare": 1, "embarked": 2}
     predictions = pd.read_csv("predictions.csv")
-    in_the_shell = (predictions["class"].to_numpy() == names["fates"]).mean()
+    in_the_shell = (predictions["class"].to_numpy() == names["test_y"]).mean()
     result = names["result"]
-    # The columns stand in another order in Python, so that the results are not the same numbers.
+    # The transformers of scikit-learn put the columns into another order.
     assert in_the_shell == pytest.approx(result["accuracy"], abs=0.03)
-    linear = LogisticRegression().fit(names["x"], names["y"]).score(names["others"], names["fates"])
+    linear = LogisticRegression().fit(names["x"], names["y"]).score(names["test_x"], names["test_y"])
     assert result["accuracy"] > linear - 0.02
     assert names["accuracy"] > linear - 0.02
     assert Path("perceptron.onnx").is_file()
 
 
 def check_text_classification(names: dict[str, Any]) -> None:
-    found = names["trainer"].evaluate(names["unseen"])
+    found = names["trainer"].evaluate(names["test_loader"])
     assert found["f1"] == pytest.approx(names["f1"], rel=1e-9)
     # Scores that are almost equal may be ordered differently; each such pair counts 1 / (500 * 500).
     assert found["auroc"] == pytest.approx(names["auroc"], abs=2e-5)
     assert names["history"]["val_f1"][-1] == pytest.approx(names["f1"], rel=1e-9)
     assert names["f1"] > 0.8
-    assert len({batch[0].shape[1] for batch in names["unseen"]}) > 1  # padded to different lengths
+    assert len({batch[0].shape[1] for batch in names["test_loader"]}) > 1  # padded to different lengths
+
+
+def check_extend_the_trainer(names: dict[str, Any]) -> None:
+    x, y, focused = names["test_x"], names["test_y"], names["focused"]
+    logits = focused.predict(x).astype(np.float64)
+    p = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))[np.arange(len(y)), y]
+    loss = -((1 - p) ** 1.5 * np.log(p)).mean()
+    assert focused.evaluate(x, y)["loss"] == pytest.approx(loss, rel=1e-4)
+    logged = pd.read_csv("log.csv", float_precision="round_trip")
+    epochs = names["trainer"].history.epochs[: len(logged)]
+    assert logged["loss"].tolist() == [epoch["loss"] for epoch in epochs]
+
+
+def check_command_line(names: dict[str, Any]) -> None:
+    predictions = pd.read_csv("predictions.csv")
+    assert (predictions["class"] == names["test_y"]).mean() > 0.9
+    session = ort.InferenceSession("digits.onnx")
+    (logits,) = session.run(["logits"], {session.get_inputs()[0].name: names["test_x"]})
+    assert (logits.argmax(axis=1) == predictions["class"]).all()
 
 
 def check_first_fine_tuning(names: dict[str, Any]) -> None:
@@ -103,6 +124,8 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "README.md": check_readme,
     "docs/guides/train-part-of-a-model.md": check_transfer_learning,
     "docs/guides/train-on-a-table.md": check_tabular_data,
+    "docs/guides/extend-the-trainer.md": check_extend_the_trainer,
+    "docs/guides/command-line.md": check_command_line,
     "examples/text_classification/README.md": check_text_classification,
     "examples/forecasting/personalise.md": check_forecasting,
     "docs/tutorials/first-fine-tuning.md": check_first_fine_tuning,

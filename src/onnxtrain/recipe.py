@@ -236,7 +236,7 @@ class Recipe:
         ShellOption(
             "Set the mode of BatchNormalization and Dropout in training: as_exported, training "
             "(PyTorch's model.train()) or inference. Repeat it for single layers, e.g. "
-            "body.*=inference; the first matching pattern wins. Default: as_exported.",
+            "backbone.*=inference; the first matching pattern wins. Default: as_exported.",
             list[str] | None,
             "MODE|PATTERN=MODE",
             parse=_by_pattern(
@@ -285,8 +285,8 @@ class Recipe:
     straight_through: bool = _field(
         False,
         ShellOption(
-            "Pass gradients through rounding and quantization unchanged (straight-through), as int8 "
-            "files need. Default: the gradient of rounding is zero.",
+            "Pass gradients through rounding and quantization unchanged (straight-through), which "
+            "training an int8 model requires. Default: the gradient of rounding is zero.",
             bool,
         ),
     )
@@ -296,7 +296,7 @@ class Recipe:
     activations: Activations = _field(
         "float",
         ShellOption(
-            "Keep activations in floating point in products with quantized weights (MatMulNBits), or "
+            "Keep activations in floating point in matrix products with quantized weights (MatMulNBits), or "
             "round them to int8 as the deployed model does, e.g. deployed.",
             Activations,
         ),
@@ -315,8 +315,8 @@ class Recipe:
     )
     """Hosts that the models run on: "default", or "portable" for models that also run in ONNX Runtime's builds for
     browsers and phones, with the same results. Ops that one of the builds lacks or gets wrong are replaced, and Dropout
-    masks are generated from an additional input of the training model. The on-device API feeds it; `docs/devices/own-host.md`
-    describes it for other hosts."""
+    masks are generated from an additional input of the training model. The on-device API feeds it;
+    `docs/devices/own-host.md` describes it for other hosts."""
 
     recompute: Recompute = _field(
         False,

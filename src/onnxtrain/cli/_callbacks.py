@@ -32,7 +32,7 @@ class RegularizeOptions:
     # A string, because typer has no type for both an epoch (16) and a fraction (0.75).
     swa_start: str | None = option(
         "EPOCH|FRACTION",
-        "Export an average of the weights (SWA) over all epochs from this one on, or after this fraction of the "
+        "Export the average of the weights (SWA) over all epochs starting with this one, or after this fraction of the "
         "epochs, e.g. 16 or 0.75. Default: off.",
         kept="fit",
     )
@@ -54,8 +54,8 @@ class RegularizeOptions:
     )
     cutmix: float | None = option(
         "ALPHA",
-        "Paste a box of another image into each training image (CutMix), and mix the targets by its area, drawn from "
-        "Beta(ALPHA, ALPHA), e.g. 1.0. Default: off.",
+        "Paste a box of another image into each training image (CutMix), with an area drawn from Beta(ALPHA, ALPHA), "
+        "and mix the targets in the same proportion, e.g. 1.0. Default: off.",
     )
 
 
@@ -79,7 +79,7 @@ class BestOptions:
     )
     time_limit: float | None = option(
         "MINUTES",
-        "Stop before an epoch that would take the training beyond this many minutes, e.g. 30. Default: no limit.",
+        "Stop before an epoch that would make training exceed this many minutes, e.g. 30. Default: no limit.",
         kept="anew",
         min=0,
     )
@@ -97,7 +97,7 @@ class BestOptions:
 class LogOptions:
     """Options for log files and checkpoints. A resumed run may change them, because they do not affect the result."""
 
-    panel: ClassVar[str] = "Logs and saves"
+    panel: ClassVar[str] = "Logs and checkpoints"
     kept: ClassVar[Kept] = "anew"
 
     log: Path | None = option(

@@ -119,7 +119,8 @@ class EvaluateOptions:
     directory: Path = argument("RUN", RUN_HELP)
     data: Path = option(
         "FILE",
-        "Evaluate on this file: .npz arrays or a .csv or .parquet table like the training data, target included.",
+        "Evaluate on this file, in the format of the training data and with the target: .npz arrays, or a .csv or "
+        ".parquet table.",
         default=REQUIRED,
         show_default=False,
     )
@@ -139,7 +140,8 @@ class PredictOptions:
     source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
     data: Path = option(
         "FILE",
-        "Predict for this file: .npz arrays or a .csv or .parquet table like the training data; it needs no target.",
+        "Predict the samples in this file, in the format of the training data: .npz arrays, or a .csv or .parquet "
+        "table. The target may be left out.",
         default=REQUIRED,
         show_default=False,
     )
@@ -242,18 +244,18 @@ class OpsOptions:
     )
     status: str | None = option(
         "STATUS",
-        "List only ops of this status: rule, function, nondifferentiable, not yet or unknown. Default: all.",
+        "List only ops with this status: rule, function, nondifferentiable, not yet or unknown. Default: all.",
     )
     domain: str = option(
         "DOMAIN",
-        "List the ops of this domain that onnxruntime has, e.g. com.microsoft. Default: the ops of the ONNX standard.",
+        "List the ops that ONNX Runtime has in this domain, e.g. com.microsoft. Default: the ops of the ONNX standard.",
         default="",
         show_default=False,
     )
     profile: str | None = option(
         "NAME",
-        "Also check whether this profile supports artifacts of the model, and list the nodes that it does "
-        "not support, e.g. portable. Default: no such check.",
+        "Also check whether artifacts of the model can have this profile, e.g. portable, and list the nodes that "
+        "prevent it. Default: no such check.",
     )
     json: bool = switch(JSON_HELP)
 
@@ -299,6 +301,6 @@ class InspectOptions:
         "DIR|FILE", "Directory of a run or of artifacts, or path of a checkpoint or an .onnx file."
     )
     parameters: bool = switch(
-        "List the inputs and parameters of a run, too. Default: only its settings, best epoch and files."
+        "Also list the inputs and parameters of a run. Default: only its settings, best epoch and files."
     )
     json: bool = switch(JSON_HELP)

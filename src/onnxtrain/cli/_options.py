@@ -87,8 +87,8 @@ class OptimizerOptions:
     )
     weight_decay: float | None = option(
         "FACTOR",
-        "Set the weight decay of the optimizer, e.g. 0.1. Default: as in PyTorch 0.01 for adamw, 0.1 for "
-        "muon, 0 for the others.",
+        "Set the weight decay of the optimizer, e.g. 0.1. Default: PyTorch's, which is 0.01 for adamw, 0.1 for muon "
+        "and 0 for the others.",
         min=0,
     )
     optimizer_option: list[str] | None = option(
@@ -114,7 +114,7 @@ class LoraOptions:
     lora_targets: list[str] | None = option(
         "NAME",
         "Add an adapter to the layers with this name, e.g. q_proj; repeat it for several. Default: all linear "
-        "layers but the output layer of a language model.",
+        "layers except the output layer of a language model.",
     )
     lora_alpha: float | None = option(
         "ALPHA", "Scale the outputs of adapters by ALPHA / RANK, e.g. 32. Default: 8."
@@ -134,12 +134,12 @@ class TableOptions:
     kept: ClassVar[Kept] = "run"
 
     target: list[str] | None = option(
-        "COLUMN", "Predict this column of a table, e.g. survived. Required for tables."
+        "COLUMN", "Predict this column of a table, e.g. survived; repeat it for several. Required for tables."
     )
     inputs: list[str] | None = option(
         "COLUMNS",
         "Feed these columns of a table to the model, in this order, e.g. age,weight. Default: all "
-        "but the target and --id.",
+        "except the target and --id.",
     )
     id: list[str] | None = option(
         "COLUMN",
@@ -158,7 +158,7 @@ class TableOptions:
         "[COLUMN=]mean|median|most_frequent|value=VALUE",
         "Fill missing values of a table: numbers with the mean, median, most frequent value or VALUE, categories with "
         "the most frequent one or VALUE. Without COLUMN it applies to all columns, e.g. median; repeat it for single "
-        "columns, e.g. cabin=value=none. Default: a missing value is an error.",
+        "columns, e.g. cabin=value=none. Default: a missing value raises an error.",
     )
     categorical: list[str] | None = option(
         "COLUMNS",
@@ -173,8 +173,8 @@ class TableOptions:
     )
     unknown_category: Literal["error", "ignore", "own"] = option(
         None,
-        "Handle categories that are not in the training data: raise an error, encode them as zeros with --one-hot "
-        "(ignore), or as one category of their own (own), e.g. ignore.",
+        "Handle categories that are not in the training data: raise an error (error), encode them as zeros with "
+        "--one-hot (ignore), or encode them all as one additional category (own).",
         default="error",
     )
     scale: bool = switch(

@@ -39,7 +39,7 @@ class ScheduleOptions:
 
     learning_rate: float = option(
         "RATE",
-        "Set the learning rate, or the peak rate of a schedule, e.g. 0.01.",
+        "Set the learning rate, or the highest rate of a schedule, e.g. 0.01.",
         "--learning-rate",
         "--lr",
         default=1e-3,
@@ -102,7 +102,7 @@ class WorkerOptions:
     )
     restarts: int | None = option(
         "COUNT",
-        "Restart the workers from the last checkpoint up to this many times if one of them is killed or fails, e.g. "
+        "Restart the workers from the last checkpoint if one of them fails or is killed, at most this many times, e.g. "
         "10. Default: 3.",
         min=0,
     )
@@ -113,7 +113,7 @@ class WorkerOptions:
         min=1,
     )
     shard_optimizer: bool = switch(
-        "Shard the optimizer state: keep that of each parameter on one worker, to save memory. Default: on all workers."
+        "Shard the optimizer state to save memory: keep each parameter's state on only one worker. Default: on all."
     )
     compress: Literal["bf16"] | None = option(
         None, "Compress gradients to bfloat16 for the all-reduce, e.g. bf16. Default: no compression."
@@ -142,11 +142,12 @@ class TrainOptions:
     validation: str | None = option(
         "FRACTION|FILE",
         "Validate after each epoch on a random fraction of the samples, which is excluded from training, e.g. 0.1, or "
-        "on another file like --data. Default: no validation.",
+        "on a second file in the format of --data, e.g. valid.npz. Default: no validation.",
         kept="fit",
     )
     stratify: bool = switch(
-        "Stratify --validation FRACTION: split off the same fraction of each class. Default: off.", kept="fit"
+        "Stratify the split of --validation FRACTION: take the same fraction of each class. Default: off.",
+        kept="fit",
     )
     evaluate_every: int | None = option(
         "STEPS",

@@ -52,6 +52,9 @@ STORIES = [
     "docs/guides/save-stop-and-resume.md",
     "docs/guides/fix-a-training-run.md",
     "docs/guides/train-on-a-table.md",
+    "docs/guides/train-lora-adapters.md",
+    "docs/guides/train-an-int8-model.md",
+    "docs/guides/compute-derivatives.md",
     "docs/guides/fit-training-into-memory.md",
     "docs/guides/train-on-a-gpu.md",
     "docs/devices/ship-training-to-a-device.md",
@@ -66,10 +69,7 @@ EXAMPLES = [
     "docs/guides/prepare-your-model.md",
     "docs/guides/feed-your-data.md",
     "docs/guides/train-a-language-model.md",
-    "docs/guides/train-lora-adapters.md",
-    "docs/guides/train-an-int8-model.md",
     "docs/guides/extend-the-trainer.md",
-    "docs/guides/compute-derivatives.md",
     "docs/guides/train-with-several-processes.md",
     "docs/guides/fine-tuning.md",
     "docs/guides/threads.md",
@@ -94,7 +94,6 @@ WITH_DATA = {
     "docs/reference/file-formats.md",
     "docs/guides/feed-your-data.md",
     "docs/guides/extend-the-trainer.md",
-    "docs/guides/train-lora-adapters.md",
 }
 
 

@@ -55,6 +55,9 @@ STORIES = [
     "docs/guides/save-stop-and-resume.md",
     "docs/guides/fix-a-training-run.md",
     "docs/guides/train-on-a-table.md",
+    "docs/guides/train-lora-adapters.md",
+    "docs/guides/train-an-int8-model.md",
+    "docs/guides/compute-derivatives.md",
     "docs/guides/fit-training-into-memory.md",
     "docs/guides/train-on-a-gpu.md",
     "docs/devices/ship-training-to-a-device.md",
@@ -68,10 +71,7 @@ STORIES = [
 # Each block of these pages runs by itself, in a folder with a model and data for it.
 EXAMPLES = [
     "docs/guides/train-a-language-model.md",
-    "docs/guides/train-lora-adapters.md",
-    "docs/guides/train-an-int8-model.md",
     "docs/guides/extend-the-trainer.md",
-    "docs/guides/compute-derivatives.md",
     "docs/guides/train-with-several-processes.md",
     "docs/guides/threads.md",
     "docs/pytorch/use-ortmodule.md",
@@ -93,7 +93,6 @@ WITH_DATA = {
     "docs/reference/losses-and-optimizers.md",
     "docs/reference/file-formats.md",
     "docs/guides/extend-the-trainer.md",
-    "docs/guides/train-lora-adapters.md",
 }
 
 

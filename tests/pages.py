@@ -203,7 +203,12 @@ def workplace(page: str) -> Iterator[dict[str, Any]]:
     """Goes to an empty directory; gives the names that the blocks of a page take for granted."""
     before = Path.cwd()
     # A page shows what a reader sees who has installed nothing beside the package, on a terminal of this width.
-    settings = {"ONNXTRAIN_KERNELS": "off", "MPLBACKEND": "Agg", "COLUMNS": "100"}
+    settings = {
+        "ONNXTRAIN_KERNELS": "off",
+        "MPLBACKEND": "Agg",
+        "COLUMNS": "100",
+        "ORTMODULE_CAPTURE_ALL": "",
+    }
     old = {name: os.environ.get(name) for name in settings}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

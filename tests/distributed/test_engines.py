@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pages
 from distributed.expected import (
     OPTIONS,
     STATES,
@@ -24,7 +25,6 @@ from distributed.expected import (
 from distributed.nets import NETS, difference, in_one_process, on_whole_batches
 from distributed.options import STEPS
 from distributed.world import run_jobs, torchrun
-from pages import ROOT, difference, read_blocks, run_block, workplace
 
 pytestmark = [pytest.mark.torch, pytest.mark.thorough]
 
@@ -114,7 +114,9 @@ def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
 
 PAGE = "docs/pytorch/with-other-tools.md"
 SECTIONS = re.findall(
-    r"^## ([^\n]*)$(?:(?!^## ).)*?^```python\n(.*?)^```", (ROOT / PAGE).read_text(), re.MULTILINE | re.DOTALL
+    r"^## ([^\n]*)$(?:(?!^## ).)*?^```python\n(.*?)^```",
+    (pages.ROOT / PAGE).read_text(),
+    re.MULTILINE | re.DOTALL,
 )
 IN_ONE_PROCESS = "Hugging Face Trainer"
 """The section whose program runs in one process; the page shows its output."""
@@ -138,17 +140,17 @@ def test_the_programs_of_the_page_run(heading: str, program: str, tmp_path: Path
 
 
 def test_every_program_of_the_page_is_found() -> None:
-    assert len(SECTIONS) == len(read_blocks(PAGE)) == 6
+    assert len(SECTIONS) == len(pages.read_blocks(PAGE)) == 6
     assert len(PROGRAMS) == 5
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
 def test_the_hugging_face_program_prints_what_the_page_shows() -> None:
-    block = read_blocks(PAGE)[0]
+    block = pages.read_blocks(PAGE)[0]
     assert block.code == dict(SECTIONS)[IN_ONE_PROCESS]
-    with workplace(PAGE) as names:
-        printed = run_block(block, names)
-    assert difference(block.shown, printed, block.marks) is None
+    with pages.workplace(PAGE) as names:
+        printed = pages.run_block(block, names)
+    assert pages.difference(block.shown, printed, block.marks) is None
 
 
 def test_a_trainer_ends_the_threads_of_its_process_group(tmp_path: Path) -> None:

@@ -60,8 +60,11 @@ STORIES = [
     "docs/guides/compute-derivatives.md",
     "docs/guides/fit-training-into-memory.md",
     "docs/guides/train-on-a-gpu.md",
+    "docs/pytorch/use-ortmodule.md",
+    "docs/pytorch/migrate.md",
     "docs/devices/ship-training-to-a-device.md",
     "docs/concepts/how-a-training-model-is-made.md",
+    "docs/concepts/how-ortmodule-runs-a-module.md",
     "docs/concepts/how-exact-it-is.md",
     "docs/reference/trainer.md",
     "examples/text_classification/README.md",
@@ -74,7 +77,6 @@ EXAMPLES = [
     "docs/guides/extend-the-trainer.md",
     "docs/guides/train-with-several-processes.md",
     "docs/guides/threads.md",
-    "docs/pytorch/use-ortmodule.md",
     "docs/devices/browser.md",
     "docs/devices/own-host.md",
     "docs/reference/file-formats.md",
@@ -199,7 +201,12 @@ def workplace(page: str) -> Iterator[dict[str, Any]]:
     """Goes to an empty directory; gives the names that the blocks of a page take for granted."""
     before = Path.cwd()
     # A page shows what a reader sees who has installed nothing beside the package, on a terminal of this width.
-    settings = {"ONNXTRAIN_KERNELS": "off", "MPLBACKEND": "Agg", "COLUMNS": "100"}
+    settings = {
+        "ONNXTRAIN_KERNELS": "off",
+        "MPLBACKEND": "Agg",
+        "COLUMNS": "100",
+        "ORTMODULE_CAPTURE_ALL": "",
+    }
     old = {name: os.environ.get(name) for name in settings}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

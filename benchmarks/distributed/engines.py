@@ -1,6 +1,6 @@
 """Compare every engine of PyTorch and every tool under ORTModule, with every net, with one process of eager PyTorch.
 
-tests/distributed runs a part of this. docs/pytorch/with-other-tools.md has the table.
+tests/distributed runs a part of this. notes/distributed.md has the table.
 
 Usage: PYTHONPATH=src:tests python benchmarks/distributed/engines.py [--workers 2 4] [--engines ddp accelerate]
     [--nets encoder] [--options] [--restart]

@@ -152,6 +152,7 @@ WORDS = {
         "transformers",
     ],
     "pytorch/use-ortmodule.md": ["nn.module", "ortmodule"],
+    "pytorch/migrate.md": ["migrate", "onnxruntime-training", "torch-ort"],
     "devices/own-host.md": ["c++", "java", "swift"],
     "guides/train-an-int8-model.md": ["qat", "quantization"],
     "guides/train-with-several-processes.md": ["distributed", "gpus", "machines", "parallel", "several"],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pages
 from distributed.expected import (
     OPTIONS,
     STATES,
@@ -111,17 +112,22 @@ def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
     assert difference(done["result"], perceptron_in_one_process()) < CLOSE
 
 
-PAGE = Path(__file__).parents[2] / "docs/pytorch/with-other-tools.md"
-PROGRAMS = re.findall(
-    r"^## ([^\n]*)$(?:(?!^## ).)*?^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL
+PAGE = "docs/pytorch/with-other-tools.md"
+SECTIONS = re.findall(
+    r"^## ([^\n]*)$(?:(?!^## ).)*?^```python\n(.*?)^```",
+    (pages.ROOT / PAGE).read_text(),
+    re.MULTILINE | re.DOTALL,
 )
+IN_ONE_PROCESS = "Hugging Face Trainer"
+"""The section whose program runs in one process; the page shows its output."""
+PROGRAMS = [(heading, program) for heading, program in SECTIONS if heading != IN_ONE_PROCESS]
 
 THREADS = """
 from distributed.ended import gloo_threads, leave_at_once
 print(f"gloo's threads: {gloo_threads()}\\n", end="", flush=True)
 leave_at_once()
 """
-LEAVES_THREADS = {"Sharded parameters: fully_shard"}
+LEAVES_THREADS = {"fully_shard"}
 """Programs after which threads of gloo run, under eager PyTorch 2.13, too (notes/faults-of-others.md)."""
 
 
@@ -134,7 +140,17 @@ def test_the_programs_of_the_page_run(heading: str, program: str, tmp_path: Path
 
 
 def test_every_program_of_the_page_is_found() -> None:
-    assert len(PROGRAMS) == PAGE.read_text().count("```python\n") == 5
+    assert len(SECTIONS) == len(pages.read_blocks(PAGE)) == 6
+    assert len(PROGRAMS) == 5
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_the_hugging_face_program_prints_what_the_page_shows() -> None:
+    block = pages.read_blocks(PAGE)[0]
+    assert block.code == dict(SECTIONS)[IN_ONE_PROCESS]
+    with pages.workplace(PAGE) as names:
+        printed = pages.run_block(block, names)
+    assert pages.difference(block.shown, printed, block.marks) is None
 
 
 def test_a_trainer_ends_the_threads_of_its_process_group(tmp_path: Path) -> None:

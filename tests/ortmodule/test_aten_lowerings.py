@@ -30,7 +30,7 @@ SIZES = {False: 32, True: 8}
 
 
 def _passed_over(case: Case, dynamic: bool) -> bool:
-    # PyTorch 2.15 passes gradients where a bound is no number; docs/pytorch/use-ortmodule.md says so.
+    # PyTorch 2.15 passes gradients where a bound is no number; docs/reference/ortmodule.md says so.
     if case.name == "clamp_nan_bounds" and not bounds_pass_gradients:
         return True
     # Dynamo 2.12 fails at it: it runs in PyTorch.

@@ -16,7 +16,7 @@ _TRITON = "onnxtrain has no Triton kernels"
 _TUNING = "onnxtrain tunes no kernels"
 _SPARSITY = "padding is computed with: pack or sort the samples"
 
-# `docs/pytorch/use-ortmodule.md` has the same table; a test compares the names.
+# `docs/pytorch/migrate.md` lists the same variables; a test compares the names.
 VARIABLES: dict[str, tuple[tuple[str, ...], str]] = {
     "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT": (("1",), "functions and checkpoints are always captured"),
     "ORTMODULE_CACHE_DIR": ((), "no captured graph is kept on disk; the time is in model.report()"),

@@ -1,4 +1,4 @@
-// The batches of a run, from the two files of a folder: see docs/devices/own-host.md, "The loop".
+// The batches of a run, from the two files of a folder: see docs/devices/own-host.md, "Run the example hosts".
 #pragma once
 
 #include <filesystem>

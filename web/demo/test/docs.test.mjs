@@ -13,7 +13,7 @@ const root = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "..");
 
 it("trains an MLP of 64 features", { timeout: 300_000 }, async (t) => {
   prepare();
-  const [, page] = /```html\n(.*?)```/s.exec(readFileSync(join(root, "docs", "browser.md"), "utf8"));
+  const [, page] = /```html\n(.*?)```/s.exec(readFileSync(join(root, "docs", "devices", "browser.md"), "utf8"));
   const site = mkdtempSync(join(tmpdir(), "onnxtrain-site-"));
   t.after(() => rmSync(site, { recursive: true }));
   writeFileSync(join(site, "index.html"), page);

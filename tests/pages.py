@@ -72,13 +72,15 @@ EXAMPLES = [
     "docs/guides/compute-derivatives.md",
     "docs/guides/train-with-several-processes.md",
     "docs/guides/fine-tuning.md",
-    "docs/guides/threads.md",
     "docs/pytorch/use-ortmodule.md",
     "docs/devices/browser.md",
     "docs/devices/own-host.md",
+    "docs/reference/api.md",
+    "docs/reference/errors.md",
     "docs/reference/file-formats.md",
-    "docs/reference/layer-norms.md",
+    "docs/reference/index.md",
     "docs/reference/losses-and-optimizers.md",
+    "docs/reference/nn.md",
 ]
 # A page that begins with a file of another program's: a small one with the same ops.
 WITH_A_LANGUAGE_MODEL = {"docs/guides/train-lora-adapters.md"}

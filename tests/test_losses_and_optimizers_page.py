@@ -72,7 +72,7 @@ def _metrics(kind: type[Loss]) -> str:
 
 def losses() -> list[str]:
     return [
-        "| name | class, with its settings | loss of a score | targets | metrics |",
+        "| name | class and settings | loss | targets | default metrics |",
         "|---|---|---|---|---|",
         *(
             f"| `{name}` | `{_call(kind, Loss)}` | {_summary(kind)} | {LOSS_NAMES[name][1]} | {_metrics(kind)} |"
@@ -89,7 +89,7 @@ def _rate(kind: type[Optimizer]) -> str:
 
 def optimizers() -> list[str]:
     return [
-        "| name | class, with its settings | what it is | learning rate in PyTorch |",
+        "| name | class and settings | description | learning rate in PyTorch |",
         "|---|---|---|---|",
         *(
             f"| `{name}` | `{_call(kind, Optimizer)}` | {_summary(kind)} | {_rate(kind)} |"

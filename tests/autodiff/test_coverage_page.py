@@ -1,4 +1,7 @@
-"""docs/reference/ops.md is made from the rule table: `ONNXTRAIN_WRITE_DOCS=1 pytest tests/autodiff/test_coverage_page.py`."""
+"""docs/reference/ops.md is made from the rule table.
+
+`ONNXTRAIN_WRITE_DOCS=1 pytest tests/autodiff/test_coverage_page.py` writes it.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +50,14 @@ def _contrib() -> list[str]:
         "",
         "| gradient | ops |",
         "|---|---|",
-        "| through its definition in standard ops, if the op lies between a trained parameter and the loss. Otherwise the "
-        f"op isn't changed | {_names(op_bodies(), microsoft)}; also SimplifiedLayerNormalization, which ONNX Runtime "
+        "| through its definition in standard ops, if the op lies between a trained parameter and the loss. Otherwise "
+        f"the op isn't changed | {_names(op_bodies(), microsoft)}; also SimplifiedLayerNormalization, which ONNX Runtime "
         "writes into the standard domain |",
         f"| gradient rule; ONNX Runtime's kernel computes the op itself | {_names(RULES, microsoft)} |",
         f"| raises `NoGradientRule`; the message says why | {_names(NOT_YET, microsoft)} |",
         "",
-        "Quantised ops need `straight_through=True`. `onnxtrain ops --domain com.microsoft --status unknown` lists the other",
-        "ops of the installed ONNX Runtime. They have no gradient.",
+        "Quantised ops need `straight_through=True`. `onnxtrain ops --domain com.microsoft --status unknown` lists the",
+        "other ops of the installed ONNX Runtime. They have no gradient.",
         "",
         "## ai.onnx.ml",
         "",
@@ -62,7 +65,8 @@ def _contrib() -> list[str]:
         "",
         "| gradient | ops |",
         "|---|---|",
-        f"| with respect to the input | {_names(op_bodies(), learnt)}; {_names(RULES, learnt)}, through its output `scores` |",
+        f"| with respect to the input | {_names(op_bodies(), learnt)}; {_names(RULES, learnt)}, through its output "
+        "`scores` |",
         f"| no gradient flows | {_names(NON_DIFFERENTIABLE, learnt)} |",
     ]
 
@@ -78,7 +82,8 @@ def render() -> str:
         "onnxtrain ops model.onnx",
         "```",
         "",
-        "It names the ops that prevent training. Without a model, `onnxtrain ops` prints the table of the standard domain below.",
+        "It names the ops that prevent training. Without a model, `onnxtrain ops` prints the table of the standard",
+        "domain below.",
         "",
         f"The standard domain has {len(rows)} ops in opsets 21 to 28:",
         "",
@@ -90,8 +95,8 @@ def render() -> str:
         ),
         "",
         "**Ops that round.** With `straight_through=True`, the gradients of Round, Ceil, Floor, QuantizeLinear,",
-        "DynamicQuantizeLinear, MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv are straight-through: rounding counts",
-        "as the identity.",
+        "DynamicQuantizeLinear, MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv are straight-through: rounding",
+        "counts as the identity.",
         "",
         "To add a gradient rule, see [CONTRIBUTING.md](../../CONTRIBUTING.md#adding-an-op). The gradients were also",
         "[compared with other engines](../../notes/ops-beside-others.md) and on",

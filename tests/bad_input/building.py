@@ -33,7 +33,9 @@ cases(
         "name of a loss is unknown": lambda b: b.generate(loss="entropy"),
         "name of an optimizer is unknown": lambda b: b.generate(optimizer="adamx"),
         "name in `sparse_gradients` is not trained": lambda b: b.generate(sparse_gradients=["emb"]),
-        "sparse gradient of a parameter that is not an embedding": lambda b: b.generate(sparse_gradients=["w1"]),
+        "sparse gradient of a parameter that is not an embedding": lambda b: b.generate(
+            sparse_gradients=["w1"]
+        ),
         "sparse gradient of bfloat16": lambda b: b.generate(
             _embedding(TensorProto.BFLOAT16), loss="mse", sparse_gradients=["emb"]
         ),

@@ -79,16 +79,16 @@ cases(
         "checkpoint of a different model": lambda b: Module(
             b.run / "training_model.onnx", CheckpointState.load_checkpoint(b.other / "checkpoint")
         ),
-        "delta without its base checkpoint": lambda b: CheckpointState.load_checkpoint(save_delta(b, b.state)),
+        "delta without its base checkpoint": lambda b: CheckpointState.load_checkpoint(
+            save_delta(b, b.state)
+        ),
         "delta is a full checkpoint": lambda b: CheckpointState.load_checkpoint(
             b.run / "checkpoint", delta=b.run / "checkpoint"
         ),
         "checkpoint cannot be written": lambda b: CheckpointState.save_checkpoint(
             b.state, b.directory / "nowhere" / "checkpoint"
         ),
-        "path instead of a state": lambda b: Module(
-            b.run / "training_model.onnx", str(b.run / "checkpoint")
-        ),
+        "path instead of a state": lambda b: Module(b.run / "training_model.onnx", str(b.run / "checkpoint")),
         "device is unknown": lambda b: b.module(device="gpu"),
     }
 )

@@ -31,9 +31,7 @@ cases(
         "schedule does not return a number": lambda b: trainer(b, scheduler=lambda step, total: "0.5").fit(
             X, Y, verbose=False
         ),
-        "`fit` is already running": lambda b: trainer(b).fit(
-            X, Y, callbacks=[_Again()], verbose=False
-        ),
+        "`fit` is already running": lambda b: trainer(b).fit(X, Y, callbacks=[_Again()], verbose=False),
     }
 )
 

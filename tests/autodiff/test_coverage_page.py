@@ -51,8 +51,8 @@ def _contrib() -> list[str]:
         "| gradient | ops |",
         "|---|---|",
         "| through its definition in standard ops, if the op lies between a trained parameter and the loss. Otherwise "
-        f"the op isn't changed | {_names(op_bodies(), microsoft)}; also SimplifiedLayerNormalization, which ONNX Runtime "
-        "writes into the standard domain |",
+        f"the op isn't changed | {_names(op_bodies(), microsoft)}; also SimplifiedLayerNormalization, which ONNX "
+        "Runtime writes into the standard domain |",
         f"| gradient rule; ONNX Runtime's kernel computes the op itself | {_names(RULES, microsoft)} |",
         f"| raises `NoGradientRule`; the message says why | {_names(NOT_YET, microsoft)} |",
         "",
@@ -95,8 +95,8 @@ def render() -> str:
         ),
         "",
         "**Ops that round.** With `straight_through=True`, the gradients of Round, Ceil, Floor, QuantizeLinear,",
-        "DynamicQuantizeLinear, MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv are straight-through: rounding",
-        "counts as the identity.",
+        "DynamicQuantizeLinear, MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv are straight-through:",
+        "rounding counts as the identity.",
         "",
         "To add a gradient rule, see [CONTRIBUTING.md](../../CONTRIBUTING.md#adding-an-op). The gradients were also",
         "[compared with other engines](../../notes/ops-beside-others.md) and on",

@@ -1,8 +1,8 @@
 """Runs the code blocks of the pages, and compares what they print with the output blocks that follow them.
 
-    python tests/pages.py docs/guides/train-lora-adapters.md            # compares; names each block whose output differs
-    python tests/pages.py --write docs/guides/train-lora-adapters.md    # writes the outputs and the pictures into the page
-    python tests/pages.py --write                 # the same for all pages
+    python tests/pages.py README.md            # compares; names each block whose output differs
+    python tests/pages.py --write README.md    # writes the outputs and the pictures into the page
+    python tests/pages.py --write              # the same for all pages
 
 A block in `python` or `bash` runs; one in `sh`, `text` or another language does not. A `bash` block holds commands of
 `onnxtrain`, one per line. A block that prints something is followed by a block in the language `output`. It must be
@@ -57,7 +57,9 @@ STORIES = [
     "docs/guides/train-on-a-table.md",
     "docs/guides/train-lora-adapters.md",
     "docs/guides/train-an-int8-model.md",
+    "docs/guides/extend-the-trainer.md",
     "docs/guides/compute-derivatives.md",
+    "docs/guides/command-line.md",
     "docs/guides/fit-training-into-memory.md",
     "docs/guides/train-on-a-gpu.md",
     "docs/pytorch/use-ortmodule.md",
@@ -74,14 +76,15 @@ STORIES = [
 # Each block of these pages runs by itself, in a folder with a model and data for it.
 EXAMPLES = [
     "docs/guides/train-a-language-model.md",
-    "docs/guides/extend-the-trainer.md",
     "docs/guides/train-with-several-processes.md",
-    "docs/guides/threads.md",
     "docs/devices/browser.md",
     "docs/devices/own-host.md",
+    "docs/reference/api.md",
+    "docs/reference/errors.md",
     "docs/reference/file-formats.md",
-    "docs/reference/layer-norms.md",
+    "docs/reference/index.md",
     "docs/reference/losses-and-optimizers.md",
+    "docs/reference/nn.md",
 ]
 # A page that begins with a file of another program's: a small one with the same ops.
 WITH_A_LANGUAGE_MODEL = {"docs/guides/train-lora-adapters.md"}
@@ -91,11 +94,7 @@ ELSEWHERE = {
     "docs/devices/federated.md": "tests/integrations/test_flower.py",
     "docs/pytorch/with-other-tools.md": "tests/distributed/test_engines.py",
 }
-WITH_DATA = {
-    "docs/reference/losses-and-optimizers.md",
-    "docs/reference/file-formats.md",
-    "docs/guides/extend-the-trainer.md",
-}
+WITH_DATA = {"docs/reference/losses-and-optimizers.md", "docs/reference/file-formats.md"}
 
 
 class Block(NamedTuple):

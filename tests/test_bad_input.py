@@ -49,7 +49,7 @@ def lines_of_the_page() -> list[Line]:
     for text in (ROOT / "docs" / "reference" / "error-messages.md").read_text(encoding="utf-8").splitlines():
         if text.startswith("## "):
             section = text[3:]
-        elif text.startswith("| ") and not text.startswith("| what was wrong |"):
+        elif text.startswith("| ") and not text.startswith("| mistake |"):
             what, where, exception, message = text.removeprefix("| ").removesuffix(" |").split(" | ")
             lines.append(Line(section, what, where.strip("`"), exception.strip("`"), message[1:-1]))
     return lines

@@ -1,4 +1,4 @@
-"""docs/reference/losses-and-optimizers.md: its tables of losses and optimizers are written from the classes; metrics are named.
+"""The tables of losses and optimizers in docs/reference/losses-and-optimizers.md are written from the classes.
 
 `ONNXTRAIN_WRITE_DOCS=1 pytest tests/test_losses_and_optimizers_page.py` writes them.
 """
@@ -72,7 +72,7 @@ def _metrics(kind: type[Loss]) -> str:
 
 def losses() -> list[str]:
     return [
-        "| name | class, with its settings | loss of a score | targets | metrics |",
+        "| name | class and settings | loss | targets | default metrics |",
         "|---|---|---|---|---|",
         *(
             f"| `{name}` | `{_call(kind, Loss)}` | {_summary(kind)} | {LOSS_NAMES[name][1]} | {_metrics(kind)} |"
@@ -89,7 +89,7 @@ def _rate(kind: type[Optimizer]) -> str:
 
 def optimizers() -> list[str]:
     return [
-        "| name | class, with its settings | what it is | learning rate in PyTorch |",
+        "| name | class and settings | description | learning rate in PyTorch |",
         "|---|---|---|---|",
         *(
             f"| `{name}` | `{_call(kind, Optimizer)}` | {_summary(kind)} | {_rate(kind)} |"
@@ -123,6 +123,8 @@ def test_every_schedule_and_metric_is_in_the_guide() -> None:
         name.split("_")[0] if name.startswith(("f1", "precision", "recall")) else name for name in METRICS
     }
     missing = [name for name in [*SCHEDULES, *whole] if f"`{name}`" not in page]
-    assert not missing, "add rows to the tables of metrics and schedules in docs/reference/losses-and-optimizers.md"
+    assert not missing, (
+        "add rows to the tables of metrics and schedules in docs/reference/losses-and-optimizers.md"
+    )
     for name, kind in SCHEDULES.items():
         assert f"| `{kind.__name__}(" in page or f", `{kind.__name__}(" in page, name

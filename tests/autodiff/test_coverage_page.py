@@ -1,4 +1,7 @@
-"""docs/reference/ops.md is made from the rule table: `ONNXTRAIN_WRITE_DOCS=1 pytest tests/autodiff/test_coverage_page.py`."""
+"""docs/reference/ops.md is made from the rule table.
+
+`ONNXTRAIN_WRITE_DOCS=1 pytest tests/autodiff/test_coverage_page.py` writes it.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,20 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "ops.md"
 STATUS = {
     "rule": (
         "gradient rule",
-        "onnxtrain computes the gradient by a formula, with respect to the inputs that the table below names",
+        "onnxtrain has a formula for the gradient with respect to the inputs in the third column below",
     ),
     "function": (
-        "through the ops that it is made of",
-        "onnxtrain replaces the op by its definition in other ops, which have gradients",
+        "through its definition",
+        "onnxtrain replaces the op by its definition in other ops, and differentiates those",
     ),
     "nondifferentiable": (
         "no gradient flows",
-        "the derivative is zero or undefined, e.g. of a result in integers. The op passes no gradient on, and does not "
-        "stop a training",
+        "the derivative is zero or undefined, e.g. because the output is an integer. The op ends the gradient, but the "
+        "model can be trained",
     ),
     "not yet": (
         "not yet",
-        "an error, if the op lies between a trained parameter and the loss",
+        "raises `NoGradientRule` if the op lies between a trained parameter and the loss",
     ),
 }
 
@@ -43,27 +46,27 @@ def _contrib() -> list[str]:
         "",
         "## com.microsoft",
         "",
-        "onnxruntime's optimizers and quantizers write these ops.",
+        "ONNX Runtime's graph optimizers and quantizers write these ops.",
         "",
         "| gradient | ops |",
         "|---|---|",
-        "| through the standard ops that the op is made of, where it lies between a trained parameter and the loss. "
-        f"Elsewhere the op stays as it is | {_names(op_bodies(), microsoft)}; also SimplifiedLayerNormalization, which "
-        "onnxruntime writes into the standard domain |",
-        f"| gradient rule; onnxruntime's kernel computes the op itself | {_names(RULES, microsoft)} |",
-        f"| an error that says why | {_names(NOT_YET, microsoft)} |",
+        "| through its definition in standard ops, if the op lies between a trained parameter and the loss. Otherwise "
+        f"the op isn't changed | {_names(op_bodies(), microsoft)}; also SimplifiedLayerNormalization, which ONNX "
+        "Runtime writes into the standard domain |",
+        f"| gradient rule; ONNX Runtime's kernel computes the op itself | {_names(RULES, microsoft)} |",
+        f"| raises `NoGradientRule`; the message says why | {_names(NOT_YET, microsoft)} |",
         "",
-        "Ops on quantised numbers need `straight_through=True`. The command",
-        "`onnxtrain ops --domain com.microsoft --status unknown` lists the other ops of the installed",
-        "onnxruntime: they have no gradient.",
+        "Quantised ops need `straight_through=True`. `onnxtrain ops --domain com.microsoft --status unknown` lists the",
+        "other ops of the installed ONNX Runtime. They have no gradient.",
         "",
         "## ai.onnx.ml",
         "",
-        "Converters of scikit-learn write these ops. Their numbers are attributes, which are not trained.",
+        "Converters for scikit-learn write these ops. Their coefficients are attributes, so they aren't trained.",
         "",
         "| gradient | ops |",
         "|---|---|",
-        f"| with respect to the input | {_names(op_bodies(), learnt)}; {_names(RULES, learnt)}, through its scores |",
+        f"| with respect to the input | {_names(op_bodies(), learnt)}; {_names(RULES, learnt)}, through its output "
+        "`scores` |",
         f"| no gradient flows | {_names(NON_DIFFERENTIABLE, learnt)} |",
     ]
 
@@ -73,8 +76,14 @@ def render() -> str:
     lines = [
         "# Ops and their gradients",
         "",
-        "This page lists the ops of ONNX, and whether onnxtrain computes a gradient for them. To check a model, run",
-        "`onnxtrain ops model.onnx`, which names the ops that stop a training.",
+        "Look up here whether an op of ONNX has a gradient. To check all ops of a model, run",
+        "",
+        "```sh",
+        "onnxtrain ops model.onnx",
+        "```",
+        "",
+        "It names the ops that prevent training. Without a model, `onnxtrain ops` prints the table of the standard",
+        "domain below.",
         "",
         f"The standard domain has {len(rows)} ops in opsets 21 to 28:",
         "",
@@ -85,12 +94,15 @@ def render() -> str:
             for key, (label, meaning) in STATUS.items()
         ),
         "",
-        "**Ops that round.** With `straight_through=True`, gradients pass Round, Ceil, Floor, QuantizeLinear,",
-        "DynamicQuantizeLinear, MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv as if they did not round.",
+        "**Ops that round.** With `straight_through=True`, the gradients of Round, Ceil, Floor, QuantizeLinear,",
+        "DynamicQuantizeLinear, MatMulInteger, ConvInteger, QLinearMatMul and QLinearConv are straight-through:",
+        "rounding counts as the identity.",
         "",
-        "`onnxtrain ops` prints the table below. [ops-beside-others.md](ops-beside-others.md) compares other engines,",
-        "[node-tests.md](node-tests.md) has ONNX's own tests of each op.",
-        "[CONTRIBUTING.md](../CONTRIBUTING.md#adding-an-op) shows how to add a gradient.",
+        "To add a gradient rule, see [CONTRIBUTING.md](../../CONTRIBUTING.md#adding-an-op). The gradients were also",
+        "[compared with other engines](../../notes/ops-beside-others.md) and on",
+        "[ONNX's node tests](../../notes/node-tests.md).",
+        "",
+        "## Standard domain",
         "",
         "| op | gradient | with respect to | why not |",
         "|---|---|---|---|",

@@ -1,1 +1,1 @@
-"""One piece of wrong use per row of `docs/reference/error-messages.md`; each runs in a process of its own kind, see `bench`."""
+"""One mistake per row of `docs/reference/error-messages.md`; see `bench` for how they run."""

@@ -17,8 +17,8 @@ cases(
     {
         "model file is missing": lambda b: b.generate(b.directory / "nowhere.onnx"),
         "model path is a directory": lambda b: b.generate(b.directory),
-        "model is no model": lambda b: b.generate([1, 2]),
-        "op type is no UTF-8": lambda b: b.generate(
+        "argument is not a model": lambda b: b.generate([1, 2]),
+        "op type is not UTF-8": lambda b: b.generate(
             onnx.ModelProto.FromString(models.mlp().SerializeToString().replace(b"Tanh", b"T\xffnh"))
         ),
         "name in `requires_grad` is unknown": lambda b: b.generate(requires_grad=["w1", "w3"]),
@@ -26,29 +26,31 @@ cases(
         "name in `additional_output_names` is unknown": lambda b: b.generate(
             additional_output_names=["probabilities"]
         ),
-        "name in `additional_output_names` is returned already": lambda b: b.generate(
+        "name in `additional_output_names` is already returned": lambda b: b.generate(
             additional_output_names=["logits", "logits"]
         ),
         "name in `loss_input_names` is unknown": lambda b: b.generate(loss_input_names=["probabilities"]),
         "name of a loss is unknown": lambda b: b.generate(loss="entropy"),
         "name of an optimizer is unknown": lambda b: b.generate(optimizer="adamx"),
         "name in `sparse_gradients` is not trained": lambda b: b.generate(sparse_gradients=["emb"]),
-        "sparse gradient of what is not read by rows": lambda b: b.generate(sparse_gradients=["w1"]),
+        "sparse gradient of a parameter that is not an embedding": lambda b: b.generate(
+            sparse_gradients=["w1"]
+        ),
         "sparse gradient of bfloat16": lambda b: b.generate(
             _embedding(TensorProto.BFLOAT16), loss="mse", sparse_gradients=["emb"]
         ),
-        "optimizer moves rows without a gradient": lambda b: b.generate(
+        "optimizer does not support sparse gradients": lambda b: b.generate(
             _embedding(), sparse_gradients=["emb"]
         ),
         "SparseAdam without sparse gradients": lambda b: b.generate(optimizer="sparse_adam"),
         "block of `onnxblock` with sparse gradients": lambda b: b.generate(
             _embedding(), sparse_gradients=["emb"], optimizer=onnxblock.optim.SGD()
         ),
-        "mapping where a list of names belongs": lambda b: b.generate(requires_grad={"w1": True}),
-        "parameter is frozen and to be trained": lambda b: b.generate(
+        "mapping instead of a list of names": lambda b: b.generate(requires_grad={"w1": True}),
+        "parameter is both frozen and trained": lambda b: b.generate(
             requires_grad=["w1", "w2"], frozen_params=["w2"]
         ),
-        "BatchNorm statistic is to be trained": lambda b: b.generate(
+        "trained parameter is a running statistic": lambda b: b.generate(
             models.conv_bn(), requires_grad=["bn.mean"]
         ),
         "nothing is left to train": lambda b: b.generate(frozen_params=["w1", "b1", "w2", "b2"]),
@@ -57,7 +59,7 @@ cases(
         ),
         "loss depends on no parameter": lambda b: b.generate(loss="mse", loss_input_names=["x"]),
         "loss is not a scalar": lambda b: b.generate(loss=MSELoss(reduction="none")),
-        "`batch_norm` is no mode": lambda b: b.generate(batch_norm="train"),
+        "`batch_norm` has an unknown value": lambda b: b.generate(batch_norm="train"),
         "library of custom ops is missing": lambda b: b.generate(
             custom_op_library=b.directory / "nowhere.so"
         ),
@@ -98,7 +100,7 @@ def _(bench: Bench) -> None:
     bench.generate(path)
 
 
-@case("input holds texts")
+@case("input contains strings")
 def _(bench: Bench) -> None:
     model = models.mlp()
     texts = onnx.helper.make_tensor_value_info("word", onnx.TensorProto.STRING, ["batch"])
@@ -110,7 +112,7 @@ def _(bench: Bench) -> None:
     bench.generate(model, additional_output_names=["code"])
 
 
-@case("tensor claims more data than it holds")
+@case("tensor has less data than its shape needs")
 def _(bench: Bench) -> None:
     model = models.mlp()
     next(t for t in model.graph.initializer if t.name == "w1").dims.append(2**31)
@@ -140,14 +142,14 @@ def _(bench: Bench) -> None:
     bench.generate(model)
 
 
-@case("graph uses a value that nothing defines")
+@case("graph uses an undefined value")
 def _(bench: Bench) -> None:
     model = models.mlp()
     model.graph.node[1].input[0] = "nothing"
     bench.generate(model)
 
 
-@case("output of the graph that nothing defines")
+@case("output of the graph is undefined")
 def _(bench: Bench) -> None:
     model = models.mlp()
     model.graph.output[0].name = "nothing"
@@ -166,7 +168,7 @@ def _(bench: Bench) -> None:
     bench.generate(model)
 
 
-@case("random numbers in a loop around a parameter")
+@case("random numbers in a loop with a parameter")
 def _(bench: Bench) -> None:
     value = helper.make_tensor_value_info
     body = helper.make_graph(
@@ -226,7 +228,7 @@ def _embedding(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-@case("parameter to be trained is no float")
+@case("trained parameter is not floating point")
 def _(bench: Bench) -> None:
     nodes = [node("Gather", ["x", "i"], ["g"], axis=1), node("MatMul", ["g", "w"], ["logits"])]
     values = {"i": np.array([0, 1]), "w": np.ones((2, 3), np.float32)}
@@ -235,14 +237,14 @@ def _(bench: Bench) -> None:
     )
 
 
-@case("loss does not fit the scores")
+@case("loss does not fit the output")
 def _(bench: Bench) -> None:
     model = models.mlp()
     model.graph.node.append(node("ArgMax", ["logits"], ["class"], axis=1))
     bench.generate(model, loss_input_names=["class"])
 
 
-@case("parameter has a name that the optimizer model needs")
+@case("name of a parameter is reserved")
 def _(bench: Bench) -> None:
     values = {"step": np.ones((4, 3), np.float32)}
     model = models.make_model(
@@ -251,19 +253,19 @@ def _(bench: Bench) -> None:
     bench.generate(model)
 
 
-@case("directory to write to is a file")
+@case("output directory is a file")
 def _(bench: Bench) -> None:
     (bench.directory / "afile").touch()
     bench.generate(artifact_directory="afile")
 
 
-@case("directory to write to cannot be made")
+@case("output directory cannot be created")
 def _(bench: Bench) -> None:
     (bench.directory / "afile").touch()
     bench.generate(artifact_directory=bench.directory / "afile" / "deeper")
 
 
-@case("attribute of another kind than the standard's")
+@case("attribute has a type that differs from the standard")
 def _(bench: Bench) -> None:
     model = models.mlp()
     constant = helper.make_node("Constant", [], ["c"])

@@ -18,10 +18,10 @@ def headless() -> onnx.ModelProto:
 
 cases(
     {
-        "new head for a model that does not end in a linear layer": lambda b: replace_head(headless(), 5),
-        "new head without classes": lambda b: replace_head(models.mlp(), 0),
+        "model does not end in a linear layer": lambda b: replace_head(headless(), 5),
+        "new head has no classes": lambda b: replace_head(models.mlp(), 0),
         "name of the layer to replace is unknown": lambda b: replace_head(models.mlp(), 5, head="fc"),
-        "Dropout to restore has left no trace": lambda b: restore_dropout(models.mlp(), 0.5),
+        "no trace of Dropout to restore": lambda b: restore_dropout(models.mlp(), 0.5),
         "pattern in `requires_grad` matches nothing": lambda b: b.generate(requires_grad=["conv*"]),
         "pattern in `frozen_params` matches nothing": lambda b: b.generate(frozen_params=["conv*"]),
         "pattern in `batch_norm` matches nothing": lambda b: b.generate(

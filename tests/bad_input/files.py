@@ -52,7 +52,7 @@ def add_model_cases(role: str, file: str) -> None:
     def _(bench: Bench) -> None:
         load(bench, role, bench.model_file())
 
-    @case(f"{role} is another of the run's models")
+    @case(f"{role} is a different model of the run")
     def _(bench: Bench) -> None:
         wrong = "optimizer_model.onnx" if role == "training model" else "training_model.onnx"
         load(bench, role, bench.run / wrong)
@@ -64,8 +64,8 @@ for _role, _file in MODELS.items():
 
 cases(
     {
-        "eval model of another run": lambda b: load(b, "eval model", b.other / "eval_model.onnx"),
-        "optimizer model of another run": lambda b: load(
+        "eval model of a different run": lambda b: load(b, "eval model", b.other / "eval_model.onnx"),
+        "optimizer model of a different run": lambda b: load(
             b, "optimizer model", b.other / "optimizer_model.onnx"
         ),
         "external data of the training model is missing": lambda b: external_data_of_the_training_model(
@@ -76,25 +76,25 @@ cases(
         ),
         "checkpoint is missing": lambda b: CheckpointState.load_checkpoint(b.directory / "checkpoint"),
         "checkpoint is a directory": lambda b: CheckpointState.load_checkpoint(b.run),
-        "checkpoint of another model": lambda b: Module(
+        "checkpoint of a different model": lambda b: Module(
             b.run / "training_model.onnx", CheckpointState.load_checkpoint(b.other / "checkpoint")
         ),
-        "delta without its checkpoint": lambda b: CheckpointState.load_checkpoint(save_delta(b, b.state)),
+        "delta without its base checkpoint": lambda b: CheckpointState.load_checkpoint(
+            save_delta(b, b.state)
+        ),
         "delta is a full checkpoint": lambda b: CheckpointState.load_checkpoint(
             b.run / "checkpoint", delta=b.run / "checkpoint"
         ),
         "checkpoint cannot be written": lambda b: CheckpointState.save_checkpoint(
             b.state, b.directory / "nowhere" / "checkpoint"
         ),
-        "path where a state belongs": lambda b: Module(
-            b.run / "training_model.onnx", str(b.run / "checkpoint")
-        ),
+        "path instead of a state": lambda b: Module(b.run / "training_model.onnx", str(b.run / "checkpoint")),
         "device is unknown": lambda b: b.module(device="gpu"),
     }
 )
 
 
-@case("optimizer model whose state has no known size")
+@case("optimizer state has a symbolic size")
 def _(bench: Bench) -> None:
     path = bench.run / "optimizer_model.onnx"
     model = onnx.load(path)
@@ -169,14 +169,14 @@ def _(bench: Bench) -> None:
     truncate(path, lambda: CheckpointState.load_checkpoint(path))
 
 
-@case("checkpoint is another safetensors file")
+@case("checkpoint is an ordinary safetensors file")
 def _(bench: Bench) -> None:
     path = bench.directory / "model.safetensors"
     safetensors.numpy.save_file({"w": X}, path)
     CheckpointState.load_checkpoint(path)
 
 
-@case("checkpoint with the state of another optimizer")
+@case("checkpoint has the state of a different optimizer")
 def _(bench: Bench) -> None:
     module = bench.module()
     optimizer = bench.optimizer(module)
@@ -198,20 +198,20 @@ def _(bench: Bench) -> None:
     truncate(path, lambda: CheckpointState.load_checkpoint(bench.run / "checkpoint", delta=path))
 
 
-@case("delta of another model")
+@case("delta of a different model")
 def _(bench: Bench) -> None:
     path = save_delta(bench, CheckpointState.load_checkpoint(bench.other / "checkpoint"))
     CheckpointState.load_checkpoint(bench.run / "checkpoint", delta=path)
 
 
-@case("delta trained on top of other values")
+@case("delta of a different base checkpoint")
 def _(bench: Bench) -> None:
     arrays = {name: parameter.data + 1 for name, parameter in bench.state.parameters}
     path = save_delta(bench, CheckpointState.from_arrays(arrays, trainable=["w2", "b2"]))
     CheckpointState.load_checkpoint(bench.run / "checkpoint", delta=path)
 
 
-@case("dtype without a kernel")
+@case("ONNX Runtime has no kernel for the dtype")
 def _(bench: Bench) -> None:
     kernel = np.ones((1, 1, 3, 3), np.float64)
     shape = ["n", 1, 8, 8]

@@ -15,7 +15,7 @@ cases(
         "too few inputs": lambda b: b.module()(X),
         "too many inputs": lambda b: b.module()(X, Y, Y),
         "inputs by keyword": lambda b: b.module()(x=X, labels=Y),
-        "input is no array": lambda b: b.module()(X.tolist(), Y),
+        "input is not an array": lambda b: b.module()(X.tolist(), Y),
         "input has the wrong dtype": lambda b: b.module()(X.astype(np.float64), Y),
         "target has the wrong dtype": lambda b: b.module()(X, Y.astype(np.int32)),
         "OrtValue has the wrong dtype": lambda b: b.module()(
@@ -30,7 +30,7 @@ cases(
         "export without an eval model": lambda b: b.module(evaluation=False).export_model_for_inferencing(
             b.directory / "m.onnx", ["logits"]
         ),
-        "export of a value that is not there": lambda b: b.module().export_model_for_inferencing(
+        "export of an unknown value": lambda b: b.module().export_model_for_inferencing(
             b.directory / "m.onnx", ["probabilities"]
         ),
         "exported model cannot be written": lambda b: b.module().export_model_for_inferencing(
@@ -77,7 +77,7 @@ def _(bench: Bench) -> None:
     Module(bench.run / "training_model.onnx", state)(X, Y)
 
 
-@case("optimizer step on the gradients of another thread")
+@case("optimizer step with the gradients of another thread")
 def _(bench: Bench) -> None:
     module = bench.module()
     optimizer = bench.optimizer(module)

@@ -28,42 +28,40 @@ cases(
         "samples and targets differ in number": lambda b: trainer(b).fit(X, Y[:3], verbose=False),
         "class label in the data is out of range": lambda b: trainer(b).fit(X, Y + 1, verbose=False),
         "targets are missing": lambda b: trainer(b).fit(X, verbose=False),
-        "schedule gives no number": lambda b: trainer(b, scheduler=lambda step, total: "0.5").fit(
+        "schedule does not return a number": lambda b: trainer(b, scheduler=lambda step, total: "0.5").fit(
             X, Y, verbose=False
         ),
-        "a fit inside of a fit, or in another thread": lambda b: trainer(b).fit(
-            X, Y, callbacks=[_Again()], verbose=False
-        ),
+        "`fit` is already running": lambda b: trainer(b).fit(X, Y, callbacks=[_Again()], verbose=False),
     }
 )
 
 
-@case("a run cannot be saved")
+@case("run cannot be saved")
 def _(bench: Bench) -> None:
     (bench.directory / "afile").touch()
     trainer(bench).save("afile")
 
 
-@case("a run is saved under the name of a model")
+@case("run is saved under the name of a model")
 def _(bench: Bench) -> None:
     trainer(bench).save("trained.onnx")
 
 
-@case("files of the user have the names of a run's files")
+@case("directory contains other files with the names of a run's files")
 def _(bench: Bench) -> None:
     (bench.directory / "mine").mkdir()
     (bench.directory / "mine" / "best").touch()
     Trainer(models.mlp(), "cross_entropy", directory=bench.directory / "mine")
 
 
-@case("manifest.json of something else")
+@case("manifest.json of a different program")
 def _(bench: Bench) -> None:
     (bench.directory / "app").mkdir()
     (bench.directory / "app" / "manifest.json").write_text("{}")
     Trainer(models.mlp(), "cross_entropy", directory=bench.directory / "app", overwrite=True)
 
 
-@case("a file of a run is a link that leads outside")
+@case("file of a run is a symbolic link to a file outside")
 def _(bench: Bench) -> None:
     trainer(bench)
     path = bench.directory / "trainer" / "checkpoint"
@@ -72,7 +70,7 @@ def _(bench: Bench) -> None:
     Trainer.resume(bench.directory / "trainer")
 
 
-@case("a file of a run is a pipe")
+@case("file of a run is a pipe")
 def _(bench: Bench) -> None:
     trainer(bench)
     path = bench.directory / "trainer" / "eval_model.onnx"
@@ -81,7 +79,7 @@ def _(bench: Bench) -> None:
     Trainer.resume(bench.directory / "trainer")
 
 
-@case("the lock of a directory is a link")
+@case("lock file of a directory is a symbolic link")
 def _(bench: Bench) -> None:
     run = trainer(bench)
     (bench.directory / "trainer" / ".onnxtrain-lock").symlink_to(bench.directory / "elsewhere")
@@ -128,7 +126,7 @@ def _(bench: Bench) -> None:
     run.fit(X, Y, callbacks=[_Beside(Trainer.resume(run.directory))], verbose=False)
 
 
-@case("another trainer has saved to the directory since")
+@case("another trainer has saved to the directory")
 def _(bench: Bench) -> None:
     run = trainer(bench)
     run.save(run.directory)

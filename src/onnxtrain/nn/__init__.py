@@ -1,8 +1,7 @@
 """Provides the normalization layers of darts, a forecasting library, as PyTorch modules that export well.
 
 Constructors, parameter names, state dicts, values and gradients match `darts.models.components.layer_norm_variants`.
-`ORTModule` and `generate_artifacts` run each layer as one op, and its gradient as one op. docs/reference/layer-norms.md has the
-formulas.
+`ORTModule` and `generate_artifacts` run each layer as one op, and its gradient as one op (docs/reference/nn.md).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Module(NotCopyable):
     them.
 
     Threads may share a Module: their calls take turns. A thread that needs several calls without interruption, such as
-    a training step, holds :attr:`lock`; see docs/guides/threads.md.
+    a training step, holds :attr:`lock`; see docs/reference/api.md.
 
     Args:
         train_model_uri: path of the training model, or the bytes of the file.

@@ -17,6 +17,7 @@ from onnxtrain.fusion.native import NativeOpsPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
 from onnxtrain.fusion.quantized import PackedProductPass
+from onnxtrain.fusion.recomputed_chains import RecomputedChainsPass, recomputed_nodes
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
 from onnxtrain.fusion.rows import ROW_OPS, RowsPass
@@ -35,6 +36,7 @@ __all__ = [
     "NativeOpsPass",
     "PackedProductPass",
     "ProductPass",
+    "RecomputedChainsPass",
     "RecurrentPass",
     "Relu6Pass",
     "RowsPass",
@@ -42,4 +44,5 @@ __all__ = [
     "fuse_exported",
     "fuse_forward",
     "fuse_kernels",
+    "recomputed_nodes",
 ]

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff import add_gradients, expand_path
 from onnxtrain.emitter import computed_names
-from onnxtrain.fusion import ElementwisePass, RowsPass, fuse_exported, fuse_kernels
+from onnxtrain.fusion import ElementwisePass, RecomputedChainsPass, RowsPass, fuse_exported, fuse_kernels
 from onnxtrain.passes import (
     CleanupPass,
     FloatDequantizedPass,
@@ -76,6 +76,8 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     # After every pass that matches reductions.
     LongSumsPass(file_values if as_deployed else ())(training)
     RowsPass(file_values if as_deployed else ())(training)
+    if not as_deployed:
+        RecomputedChainsPass(forward_values)(training)
     ElementwisePass(file_values if as_deployed else ())(training)
     RacingScatterPass()(training)
     lift_constants(training)

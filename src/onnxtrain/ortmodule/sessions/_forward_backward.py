@@ -9,10 +9,10 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.autodiff import reads
+from onnxtrain.fusion import recomputed_nodes
 from onnxtrain.fusion.elementwise import window_of
 from onnxtrain.op_facts import SHAPE_READERS, VIEWS
 from onnxtrain.ortmodule.capture.graph._checkpoint import region_of
-from onnxtrain.ortmodule.sessions._recomputed import recomputed_nodes
 from onnxtrain.passes import is_training_batch_norm, remove_unread_initializers, remove_unread_nodes
 
 

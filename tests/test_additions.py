@@ -225,7 +225,7 @@ def test_every_pass_is_in_a_list_and_tested() -> None:
         place = path.relative_to(SRC / "passes").as_posix()
         if name not in words(CALL, PACKAGE):
             lacking.append(
-                f"{name}: nothing runs it; call it in the list of its place (The order of passes, notes/architecture.md)"
+                f"{name}: nothing runs it; call it in the list of its place (notes/architecture.md)"
             )
         tested = place in TESTED_BY or f"test_{path.name}" in test_files or name in words(IDENTIFIER, "tests")
         if not tested:

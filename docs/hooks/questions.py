@@ -26,22 +26,46 @@ class Question(NamedTuple):
 
 
 QUESTIONS = [
-    Question("train only the head", "guides/train-part-of-a-model.md", 'requires_grad="head.*"'),
+    Question(
+        "train only the head",
+        "guides/train-part-of-a-model.md",
+        'requires_grad="head.*"',
+    ),
     Question("freeze layers", "guides/train-part-of-a-model.md", "frozen_params"),
-    Question("loss for binary classification", "guides/choose-a-loss-and-weights.md", "bce_with_logits"),
-    Question("save trained model", "guides/save-stop-and-resume.md", 'trainer.export("trained.onnx")'),
-    Question("loss nan", "guides/fix-a-training-run.md", "The learning rate is too high."),
+    Question(
+        "loss for binary classification",
+        "guides/choose-a-loss-and-weights.md",
+        "bce_with_logits",
+    ),
+    Question(
+        "save trained model",
+        "guides/save-stop-and-resume.md",
+        'trainer.export("trained.onnx")',
+    ),
+    Question(
+        "loss nan", "guides/fix-a-training-run.md", "The learning rate is too high."
+    ),
     Question("gpu", "guides/train-on-a-gpu.md", 'device="cuda"'),
     Question("out of memory", "guides/fit-training-into-memory.md", "recompute=True"),
     Question("early stopping", "guides/save-stop-and-resume.md", "restore_best=True"),
     Question("resume training", "guides/save-stop-and-resume.md", "Trainer.resume"),
-    Question("imbalanced classes", "guides/choose-a-loss-and-weights.md", 'class_weight="balanced"'),
+    Question(
+        "imbalanced classes",
+        "guides/choose-a-loss-and-weights.md",
+        'class_weight="balanced"',
+    ),
     Question("android", "devices/ship-training-to-a-device.md", "generate_artifacts"),
-    Question("unsupported op", "guides/prepare-your-model.md", "onnxtrain ops model.onnx"),
+    Question(
+        "unsupported op", "guides/prepare-your-model.md", "onnxtrain ops model.onnx"
+    ),
     Question("pytorch", "tutorials/from-pytorch.md", "ORTModule"),
     Question("hugging face trainer", "pytorch/with-other-tools.md", "ORTModule("),
     Question("csv pandas", "guides/train-on-a-table.md", "--target survived"),
-    Question("learning rate schedule", "reference/losses-and-optimizers.md", "cosine_with_restarts"),
+    Question(
+        "learning rate schedule",
+        "reference/losses-and-optimizers.md",
+        "cosine_with_restarts",
+    ),
     Question("federated learning", "devices/federated.md", "client_app("),
     Question("several gpus", "guides/train-with-several-processes.md", "strategy="),
     Question("lora adapter", "guides/train-lora-adapters.md", "LoraConfig"),
@@ -51,31 +75,65 @@ QUESTIONS = [
         "guides/train-part-of-a-model.md",
         'requires_grad="head.*"',
     ),
-    Question("model already has softmax", "guides/fix-a-training-run.md", "loss_input_names"),
-    Question("which loss two classes", "guides/choose-a-loss-and-weights.md", "bce_with_logits"),
-    Question("one logit or two", "guides/choose-a-loss-and-weights.md", "bce_with_logits"),
-    Question("deploy with onnxruntime", "guides/save-stop-and-resume.md", "InferenceSession"),
     Question(
-        "export trained model use without onnxtrain", "guides/save-stop-and-resume.md", "InferenceSession"
+        "model already has softmax", "guides/fix-a-training-run.md", "loss_input_names"
     ),
-    Question("loss does not go down", "guides/fix-a-training-run.md", "Train on one batch"),
+    Question(
+        "which loss two classes",
+        "guides/choose-a-loss-and-weights.md",
+        "bce_with_logits",
+    ),
+    Question(
+        "one logit or two", "guides/choose-a-loss-and-weights.md", "bce_with_logits"
+    ),
+    Question(
+        "deploy with onnxruntime", "guides/save-stop-and-resume.md", "InferenceSession"
+    ),
+    Question(
+        "export trained model use without onnxtrain",
+        "guides/save-stop-and-resume.md",
+        "InferenceSession",
+    ),
+    Question(
+        "loss does not go down", "guides/fix-a-training-run.md", "Train on one batch"
+    ),
     Question("not learning", "guides/fix-a-training-run.md", "Train on one batch"),
     Question("accuracy stuck", "guides/fix-a-training-run.md", "Train on one batch"),
     Question("use gpu", "guides/train-on-a-gpu.md", 'device="cuda"'),
     Question("fine-tune a pytorch model", "tutorials/from-pytorch.md", "ORTModule"),
     Question("nn.Module", "tutorials/from-pytorch.md", "ORTModule"),
     Question("pytorch training loop", "tutorials/from-pytorch.md", "ORTModule"),
-    Question("missing values text categories", "guides/train-on-a-table.md", "--impute median"),
+    Question(
+        "missing values text categories",
+        "guides/train-on-a-table.md",
+        "--impute median",
+    ),
     Question("train from shell with csv", "guides/train-on-a-table.md", "--one-hot"),
     Question("train in a browser", "devices/browser.md", "TrainingSession.create"),
-    Question("train on a phone", "devices/ship-training-to-a-device.md", "generate_artifacts"),
+    Question(
+        "train on a phone", "devices/ship-training-to-a-device.md", "generate_artifacts"
+    ),
     Question("llm", "guides/train-lora-adapters.md", "save_adapter"),
     Question("int4 lora genai", "guides/train-lora-adapters.md", "save_adapter"),
-    Question("onnxruntime-genai", "guides/train-lora-adapters.md", "set_active_adapter"),
-    Question("continue training tomorrow", "guides/save-stop-and-resume.md", "Trainer.resume"),
-    Question("load checkpoint and continue", "guides/save-stop-and-resume.md", "Trainer.resume"),
-    Question("class imbalance", "guides/choose-a-loss-and-weights.md", 'class_weight="balanced"'),
-    Question("lr scheduler warmup", "reference/losses-and-optimizers.md", "warmup_ratio=0.1"),
+    Question(
+        "onnxruntime-genai", "guides/train-lora-adapters.md", "set_active_adapter"
+    ),
+    Question(
+        "continue training tomorrow", "guides/save-stop-and-resume.md", "Trainer.resume"
+    ),
+    Question(
+        "load checkpoint and continue",
+        "guides/save-stop-and-resume.md",
+        "Trainer.resume",
+    ),
+    Question(
+        "class imbalance",
+        "guides/choose-a-loss-and-weights.md",
+        'class_weight="balanced"',
+    ),
+    Question(
+        "lr scheduler warmup", "reference/losses-and-optimizers.md", "warmup_ratio=0.1"
+    ),
     Question("tensorboard", "guides/extend-the-trainer.md", "TensorBoardLogger"),
     Question("own metric", "guides/extend-the-trainer.md", "worst_class"),
     Question("custom loss", "guides/extend-the-trainer.md", "FocusedCrossEntropy"),
@@ -93,7 +151,15 @@ QUESTIONS = [
 ]
 
 WORDS = {
-    "devices/browser.md": ["browser", "javascript", "node", "npm", "wasm", "web", "webgpu"],
+    "devices/browser.md": [
+        "browser",
+        "javascript",
+        "node",
+        "npm",
+        "wasm",
+        "web",
+        "webgpu",
+    ],
     "guides/extend-the-trainer.md": [
         "callback",
         "custom",
@@ -116,7 +182,15 @@ WORDS = {
         "seed",
     ],
     "devices/federated.md": ["federated", "flower", "privacy"],
-    "guides/prepare-your-model.md": ["batch", "batchnorm", "check", "dropout", "export", "op", "unsupported"],
+    "guides/prepare-your-model.md": [
+        "batch",
+        "batchnorm",
+        "check",
+        "dropout",
+        "export",
+        "op",
+        "unsupported",
+    ],
     "guides/fit-training-into-memory.md": ["accumulate", "memory", "oom"],
     "install.md": ["linux", "macos", "pip", "windows"],
     "reference/losses-and-optimizers.md": [
@@ -155,7 +229,13 @@ WORDS = {
     "pytorch/migrate.md": ["migrate", "onnxruntime-training", "torch-ort"],
     "devices/own-host.md": ["c++", "java", "swift"],
     "guides/train-an-int8-model.md": ["qat", "quantization"],
-    "guides/train-with-several-processes.md": ["distributed", "gpus", "machines", "parallel", "several"],
+    "guides/train-with-several-processes.md": [
+        "distributed",
+        "gpus",
+        "machines",
+        "parallel",
+        "several",
+    ],
     "guides/train-on-a-table.md": ["categorical", "csv", "missing values", "table"],
     "guides/train-a-language-model.md": ["padding", "perplexity", "tokens"],
     "tutorials/from-pytorch.md": ["loop", "nn.module", "pytorch", "torch"],
@@ -184,7 +264,15 @@ WORDS = {
         "loss",
     ],
     "guides/train-on-a-gpu.md": ["cuda", "gpu", "nvidia"],
-    "guides/fix-a-training-run.md": ["converge", "diverges", "learning", "loss", "nan", "softmax", "stuck"],
+    "guides/fix-a-training-run.md": [
+        "converge",
+        "diverges",
+        "learning",
+        "loss",
+        "nan",
+        "softmax",
+        "stuck",
+    ],
 }
 """Words under which the search finds a page first, since people ask for it by them. They need not occur in its text.
 
@@ -202,7 +290,9 @@ def check_questions(site: Path) -> None:
     path = site / "search" / "search_index.json"
     search = build_search(json.loads(path.read_text(encoding="utf-8"))["docs"])
     if lost := unanswered(search):
-        raise LookupError("questions that the search does not answer: " + "; ".join(lost))
+        raise LookupError(
+            "questions that the search does not answer: " + "; ".join(lost)
+        )
 
 
 def unanswered(search: Callable[[str], list[str]]) -> list[str]:
@@ -211,7 +301,9 @@ def unanswered(search: Callable[[str], list[str]]) -> list[str]:
     for question in QUESTIONS:
         found = search(question.words)[:3]
         if question.page not in found:
-            lost.append(f"{question.words!r} finds {', '.join(found) or 'nothing'}, and not {question.page}")
+            lost.append(
+                f"{question.words!r} finds {', '.join(found) or 'nothing'}, and not {question.page}"
+            )
     return lost
 
 
@@ -238,7 +330,12 @@ def build_search(documents: list[dict[str, Any]]) -> Callable[[str], list[str]]:
     for entry in documents:
         text = html.unescape(re.sub(r"<[^>]*>", " ", entry["text"]))
         title, tags = html.unescape(entry["title"]), " ".join(entry.get("tags", []))
-        fields = {"location": entry["location"], "title": title, "text": text, "tags": tags}
+        fields = {
+            "location": entry["location"],
+            "title": title,
+            "text": text,
+            "tags": tags,
+        }
         builder.add(fields, {"boost": entry.get("boost", 1)})
     index = builder.build()
 
@@ -247,12 +344,16 @@ def build_search(documents: list[dict[str, Any]]) -> Callable[[str], list[str]]:
         scores: dict[str, float] = {}
         for result in index.search(" ".join(f"{term}*" for term in terms)):
             matched = result["match_data"].metadata
-            share = sum(any(word.startswith(term) for word in matched) for term in terms) / len(terms)
+            share = sum(
+                any(word.startswith(term) for word in matched) for term in terms
+            ) / len(terms)
             is_page = result["ref"] in pages
             page = result["ref"].partition("#")[0]
             score = result["score"] * (1 + (is_page + share) ** 2)
             scores[page] = max(scores.get(page, 0), score)
-        return [_source(page) for page in sorted(scores, key=lambda page: -scores[page])]
+        return [
+            _source(page) for page in sorted(scores, key=lambda page: -scores[page])
+        ]
 
     return search
 

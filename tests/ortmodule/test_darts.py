@@ -118,7 +118,9 @@ def test_a_model_of_darts_trains_in_onnxruntime_as_without(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
 def test_the_documented_way_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "examples" / "forecasting" / "personalise.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "examples" / "forecasting" / "personalise.md").read_text(
+        encoding="utf-8"
+    )
     (block,) = (text for text in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "darts" in text)
     namespace: dict[str, Any] = {"np": np, "time": np.arange(400), "__name__": "documented"}
     exec(compile(block, "examples/forecasting/personalise.md", "exec"), namespace)

@@ -1,4 +1,4 @@
-"""Reads and writes deltas: checkpoints with only the trained parameters (`docs/reference/file-formats.md`, "The checkpoint").
+"""Reads and writes deltas: checkpoints with only the trained parameters (`docs/reference/file-formats.md`).
 
 A model trained with a frozen backbone differs from its base checkpoint in a few tensors. A delta contains these tensors
 and a digest of the frozen ones, so that it cannot be loaded on top of other frozen values.

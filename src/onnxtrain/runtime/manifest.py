@@ -1,4 +1,4 @@
-"""Parses manifests, which list the inputs and outputs of a run's models (`docs/reference/file-formats.md`, "The manifest")."""
+"""Parses manifests, which list the inputs and outputs of a run's models (`docs/reference/file-formats.md`)."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def exchanges() -> str:
                     )
                 )
             rows.append([size, way, *cells])
-    return lines(["net", "gradients", *NETWORKS], rows)
+    return lines(["network", "gradients", *NETWORKS], rows)
 
 
 def states() -> str:
@@ -173,7 +173,7 @@ def states() -> str:
         ]
         for size in SIZES
     ]
-    return lines(["net", *STATES], rows)
+    return lines(["network", *STATES], rows)
 
 
 def efficiency(engine: str, size: str, workers: int, network: str) -> float:
@@ -193,7 +193,7 @@ def shares() -> str:
                 counts = [n for n in WORKERS if network.most is None or n <= network.most]
                 cells.append(" / ".join(f"{100 * efficiency(engine, size, n, name):.0f}" for n in counts))
             rows.append([size, way, *cells])
-    return lines(["net", "gradients", *NETWORKS], rows)
+    return lines(["network", "gradients", *NETWORKS], rows)
 
 
 def sizes() -> str:
@@ -212,10 +212,10 @@ def sizes() -> str:
         )
     return lines(
         [
-            "net",
+            "network",
             "blocks, width, hidden",
             "gradients in float32",
-            "those of adapters",
+            "gradients of adapters",
             "computation of a step, with adapters",
         ],
         rows,

@@ -85,7 +85,8 @@ def generate_artifacts(
     The files are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}inference_model.onnx` (computes the
     outputs of `model`, without labels), `{prefix}checkpoint`, `{prefix}manifest.json`, and on request
     `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and `.ort` files of the models.
-    `docs/reference/file-formats.md` describes each file. Arguments that are fields of :class:`onnxtrain.Recipe` are described there.
+    `docs/reference/file-formats.md` describes each file. Arguments that are fields of :class:`onnxtrain.Recipe` are
+    described there.
 
     Args:
         model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.

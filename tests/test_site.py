@@ -204,9 +204,9 @@ def test_the_search_answers_what_newcomers_ask() -> None:
 
 
 def test_a_question_without_a_page_is_noticed() -> None:
-    entries = [entry for page in pages_in_navigation() if "nan" not in page for entry in sections(page)]
-    (lost,) = questions.unanswered(questions.build_search(entries))
-    assert lost.startswith("'loss nan' finds ")
+    pages = [page for page in pages_in_navigation() if page != "guides/fix-a-training-run.md"]
+    lost = questions.unanswered(questions.build_search([entry for page in pages for entry in sections(page)]))
+    assert any(text.startswith("'loss nan' finds ") for text in lost)
 
 
 def test_questions_are_answered_on_their_pages() -> None:

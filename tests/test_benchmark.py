@@ -92,7 +92,8 @@ def test_every_file_of_benchmarks_serves_a_page() -> None:
     A program that loads all modules of a folder, e.g. of `architectures/zoo`, names the folder.
     """
     pages = "".join(
-        page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+        page.read_text(encoding="utf-8")
+        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "notes").rglob("*.md")]
     )
     on_pages = set(re.findall(r"[\w./-]*\w", pages))
     listed = subprocess.run(

@@ -71,7 +71,7 @@ def _cell(measured: Mapping[str, Any], name: str, counts: str, statistic: str) -
 
 def _times_table(found: Mapping[str, Any], cases: list[str], statistic: str) -> list[str]:
     titles = [ENGINES[name].title for name in COLUMNS]
-    lines = ["| net, batch | " + " | ".join(titles) + " | A/A |", "|---" * (len(titles) + 2) + "|"]
+    lines = ["| network, batch | " + " | ".join(titles) + " | A/A |", "|---" * (len(titles) + 2) + "|"]
     for case in cases:
         measured, counts = found[case]["steps"]["engines"], CASES[case].net.counts
         cells = [_cell(measured, name, counts, statistic) for name in COLUMNS]
@@ -93,7 +93,7 @@ def _control(measured: Mapping[str, Any], counts: str, statistic: str) -> str:
 
 def _numbers_table(found: Mapping[str, Any], cases: list[str], kind: str, key: str, form: str) -> list[str]:
     lines = [
-        "| net, batch | " + " | ".join(ENGINES[name].title for name in COLUMNS) + " |",
+        "| network, batch | " + " | ".join(ENGINES[name].title for name in COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",
     ]
     for case in cases:
@@ -115,16 +115,14 @@ def write_report(path: Path, notes: Path) -> None:
         [
             "## One step",
             "",
-            "Milliseconds, median; in brackets against the best median of PyTorch in that run.",
+            "Median time in milliseconds, and in brackets its ratio to PyTorch's best median.",
         ],
         _times_table(found, cases, "median"),
-        [
-            "The same, of the fastest step of each engine. PyTorch's steps differ more from each other than ours."
-        ],
+        ["The same table for the fastest step of each engine. PyTorch's step times vary more."],
         _times_table(found, cases, "min"),
-        ["## Peak memory", "", "MB of the process (VmHWM)."],
+        ["## Peak memory", "", "Peak memory of the process (`VmHWM`) in MB."],
         _numbers_table(found, cases, "steps", "peak_mb", ".0f"),
-        ["## First step", "", "Seconds, without imports and code compiled before."],
+        ["## First step of each engine", "", "Seconds, without imports, with empty compilation caches."],
         _numbers_table(found, cases, "first", "first_step_s", ".2f"),
     ]
     page.write_text(before + "\n\n" + "\n\n".join("\n".join(part) for part in parts) + "\n\n" + after)
@@ -137,7 +135,7 @@ def summary(path: Path, cases: list[str]) -> str:
     cases = [case for case in cases or CASES if "steps" in found.get(case, {})]
     engines = ("device-kernels", "ortmodule-kernels", "device", "ortmodule")
     titles = ("device, kernels", "ORTModule, kernels", "device, stock", "ORTModule, stock")
-    lines = [f"| net | best of PyTorch, ms | {' | '.join(titles)} | A/A | MB |", "|---" * 8 + "|"]
+    lines = [f"| network | best of PyTorch, ms | {' | '.join(titles)} | A/A | MB |", "|---" * 8 + "|"]
     ratios: dict[str, list[float]] = {name: [] for name in engines}
     for case in cases:
         measured, counts = found[case]["steps"]["engines"], CASES[case].net.counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ from onnxtrain.training.training_graph import TrainingGraphs
 
 _log = get_logger()
 
+Describe = Callable[[Sequence[ir.Model], Sequence[str]], Mapping[str, str]]
+"""Function that returns the properties of a run's first checkpoint, e.g. {"onnxtrain.trainer": "..."}.
+
+It receives the training and eval models, and the names of the model's outputs that they return after the loss.
+"""
+
 
 @dataclass(frozen=True)
 class Files:
@@ -40,6 +47,8 @@ class Files:
         nominal_checkpoint: True to also write a checkpoint without the parameters' data.
         ort_format: True to also write the models in ORT format.
         custom_op_library: shared library with the models' custom ops, which the conversion to ORT format needs.
+        describe: function that returns a trainer's settings as properties of the checkpoint; None for artifacts without
+            a trainer. The manifest records that there are settings.
     """
 
     directory: Path
@@ -47,6 +56,7 @@ class Files:
     nominal_checkpoint: bool = False
     ort_format: bool = False
     custom_op_library: Path | None = None
+    describe: Describe | None = None
 
 
 def write_files(
@@ -84,6 +94,8 @@ def write_files(
     manifest["files"] = file_names = {
         name: f"{prefix}{name}" + (".onnx" if name in models else "") for name in names
     }
+    if wanted.describe is not None:
+        manifest["trainer"] = True
     # Each write gives the data files new names, which only the manifest file contains.
     text = json.dumps(manifest | {"external_data": {}}, indent=2)
     state = CheckpointState.from_arrays(
@@ -95,6 +107,11 @@ def write_files(
     if graphs.adapters is not None:
         # Lets the adapters of a checkpoint be saved without the model.
         state.properties[METADATA_KEY_OF_ADAPTERS] = graphs.adapters
+    if wanted.describe is not None:
+        # With the artifacts, so that no moment exists at which a killed process leaves a run without its settings.
+        opened = models["training_model"], models["eval_model"]
+        for name, value in wanted.describe(opened, manifest["outputs"][1:]).items():
+            state.properties[name] = value
     directory.mkdir(parents=True, exist_ok=True)
     # If the process is killed, the directory has either all new files or all old ones.
     with FileSet(directory) as files:

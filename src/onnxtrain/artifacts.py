@@ -53,7 +53,6 @@ _OPTIMIZERS: dict[OptimType, Callable[[], optimizers.Optimizer]] = {
 }
 
 
-@without_collection()
 def generate_artifacts(
     model: ModelSource,
     requires_grad: list[str] | None = None,
@@ -155,6 +154,21 @@ def generate_artifacts(
         ort_format=ort_format,
         custom_op_library=_library(custom_op_library),
     )
+    build_and_write(model, recipe, files)
+
+
+@without_collection()
+def build_and_write(model: ModelSource, recipe: Recipe, files: Files) -> None:
+    """Builds the models of a training run and writes them to a directory.
+
+    Args:
+        model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; not changed.
+        recipe: the training settings, e.g. loss and optimizer.
+        files: directory, names and formats of the files.
+
+    Raises:
+        OnnxTrainError: the same errors as :func:`generate_artifacts`.
+    """
     # Before the slow building of the graphs, so that a wrong optimizer is reported immediately.
     stepper = clipped_optimizer(recipe)
     graphs = build(model, recipe)

@@ -230,3 +230,16 @@ def _(bench: Bench) -> None:
 
     (bench.run / "checkpoint").unlink()
     Trainer.resume(bench.run)
+
+
+@case("checkpoint of a run lacks the trainer's settings")
+def _(bench: Bench) -> None:
+    from onnxtrain import Trainer
+
+    directory = bench.directory / "trainer"
+    trainer = Trainer(models.mlp(), "cross_entropy", directory=directory)
+    values = {name: parameter.data for name, parameter in trainer.parameters}
+    CheckpointState.save_checkpoint(
+        CheckpointState.from_arrays(values, list(values)), directory / "checkpoint"
+    )
+    Trainer.resume(directory)

@@ -206,6 +206,53 @@ def test_a_signal_from_outside(run: Any, mlp: Path, data: Path, tmp_path: Path) 
     assert tensors(tmp_path / "run") == tensors(tmp_path / "straight")
 
 
+KILLED = """
+import os, sys
+from onnxtrain.api import Optimizer
+from onnxtrain.cli import _train, main
+
+if sys.argv.pop(1) == "first step":
+    Optimizer.step = lambda self: os._exit(9)
+else:
+    _train.remember = lambda *_: os._exit(9)
+sys.argv[0] = "onnxtrain"
+main()
+"""
+"""The command, which is killed in its first step, or before it has stored its options."""
+
+
+def test_killed_before_the_first_save(run: Any, net: Path, data: Path, tmp_path: Path) -> None:
+    options = ["--data", data, *flat(OPTIONS)]
+    assert run("train", net, *options, "-o", tmp_path / "straight").code == 0
+
+    def kill(moment: str, directory: Path) -> None:
+        command = [sys.executable, "-c", KILLED, moment, "train", net, *options, "-o", directory]
+        done = subprocess.run(list(map(str, command)), env=environment(), check=False, capture_output=True)
+        assert done.returncode == 9, done.stderr
+
+    kill("first step", tmp_path / "run")
+    again = run("train", tmp_path / "run", "--data", data)
+    assert again.code == 0, again.err
+    assert tensors(tmp_path / "run") == tensors(tmp_path / "straight")
+
+    kill("options", tmp_path / "other")
+    refused = run("train", tmp_path / "other", "--data", data)
+    assert refused.code == 1
+    assert "was killed before it began to train" in " ".join(refused.err.split())
+    assert "Repeat that command with --overwrite." in " ".join(refused.err.split())
+    assert run("inspect", tmp_path / "other").code == 0
+    # Python knows the settings, and the run is then one that was trained in Python.
+    shutil.copytree(tmp_path / "other", tmp_path / "python")
+    trainer = Trainer.resume(tmp_path / "python")
+    assert (trainer.learning_rate, trainer._state.settings.ema_decay) == (0.02, 0.9)
+    arrays = arrays_in(data)
+    trainer.fit(arrays["x"], arrays["y"], verbose=False)
+    assert run("train", tmp_path / "python", "--data", data, "--epochs", 1).code == 0
+    again = run("train", net, *options, "-o", tmp_path / "other", "--overwrite")
+    assert again.code == 0, again.err
+    assert tensors(tmp_path / "other") == tensors(tmp_path / "straight")
+
+
 @pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("change", "message"),

@@ -15,13 +15,15 @@ pytestmark = pytest.mark.torch
 
 
 def test_killed_workers_lose_and_double_no_sample(tmp_path: Path) -> None:
-    """Worker 1 is killed in step 5 and worker 0 in step 17, of 28 steps in 4 epochs of 50 samples."""
+    """Worker 1 is killed in steps 2 and 5, and worker 0 in step 17, of 28 steps in 4 epochs of 50 samples."""
     alone = jobs.killed(tmp_path / "alone", ())
     (tmp_path / "killed").mkdir()
-    # Saved in steps 3, 6, ..., in the middle of epochs of 7 steps.
+    # Saved in steps 3, 6, ..., in the middle of epochs of 7 steps. Step 2 is before the first save.
     strategy = DataParallel(save_steps=3, shard_optimizer=True)
-    results = launch(jobs.killed, tmp_path / "killed", ((1, 5), (0, 17)), strategy, workers=2, restarts=2)
-    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["0-17", "1-5", "run"]
+    results = launch(
+        jobs.killed, tmp_path / "killed", ((1, 2), (1, 5), (0, 17)), strategy, workers=2, restarts=3
+    )
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["0-17", "1-2", "1-5", "run"]
     for result in results:
         # Saved after step 15; in the epoch's 15th step the save of its end is in step 14.
         assert result["resumed at"] == 15

@@ -51,7 +51,7 @@ def test_a_second_trainer_in_a_directory_is_an_error_while_the_first_one_trains(
         trainer.save(path)
 
     fit(trainer, AtEachStep(lambda *_: disturb()))
-    assert seen == [str(os.getpid())] * 2
+    assert seen == [f"{os.getpid()}\n"] * 2
     assert not (path / LOCK).exists()
     assert len(Trainer.resume(path).history.epochs) == 1
 

@@ -31,6 +31,9 @@ from onnxtrain.trainer._checks import check_types
 PROPERTY = "onnxtrain.cli"
 """Name of the checkpoint property that contains the options as JSON text."""
 
+BEGUN = json.dumps({"version": 1, "options": None})
+"""Value of the property from the creation of the run until :func:`remember`, before any training."""
+
 # Options that a run stores, by name, and the types of their values.
 _OPTIONS = {name: option for name, option in options_of(TrainOptions).items() if option.rule.kept}
 _TYPES = {name: get_args(option.annotation)[0] for name, option in _OPTIONS.items()}
@@ -81,6 +84,22 @@ def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
             base = trainer.directory.resolve()
             values[name] = str(path.absolute()) if inside is None else inside.relative_to(base).as_posix()
     trainer.state.properties[PROPERTY] = json.dumps({"version": 1, "options": values, "data": data})
+
+
+def require_options(trainer: Trainer, source: Path) -> None:
+    """Raises CheckpointError if the command that created a run was killed before it stored its options.
+
+    Args:
+        trainer: the resumed run.
+        source: directory of the run, for the message.
+    """
+    properties = trainer.state.properties
+    # Python code may have trained the run since then.
+    if PROPERTY in properties and properties[PROPERTY] == BEGUN and not trainer.global_step:
+        raise CheckpointError(
+            f"Resuming from '{source}': the command that created the run was killed before it began to train, and its "
+            f"options are not stored. Repeat that command with {flag('overwrite')}."
+        )
 
 
 def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data: str) -> TrainOptions:
@@ -239,7 +258,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
     saved: dict[str, Any] = {}
     outside: dict[str, str] = {}
     data = None
-    if text is not None:
+    if text not in (None, BEGUN):
         try:
             record = parse_json(str(text))
             # In a later version an option may mean something else: an error is better than a different training run.

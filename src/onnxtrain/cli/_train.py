@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,16 @@ from onnxtrain.cli._interrupts import uninterrupted
 from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._recipe import chosen_recipe
-from onnxtrain.cli._remember import digest, paths_outside, recall, remember, saved_encoder
+from onnxtrain.cli._remember import (
+    BEGUN,
+    digest,
+    paths_outside,
+    recall,
+    remember,
+    require_options,
+    saved_encoder,
+)
+from onnxtrain.cli._remember import PROPERTY as OPTIONS
 from onnxtrain.cli._result import TRAINED, Fitted, print_result
 from onnxtrain.cli._settings import number_or_text, split_settings
 from onnxtrain.cli._table_report import print_table_summary
@@ -39,6 +48,12 @@ from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._fit.schedule import named_schedule
 from onnxtrain.trainer._run.files import CHECKPOINT, holds_run, is_run_file, require_free
 from onnxtrain.trainer.data._layout import WEIGHT
+
+
+class _CommandTrainer(Trainer):
+    """Trainer of a new run, whose first checkpoint says that a command created the run."""
+
+    _first_properties: ClassVar[Mapping[str, str]] = {OPTIONS: BEGUN}
 
 
 def train(options: TrainOptions, given: frozenset[str], *, finished: bool = False) -> None:
@@ -62,6 +77,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
                 threads=options.threads,
                 strategy=chosen_strategy(options.workers),
             )
+            require_options(trainer, options.source)
             encoder = saved_encoder(trainer, options.source)
             arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoder)
@@ -268,7 +284,7 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
     recipe = chosen_recipe(options, mixed=chosen_transform(options.callbacks) is not None)
     model = prepared(options.source, options.model, seed=options.seed)
     check_loss(canonicalize(model), options.model.loss)
-    return Trainer(
+    return _CommandTrainer(
         model,
         recipe=recipe,
         learning_rate=options.rate.learning_rate,

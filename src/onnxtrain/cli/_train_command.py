@@ -11,6 +11,7 @@ from typing import NamedTuple
 from onnxtrain._words import speaking
 from onnxtrain.cli._interrupts import report_saved_state_on_interrupt
 from onnxtrain.cli._output import INTERRUPTED
+from onnxtrain.cli._remember import BEGUN
 from onnxtrain.cli._remember import PROPERTY as OPTIONS
 from onnxtrain.cli._saved_run import saved_position, saved_properties
 from onnxtrain.cli._shell_words import ShellWords
@@ -146,6 +147,6 @@ def _saved_epochs(directory: Path) -> _Saved | None:
         return None
     # A run without options was killed before it began to train.
     position = None
-    if properties is not None and OPTIONS in properties:
+    if properties is not None and OPTIONS in properties and properties[OPTIONS] != BEGUN:
         position = saved_position(properties, directory)
     return None if position is None else _Saved(position.epoch, position.unfinished)

@@ -266,6 +266,7 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
             profile=_text(raw, "profile") if "profile" in raw else "default",
             host_inputs=tuple(map(_host_input, raw.get("host_inputs", ()))),
             draws=bool(raw.get("draws", True)),
+            trainer=bool(raw.get("trainer")),
         )
         names = [s.name for group in (inputs, targets) for s in group] + [p.name for p in manifest.parameters]
         names += [spec.name for group in (manifest.statistics, manifest.host_inputs) for spec in group]

@@ -233,6 +233,7 @@ class Manifest:
         profile: "default", or "portable" for models that run in every build of ONNX Runtime.
         host_inputs: inputs of the training model that the runtime fills, not the user; empty for most models.
         draws: True if the training model may use ONNX Runtime's random number generator, e.g. for Dropout.
+        trainer: True if a `Trainer` wrote the models; checkpoints of the run then contain the trainer's settings.
     """
 
     fingerprint: str
@@ -248,6 +249,7 @@ class Manifest:
     profile: str = "default"
     host_inputs: tuple[HostInput, ...] = ()
     draws: bool = True
+    trainer: bool = False
 
     @property
     def arguments(self) -> tuple[InputSpec, ...]:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain._words import argument
 from onnxtrain.distributed._strategy import Strategy
@@ -49,7 +50,7 @@ from onnxtrain.trainer._model_card import write_model_card
 from onnxtrain.trainer._run.build import build_run, loss_name, random_ops
 from onnxtrain.trainer._run.files import refuse_model_name
 from onnxtrain.trainer._run.history import History
-from onnxtrain.trainer._run.position import CUSTOM, Plan, Position, Settings, check_threads
+from onnxtrain.trainer._run.position import CUSTOM, PROPERTY, Plan, Position, Settings, check_threads
 from onnxtrain.trainer._run.run import Run
 from onnxtrain.trainer._run.workspace import Workspace
 from onnxtrain.trainer._show.make_report import make_report
@@ -117,9 +118,9 @@ class Trainer(NotCopyable):
         sparse_gradients: see :class:`onnxtrain.Recipe`.
         loss_input_names: see :class:`onnxtrain.Recipe`.
         lora: see :class:`onnxtrain.Recipe`.
-        directory: directory for the run's files; the state is saved there after every epoch. Other files in it are not
-            changed. Default: a temporary directory, which is removed when the process ends, unless an interrupted run
-            was saved there.
+        directory: directory for the run's files; the settings are saved there immediately, the state after every
+            epoch. Other files in it are not changed. Default: a temporary directory, which is removed when the process
+            ends, unless an interrupted run was saved there.
         overwrite: allow the run to replace existing files in `directory`. An earlier run is replaced once the new
             models are built. If the directory contains no run, files with the same names as the new run's files
             ("checkpoint", "best", ...) are overwritten, and no file is deleted. Without `overwrite`, an existing run or
@@ -152,6 +153,9 @@ class Trainer(NotCopyable):
     """
 
     _instead = "Save it with trainer.save(path), and open a second one with Trainer.resume(path)."
+
+    # Further properties of the first checkpoint, which subclasses set.
+    _first_properties: ClassVar[Mapping[str, str]] = {}
 
     _state: TrainingState
 
@@ -223,7 +227,7 @@ class Trainer(NotCopyable):
         check_positive(positive)
         seed = check_integer(argument("seed"), seed, 0)
         position = Position(seed=seed, learning_rate=check_learning_rate(learning_rate))
-        settings = Settings(
+        passed = Settings(
             loss=loss_name(recipe.loss),
             metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
             **scheduler_settings(scheduler),
@@ -235,23 +239,31 @@ class Trainer(NotCopyable):
             positive=None if positive is None else int(positive),
         )
 
+        # Not `self`: the run keeps the function, and a cycle would delay the removal of a temporary directory.
+        first_properties = self._first_properties
+
+        def describe(models: Sequence[ir.Model], outputs: Sequence[str]) -> dict[str, str]:
+            prediction = next(iter(recipe.loss_input_names or outputs), None)
+            settings = replace(
+                passed,
+                prediction=prediction if prediction in outputs else None,
+                random=random_ops(models),
+            )
+            return {**first_properties, PROPERTY: position.to_json(settings)}
+
         def begin() -> tuple[Workspace, Run]:
             workspace = Workspace.for_new_run(directory, overwrite=overwrite)
             with workspace.locked():
-                run = build_run(model, workspace.path, device, settings.threads, recipe)
+                run = build_run(model, workspace.path, device, passed.threads, recipe, describe)
                 # Only now, because the old run must be resumable until the new models are built.
                 workspace.remove_earlier()
                 workspace.note()
             return workspace, run
 
         workers = join_workers(strategy)
-        workspace, run = workers.open(begin, device, settings.threads)
-        prediction = next(iter(recipe.loss_input_names or run.outputs), None)
-        settings = replace(
-            settings,
-            prediction=prediction if prediction in run.outputs else None,
-            random=random_ops(run.training_model, run.eval_model),
-        )
+        workspace, run = workers.open(begin, device, passed.threads)
+        # Read back, so that this trainer has exactly the settings of one that resumes the run.
+        _, settings, _ = Position.from_json(str(run.state.properties[PROPERTY]), f"'{run.directory}'")
         self._state = TrainingState(run, workspace, position, settings, schedule, metrics, workers)
         run.optimizer.set_learning_rate(position.learning_rate)
 
@@ -274,7 +286,8 @@ class Trainer(NotCopyable):
 
         Args:
             path: directory of the run; the trainer continues to save to it. Alternatively, a directory with artifacts
-                written by `generate_artifacts`, with or without a prefix.
+                written by `generate_artifacts`, with or without a prefix: they contain no settings, so the seed is 0,
+                the learning rate that of the checkpoint's optimizer state or 1e-3, and there is no schedule.
             metrics: metrics that replace the saved metrics; required if the run's metrics include functions, which are
                 not saved.
             scheduler: schedule that replaces the saved schedule; required if the run's schedule is a function.
@@ -283,7 +296,7 @@ class Trainer(NotCopyable):
             strategy: "ddp" or options, to continue with any number of processes; see :class:`Trainer`.
 
         Raises:
-            CheckpointError: the directory does not contain a training run, or the run is damaged.
+            CheckpointError: the directory does not contain a training run, or the run is damaged or lacks its settings.
             InputError: `metrics` or `scheduler` is required but missing, or the run was interrupted in the middle of an
                 epoch and `metrics` differs from the saved metrics.
         """

@@ -159,7 +159,10 @@ class TrainingState:
 
         def begin() -> tuple[Workspace, Run]:
             workspace = Workspace(directory)
-            return workspace, Run(workspace.path, device, threads)
+            run = Run(workspace.path, device, threads)
+            if PROPERTY not in run.state.properties:
+                workspace.require_settings(trainer=run.manifest.trainer)
+            return workspace, run
 
         workspace, run = workers.open(begin, device, threads)
         # Workers other than worker 0 have a directory of their own.
@@ -170,6 +173,9 @@ class TrainingState:
             position, settings, predictions = Position.from_json(text, f"'{directory}'")
             if threads is not None:
                 settings = replace(settings, threads=threads)
+            if not position.step:
+                # The first checkpoint has no optimizer state.
+                run.optimizer.set_learning_rate(position.learning_rate)
             if settings.prediction is not None and settings.prediction not in run.outputs:
                 raise CheckpointError(
                     f"Resuming from '{directory}': its metrics read the output "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxtrain.artifacts import generate_artifacts, loss_for, returned_outputs
+from onnxtrain._artifact_files import Describe, Files
+from onnxtrain.artifacts import build_and_write, loss_for, returned_outputs
 from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.recipe import LossSpec, Recipe
@@ -18,7 +19,9 @@ from onnxtrain.trainer._run.run import Run
 _STATEFUL = RANDOM_OPS - {"Dropout"}
 
 
-def build_run(model: ModelSource, directory: Path, device: str, threads: int | None, recipe: Recipe) -> Run:
+def build_run(
+    model: ModelSource, directory: Path, device: str, threads: int | None, recipe: Recipe, describe: Describe
+) -> Run:
     """Generates the artifacts for training a model, and opens them as a run.
 
     Args:
@@ -27,6 +30,7 @@ def build_run(model: ModelSource, directory: Path, device: str, threads: int | N
         device: "cpu", "cuda" or "cuda:<index>".
         threads: number of threads per op; None for onnxruntime's default.
         recipe: the training settings, e.g. loss and optimizer.
+        describe: function that returns the trainer's settings as properties of the checkpoint.
 
     Raises:
         OnnxTrainError: the model cannot be trained with these settings.
@@ -36,12 +40,12 @@ def build_run(model: ModelSource, directory: Path, device: str, threads: int | N
         loaded = load_model(model)
         # The training model returns the model's own outputs, too, so that metrics need no second pass.
         returned = [*returned_outputs(loaded.graph, recipe), *(recipe.additional_output_names or ())]
-        generate_artifacts(
+        build_and_write(
             loaded,
-            artifact_directory=path,
-            recipe=dataclasses.replace(
+            dataclasses.replace(
                 recipe, additional_output_names=list(dict.fromkeys(returned)), sample_weight=sample_weight
             ),
+            Files(path, describe=describe),
         )
 
     write(directory, sample_weight=False)
@@ -49,9 +53,9 @@ def build_run(model: ModelSource, directory: Path, device: str, threads: int | N
     return Run(directory, device, threads, write)
 
 
-def random_ops(*paths: Path) -> list[str]:
+def random_ops(models: Sequence[ir.Model]) -> list[str]:
     """Lists the models' ops whose random state is inside the session and cannot be saved in a checkpoint."""
-    return sorted({node.op_type for path in paths for node in _all_nodes(load_model(path))} & _STATEFUL)
+    return sorted({node.op_type for model in models for node in _all_nodes(model)} & _STATEFUL)
 
 
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.atomic import open_regular
 
-_NAME = ".onnxtrain-lock"
+LOCK = ".onnxtrain-lock"
+"""Name of the lock file in a run's directory."""
+
 # Offset of the locked byte on Windows, beyond the text, because other processes cannot read locked bytes.
 _WINDOWS_OFFSET = 2**20
 
@@ -46,7 +48,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._path = directory / _NAME
+        self._path = directory / LOCK
         self._descriptor: int | None = None
         self._depth = 0
 
@@ -74,6 +76,15 @@ class DirectoryLock:
         if sys.platform != "win32":
             os.close(descriptor)
 
+    def is_of_earlier_version(self) -> bool:
+        """True if a killed trainer of a version that wrote settings only when it saved has left its lock file."""
+        try:
+            with os.fdopen(open_regular(self._path, os.O_RDONLY), "rb") as file:
+                # Later versions end the process id with a line break.
+                return file.read(100).isdigit()
+        except OSError:
+            return False
+
     def forget(self) -> None:
         """Closes the lock file that a forked process inherited; the parent keeps its lock."""
         if self._descriptor is not None:
@@ -99,7 +110,7 @@ class DirectoryLock:
                 owner = os.read(descriptor, 100).decode(errors="replace")
                 os.close(descriptor)
                 raise CheckpointError(
-                    f"Another Trainer{f' (process {owner})' if owner else ''} is training or saving in the "
+                    f"Another Trainer{f' (process {owner.strip()})' if owner else ''} is training or saving in the "
                     f"directory '{self._directory}'. Wait until it has finished, or use another directory."
                 )
             # The previous holder may have removed the file between open and lock; then lock a new file.
@@ -110,7 +121,7 @@ class DirectoryLock:
         # On a full disk the process id is missing, which only affects an error message.
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, str(os.getpid()).encode())
+            os.write(descriptor, f"{os.getpid()}\n".encode())
         return descriptor
 
     def _descriptor_of_file(self) -> int:
@@ -133,7 +144,7 @@ class DirectoryLock:
             if error.errno not in (errno.EINVAL, errno.ELOOP):
                 raise
             raise CheckpointError(
-                f"Locking the directory '{self._directory}': '{_NAME}' is a symbolic link, a directory, a "
+                f"Locking the directory '{self._directory}': '{LOCK}' is a symbolic link, a directory, a "
                 "pipe or a device, not a regular file. It was not created by a Trainer; remove it."
             ) from error
 

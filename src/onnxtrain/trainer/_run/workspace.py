@@ -15,8 +15,9 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.artifact_folder import MANIFEST, own_file, require_inside
 from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.trainer._run.copies import Stamp, stamp
-from onnxtrain.trainer._run.directory_lock import DirectoryLock
+from onnxtrain.trainer._run.directory_lock import LOCK, DirectoryLock
 from onnxtrain.trainer._run.files import CHECKPOINT, companions, holds_run, require_free
+from onnxtrain.trainer._run.position import PROPERTY
 
 
 class Workspace:
@@ -117,6 +118,24 @@ class Workspace:
             self.require_own(f"Saving the run to '{target}'")
             yield
             self.note()
+
+    def require_settings(self, *, trainer: bool) -> None:
+        """Raises CheckpointError if a trainer wrote the directory, whose checkpoint lacks the trainer's settings.
+
+        Args:
+            trainer: True if a trainer wrote the models, according to their manifest.
+        """
+        left = self._lock.is_of_earlier_version()
+        if not trainer and not left:
+            return
+        # `generate_artifacts` may have written the directory of a killed trainer.
+        remedy = f", or remove '{LOCK}' if generate_artifacts wrote the directory" if not trainer else ""
+        raise CheckpointError(
+            f"Resuming from '{self.path}': the checkpoint lacks the property '{PROPERTY}', i.e. the trainer's learning "
+            "rate, seed, schedule and metrics. Either the file has been replaced, or the trainer was killed before its "
+            f"first save. Copy a complete checkpoint to the directory, or start a new run with "
+            f"{argument('overwrite', True)}{remedy}."
+        )
 
     def note(self) -> None:
         """Records the checkpoint that this trainer has just read or written, for :meth:`require_own`."""

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -59,6 +61,23 @@ def test_the_first_step_is_merged_and_an_absent_engine_named(files: Path, tmp_pa
         "device": True,
         "ortmodule": True,
     }
+
+
+def test_engines_whose_losses_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of ours ends the run; one of others is left out, with the reason."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from steps.measure import LossesDiffer, _other_losses
+
+    def running(**losses: list[float]) -> dict[str, Any]:
+        return {name: SimpleNamespace(first={"losses": found}) for name, found in losses.items()}
+
+    learning, constant = [2.0, 1.5, 1.2, 1.0], [2.0, 2.0, 2.0, 2.0]
+    assert _other_losses("tiny", running(torch=learning, compile=learning, device=learning)) == {}
+    assert list(_other_losses("tiny", running(torch=learning, compile=constant, device=learning))) == [
+        "compile"
+    ]
+    with pytest.raises(LossesDiffer, match="losses of device"):
+        _other_losses("tiny", running(torch=learning, compile=constant, device=constant))
 
 
 def test_ratios_of_the_summary(files: Path, tmp_path: Path) -> None:

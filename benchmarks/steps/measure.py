@@ -48,7 +48,7 @@ def measure(case: str, engines: list[str], settings: Settings, rounds: int) -> d
         rounds: how often each has its turn.
 
     Raises:
-        LossesDiffer: the losses of the first steps are not those of the first engine.
+        LossesDiffer: the losses that an engine of ours has in the first steps are not those of the first engine.
         EngineStopped: an engine of ours, or the first one, has failed.
     """
     results: dict[str, dict[str, Any]] = {}
@@ -63,7 +63,9 @@ def measure(case: str, engines: list[str], settings: Settings, rounds: int) -> d
                 if spec_of(name).ours or not running:
                     raise EngineStopped(f"{case}, {name}: {stopped}") from None
                 results[name] = {"failed": str(stopped)}
-        _compare_losses(case, running)
+        for name, reason in _other_losses(case, running).items():
+            results[name] = {"failed": reason}
+            running.pop(name).close()
         times = _rounds(running, rounds)
     finally:
         for process in running.values():
@@ -78,7 +80,13 @@ def measure(case: str, engines: list[str], settings: Settings, rounds: int) -> d
     return {name: results[name] for name in engines}
 
 
-def _compare_losses(case: str, running: Mapping[str, EngineProcess]) -> None:
+def _other_losses(case: str, running: Mapping[str, EngineProcess]) -> dict[str, str]:
+    """Compares losses with those of the first engine; returns the engines of others whose losses differ, and how.
+
+    Raises:
+        LossesDiffer: those of an engine of ours differ.
+    """
+    differing = {}
     names = list(running)
     reference = running[names[0]].first["losses"]
     for name in names[1:]:
@@ -88,7 +96,11 @@ def _compare_losses(case: str, running: Mapping[str, EngineProcess]) -> None:
             reference[0]
         )
         if any(abs(ours - theirs) > distance for ours, theirs in zip(losses, reference, strict=True)):
-            raise LossesDiffer(f"{case}: losses of {name} {losses} differ from {names[0]}'s {reference}")
+            reason = f"{case}: losses of {name} {losses} differ from {names[0]}'s {reference}"
+            if spec_of(name).ours:
+                raise LossesDiffer(reason)
+            differing[name] = reason
+    return differing
 
 
 def _rounds(running: Mapping[str, EngineProcess], rounds: int) -> dict[str, dict[str, Any]]:

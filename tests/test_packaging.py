@@ -203,7 +203,7 @@ def test_links_of_the_description_lead_to_files_of_the_release(
 def test_without_an_address_the_description_has_no_dead_links(wheel: Path) -> None:
     text = description(wheel)
     assert LINK.findall(text) == []
-    assert "Next: Fine-tune your first model, a ten-minute tutorial" in text
+    assert "Next, follow the ten-minute tutorial Fine-tune your first model, or read" in text
 
 
 def test_links_in_code_and_to_elsewhere_stay() -> None:

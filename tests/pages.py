@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import shlex
@@ -207,6 +208,8 @@ def workplace(page: str) -> Iterator[dict[str, Any]]:
         "ORTMODULE_CAPTURE_ALL": "",
     }
     old = {name: os.environ.get(name) for name in settings}
+    logger = logging.getLogger("onnxtrain")
+    level = logger.level
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         os.environ.update(settings)
@@ -214,6 +217,7 @@ def workplace(page: str) -> Iterator[dict[str, Any]]:
             yield _given(page)
         finally:
             os.chdir(before)
+            logger.setLevel(level)
             for name, value in old.items():
                 os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 

@@ -42,9 +42,7 @@ QUESTIONS = [
         "guides/save-stop-and-resume.md",
         'trainer.export("trained.onnx")',
     ),
-    Question(
-        "loss nan", "guides/fix-a-training-run.md", "The learning rate is too high."
-    ),
+    Question("loss nan", "guides/fix-a-training-run.md", "The learning rate is too high."),
     Question("gpu", "guides/train-on-a-gpu.md", 'device="cuda"'),
     Question("out of memory", "guides/fit-training-into-memory.md", "recompute=True"),
     Question("early stopping", "guides/save-stop-and-resume.md", "restore_best=True"),
@@ -55,9 +53,7 @@ QUESTIONS = [
         'class_weight="balanced"',
     ),
     Question("android", "devices/ship-training-to-a-device.md", "generate_artifacts"),
-    Question(
-        "unsupported op", "guides/prepare-your-model.md", "onnxtrain ops model.onnx"
-    ),
+    Question("unsupported op", "guides/prepare-your-model.md", "onnxtrain ops model.onnx"),
     Question("pytorch", "tutorials/from-pytorch.md", "ORTModule"),
     Question("hugging face trainer", "pytorch/with-other-tools.md", "ORTModule("),
     Question("csv pandas", "guides/train-on-a-table.md", "--target survived"),
@@ -75,28 +71,20 @@ QUESTIONS = [
         "guides/train-part-of-a-model.md",
         'requires_grad="head.*"',
     ),
-    Question(
-        "model already has softmax", "guides/fix-a-training-run.md", "loss_input_names"
-    ),
+    Question("model already has softmax", "guides/fix-a-training-run.md", "loss_input_names"),
     Question(
         "which loss two classes",
         "guides/choose-a-loss-and-weights.md",
         "bce_with_logits",
     ),
-    Question(
-        "one logit or two", "guides/choose-a-loss-and-weights.md", "bce_with_logits"
-    ),
-    Question(
-        "deploy with onnxruntime", "guides/save-stop-and-resume.md", "InferenceSession"
-    ),
+    Question("one logit or two", "guides/choose-a-loss-and-weights.md", "bce_with_logits"),
+    Question("deploy with onnxruntime", "guides/save-stop-and-resume.md", "InferenceSession"),
     Question(
         "export trained model use without onnxtrain",
         "guides/save-stop-and-resume.md",
         "InferenceSession",
     ),
-    Question(
-        "loss does not go down", "guides/fix-a-training-run.md", "Train on one batch"
-    ),
+    Question("loss does not go down", "guides/fix-a-training-run.md", "Train on one batch"),
     Question("not learning", "guides/fix-a-training-run.md", "Train on one batch"),
     Question("accuracy stuck", "guides/fix-a-training-run.md", "Train on one batch"),
     Question("use gpu", "guides/train-on-a-gpu.md", 'device="cuda"'),
@@ -110,17 +98,11 @@ QUESTIONS = [
     ),
     Question("train from shell with csv", "guides/train-on-a-table.md", "--one-hot"),
     Question("train in a browser", "devices/browser.md", "TrainingSession.create"),
-    Question(
-        "train on a phone", "devices/ship-training-to-a-device.md", "generate_artifacts"
-    ),
+    Question("train on a phone", "devices/ship-training-to-a-device.md", "generate_artifacts"),
     Question("llm", "guides/train-lora-adapters.md", "save_adapter"),
     Question("int4 lora genai", "guides/train-lora-adapters.md", "save_adapter"),
-    Question(
-        "onnxruntime-genai", "guides/train-lora-adapters.md", "set_active_adapter"
-    ),
-    Question(
-        "continue training tomorrow", "guides/save-stop-and-resume.md", "Trainer.resume"
-    ),
+    Question("onnxruntime-genai", "guides/train-lora-adapters.md", "set_active_adapter"),
+    Question("continue training tomorrow", "guides/save-stop-and-resume.md", "Trainer.resume"),
     Question(
         "load checkpoint and continue",
         "guides/save-stop-and-resume.md",
@@ -131,9 +113,7 @@ QUESTIONS = [
         "guides/choose-a-loss-and-weights.md",
         'class_weight="balanced"',
     ),
-    Question(
-        "lr scheduler warmup", "reference/losses-and-optimizers.md", "warmup_ratio=0.1"
-    ),
+    Question("lr scheduler warmup", "reference/losses-and-optimizers.md", "warmup_ratio=0.1"),
     Question("tensorboard", "guides/extend-the-trainer.md", "TensorBoardLogger"),
     Question("own metric", "guides/extend-the-trainer.md", "worst_class"),
     Question("custom loss", "guides/extend-the-trainer.md", "FocusedCrossEntropy"),
@@ -289,9 +269,7 @@ def check_questions(site: Path) -> None:
     path = site / "search" / "search_index.json"
     search = build_search(json.loads(path.read_text(encoding="utf-8"))["docs"])
     if lost := unanswered(search):
-        raise LookupError(
-            "questions that the search does not answer: " + "; ".join(lost)
-        )
+        raise LookupError("questions that the search does not answer: " + "; ".join(lost))
 
 
 def unanswered(search: Callable[[str], list[str]]) -> list[str]:
@@ -300,9 +278,7 @@ def unanswered(search: Callable[[str], list[str]]) -> list[str]:
     for question in QUESTIONS:
         found = search(question.words)[:3]
         if question.page not in found:
-            lost.append(
-                f"{question.words!r} finds {', '.join(found) or 'nothing'}, and not {question.page}"
-            )
+            lost.append(f"{question.words!r} finds {', '.join(found) or 'nothing'}, and not {question.page}")
     return lost
 
 
@@ -343,16 +319,12 @@ def build_search(documents: list[dict[str, Any]]) -> Callable[[str], list[str]]:
         scores: dict[str, float] = {}
         for result in index.search(" ".join(f"{term}*" for term in terms)):
             matched = result["match_data"].metadata
-            share = sum(
-                any(word.startswith(term) for word in matched) for term in terms
-            ) / len(terms)
+            share = sum(any(word.startswith(term) for word in matched) for term in terms) / len(terms)
             is_page = result["ref"] in pages
             page = result["ref"].partition("#")[0]
             score = result["score"] * (1 + (is_page + share) ** 2)
             scores[page] = max(scores.get(page, 0), score)
-        return [
-            _source(page) for page in sorted(scores, key=lambda page: -scores[page])
-        ]
+        return [_source(page) for page in sorted(scores, key=lambda page: -scores[page])]
 
     return search
 

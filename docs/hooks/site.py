@@ -32,13 +32,7 @@ DIRECTIVE = re.compile(r"^::: (onnxtrain[\w.]*)$", re.MULTILINE)
 
 ROOT = Path(__file__).parents[2]
 # How much more a match counts in the search of the site, per group of the navigation.
-SEARCH_BOOST = {
-    "Get started": 2,
-    "Tutorials": 2,
-    "Guides": 2,
-    "PyTorch": 2,
-    "Devices": 2,
-}
+SEARCH_BOOST = {"Get started": 2, "Tutorials": 2, "Guides": 2, "PyTorch": 2, "Devices": 2}
 REFERENCE, SOURCES = ROOT / "docs" / "reference", ROOT / "src"
 
 
@@ -49,14 +43,9 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
     page.meta["tags"] = questions.WORDS.get(page.file.src_uri, [])
     parts = FENCE.split(markdown)
     # Every second part is a fenced block, in which nothing is a link or a table.
-    parts[::2] = [
-        prepare_text(part, page.file.src_uri, config.repo_url) for part in parts[::2]
-    ]
+    parts[::2] = [prepare_text(part, page.file.src_uri, config.repo_url) for part in parts[::2]]
     text = "".join(parts)
-    for mark, write in {
-        "<!-- commands -->": command_reference,
-        "<!-- names -->": table_of_names,
-    }.items():
+    for mark, write in {"<!-- commands -->": command_reference, "<!-- names -->": table_of_names}.items():
         if mark in text:
             text = text.replace(mark, "\n".join(write()))
     return text
@@ -69,25 +58,14 @@ def on_post_build(config: Any) -> None:
         LookupError: a public name has no anchor, e.g. because it has no docstring.
     """
     pages = {
-        path: path.read_text(encoding="utf-8")
-        for path in Path(config.site_dir, "reference").rglob("*.html")
+        path: path.read_text(encoding="utf-8") for path in Path(config.site_dir, "reference").rglob("*.html")
     }
-    anchors = {
-        anchor
-        for text in pages.values()
-        for anchor in re.findall(r'id="(onnxtrain[\w.]*)"', text)
-    }
-    names = [
-        f"{module}.{name}"
-        for module in reference_modules()
-        for name in public_names(module)
-    ]
+    anchors = {anchor for text in pages.values() for anchor in re.findall(r'id="(onnxtrain[\w.]*)"', text)}
+    names = [f"{module}.{name}" for module in reference_modules() for name in public_names(module)]
     # A module among the names, such as `onnxblock.loss`, has a section of its own.
     names = [name for name in names if name not in reference_modules()]
     if missing := [name for name in names if name not in anchors]:
-        raise LookupError(
-            f"public names without an entry in the reference: {', '.join(missing)}"
-        )
+        raise LookupError(f"public names without an entry in the reference: {', '.join(missing)}")
     questions.check_questions(Path(config.site_dir))
 
 
@@ -102,20 +80,12 @@ def prepare_text(text: str, page: str, repository: str | None) -> str:
 
     def link(match: re.Match[str]) -> str:
         label, target = match.groups()
-        path = posixpath.normpath(
-            posixpath.join("docs", posixpath.dirname(page), target)
-        )
+        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), target))
         if path.startswith("docs/"):
             return match[0]
-        return (
-            f"[{label}]({repository.rstrip('/')}/blob/main/{path})"
-            if repository
-            else label
-        )
+        return f"[{label}]({repository.rstrip('/')}/blob/main/{path})" if repository else label
 
-    text = "\n".join(
-        _table_row(line) if line.startswith("|") else line for line in text.split("\n")
-    )
+    text = "\n".join(_table_row(line) if line.startswith("|") else line for line in text.split("\n"))
     text = OUTSIDE_LINK.sub(link, text)
     # On a code host a link names the file. The site has pages.
     text = FILE_LABEL.sub(r"[\1](", text)
@@ -135,9 +105,7 @@ def _table_row(line: str) -> str:
 
 def reference_modules() -> list[str]:
     """Lists the modules that have an entry of their own in the reference, e.g. "onnxtrain.api"."""
-    texts = [
-        path.read_text(encoding="utf-8") for path in sorted(REFERENCE.glob("*.md"))
-    ]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(REFERENCE.glob("*.md"))]
     entries = [name for text in texts for name in DIRECTIVE.findall(text)]
     return [name for name in entries if source_file(name)]
 
@@ -145,14 +113,7 @@ def reference_modules() -> list[str]:
 def source_file(module: str) -> Path | None:
     """Finds the file of a module; None if the name is not a module's."""
     path = SOURCES.joinpath(*module.split("."))
-    return next(
-        (
-            file
-            for file in (path.with_suffix(".py"), path / "__init__.py")
-            if file.is_file()
-        ),
-        None,
-    )
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def public_names(module: str) -> list[str]:
@@ -164,10 +125,7 @@ def public_names(module: str) -> list[str]:
     file = source_file(module)
     assert file is not None
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-        if (
-            isinstance(statement, ast.Assign)
-            and ast.unparse(statement.targets[0]) == "__all__"
-        ):
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
             return sorted(ast.literal_eval(statement.value))
     raise LookupError(f"{module} has no __all__")
 
@@ -182,15 +140,9 @@ def table_of_names() -> Iterator[str]:
         home = onnxtrain._HOME[name]
         # Packages such as `autodiff` are not for users: of them the name itself stands on this page.
         target = (
-            f"onnxtrain.{home}.{name}"
-            if f"onnxtrain.{home}" in reference_modules()
-            else f"onnxtrain.{name}"
+            f"onnxtrain.{home}.{name}" if f"onnxtrain.{home}" in reference_modules() else f"onnxtrain.{name}"
         )
-        first_line = (
-            (inspect.getdoc(getattr(onnxtrain, name)) or "")
-            .split("\n\n")[0]
-            .replace("\n", " ")
-        )
+        first_line = (inspect.getdoc(getattr(onnxtrain, name)) or "").split("\n\n")[0].replace("\n", " ")
         first_line = re.sub(r":\w+:(?=`)", "", first_line)  # a role of Sphinx
         yield f"| [`{name}`][{target}] | {first_line.replace('|', chr(92) + '|')} |"
     yield f"| `__version__` | Version of the package, e.g. `{onnxtrain.__version__!r}`. |"
@@ -206,24 +158,11 @@ def command_reference() -> Iterator[str]:
     program = typer.main.get_command(app)
     for name, command in sorted(program.commands.items()):
         yield from (f"## onnxtrain {name}", "", _paragraphs(command.help), "")
-        usage = [
-            _usage(parameter)
-            for parameter in command.params
-            if not _is_option(parameter)
-        ]
-        yield from (
-            "```",
-            " ".join(["onnxtrain", name, *usage, "[OPTIONS]"]),
-            "```",
-            "",
-        )
+        usage = [_usage(parameter) for parameter in command.params if not _is_option(parameter)]
+        yield from ("```", " ".join(["onnxtrain", name, *usage, "[OPTIONS]"]), "```", "")
         groups: dict[str, list[Any]] = {}
         for parameter in command.params:
-            heading = (
-                "Arguments"
-                if not _is_option(parameter)
-                else parameter.rich_help_panel or "Options"
-            )
+            heading = "Arguments" if not _is_option(parameter) else parameter.rich_help_panel or "Options"
             groups.setdefault(heading, []).append(parameter)
         for heading, parameters in groups.items():
             yield from (f"**{heading}**", "")
@@ -242,9 +181,7 @@ def _is_option(parameter: Any) -> bool:
 
 def _paragraphs(help: str | None) -> str:
     """Makes Markdown of a help text; an asterisk or an angle bracket in it stands for itself."""
-    return re.sub(r"([*<\\_])", r"\\\1", inspect.cleandoc(help or "")).replace(
-        "\n\n", "\n\n    "
-    )
+    return re.sub(r"([*<\\_])", r"\\\1", inspect.cleandoc(help or "")).replace("\n\n", "\n\n    ")
 
 
 def _usage(argument: Any) -> str:
@@ -257,15 +194,11 @@ def _spelling(parameter: Any) -> str:
     """Writes the spellings of an option and the name of its value, e.g. "`--output`, `-o` `FILE`"."""
     if not _is_option(parameter):
         return f"`{_usage(parameter)}`"
-    names = ", ".join(
-        f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts]
-    )
+    names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
     if parameter.is_flag:
         return names
     # typer names no value of an option whose type lists the choices.
-    value = parameter.metavar or "|".join(
-        get_args(parameter.type_descriptor.annotation)
-    )
+    value = parameter.metavar or "|".join(get_args(parameter.type_descriptor.annotation))
     return f"{names} `{value}`"
 
 
@@ -274,10 +207,6 @@ def _default(parameter: Any) -> str:
     if parameter.required and _is_option(parameter):
         return " Required."
     default = parameter.default
-    if (
-        "Default:" in (parameter.help or "")
-        or default in (None, False, "")
-        or parameter.required
-    ):
+    if "Default:" in (parameter.help or "") or default in (None, False, "") or parameter.required:
         return ""
     return f" Default: `{getattr(default, 'value', default)}`."

@@ -142,7 +142,7 @@ def write_models(case: str, rows: int, width: int, folder: Path) -> dict[str, Co
     import onnx_ir as ir
 
     from onnxtrain.autodiff import differentiate
-    from onnxtrain.fusion import ElementwisePass, fuse_kernels
+    from onnxtrain.fusion import ElementwisePass, RowsPass, fuse_kernels
     from onnxtrain.passes import canonicalize, infer_shapes, load_model
 
     about, sizes = CASES[case], {"k": BAG, "w": width}
@@ -165,6 +165,7 @@ def write_models(case: str, rows: int, width: int, folder: Path) -> dict[str, Co
         inferred = infer_shapes(model.clone())
         # As `onnxtrain.training.gradient_graph` does.
         fuse_kernels(inferred)
+        RowsPass()(inferred)
         ElementwisePass()(inferred)
         ir.save(inferred, folder / f"{name}.onnx")
         ops[name] = Counter(node.op_type for node in inferred.graph)

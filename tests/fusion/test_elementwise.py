@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from fusion.rewriting import ops, rewritten
 from onnxtrain.fusion import ElementwisePass
+from onnxtrain.fusion._instructions import EXPANSIONS
 from onnxtrain.fusion.elementwise import INSTRUCTIONS, MOST_INPUTS, MOST_OUTPUTS
 from onnxtrain.passes import to_proto
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
@@ -120,6 +121,13 @@ def test_a_comparison_that_others_read_remains() -> None:
         ("a = Exp(x) y = Add(a, z)", "float[64] x, float[n, 64] z"),
         # Integers and booleans that are not computed from float32.
         ("c = Equal(i, j) y = Where(c, x, x)", "float[n, 4] x, int64[n, 4] i, int64[n, 4] j"),
+        # ONNX Runtime fuses these to Gelu.
+        (
+            "half = Constant<value = float {0.5}>() root = Constant<value = float {1.41421356}>() "
+            "one = Constant<value = float {1}>() h = Mul(x, half) d = Div(x, root) e = Erf(d) p = Add(e, one) "
+            "y = Mul(h, p)",
+            "float[n, 4] x",
+        ),
         # Three operands.
         ("a = Max(x, x, x) y = Sum(a, x)", "float[n, 4] x"),
     ],
@@ -204,7 +212,11 @@ def random_net(seed: int) -> onnx.ModelProto:
     for number in range(int(rng.integers(4, 40))):
         name, kind = f"v{number}", rng.random()
         operand = pick(full) if rng.random() < 0.6 else other[rng.integers(len(other))]
-        if kind < 0.35:
+        if kind < 0.04:
+            bounds = [f"{name}_{place}" for place in range(rng.integers(1, 3))]
+            lines += [f"{bound} = Constant<value = float {{{rng.normal():.2f}}}>()" for bound in bounds]
+            lines.append(f"{name} = Clip({', '.join([pick(full), *bounds])})")
+        elif kind < 0.35:
             lines.append(f"{name} = {UNARY[rng.integers(len(UNARY))]}({pick(full)})")
         elif kind < 0.75:
             pair = [pick(full), operand] if rng.random() < 0.5 else [operand, pick(full)]
@@ -242,6 +254,7 @@ def test_random_nets(seed: int) -> None:
 
 def test_every_instruction_is_drawn() -> None:
     drawn = {node.op_type for seed in range(150) for node in random_net(seed).graph.node}
+    assert drawn >= EXPANSIONS
     assert set(INSTRUCTIONS) - drawn == {"IsNaN", "And", "Or", "Not", "Log1p", "Window"}
 
 

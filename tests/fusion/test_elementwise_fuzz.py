@@ -95,7 +95,12 @@ class _Net:
                 # Which of 0 and -0 is the larger one in ONNX Runtime depends on how the operands broadcast.
                 self._lines.append(f"w{number} = {line}")
                 line = f"Add(w{number}, zero)"
-        elif drawn < 0.53:
+        elif drawn < 0.52:
+            self._lines.append(
+                f"w{number} = Clip({self._pick(self._floats)}, {', '.join(choice(['two', 'three', 'zero'], 2))})"
+            )
+            line = f"Add(w{number}, zero)"
+        elif drawn < 0.54:
             line = f"Pow({self._pick(self._floats)}, {choice(['two', 'three'])})"
         elif drawn < 0.75:
             return self._add_mask(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import onnx_ir as ir
@@ -18,7 +19,7 @@ INSTRUCTIONS = (
 """Standard ops in the order of the kernel's opcodes. Cast is that of a boolean to a float. No op is Log1p; Window is a
 Slice or a Pad."""
 
-EXPANSIONS = frozenset({"LeakyRelu", "Gelu", "Pow"})
+EXPANSIONS = frozenset({"LeakyRelu", "Gelu", "Pow", "Clip"})
 """Standard ops that are several instructions."""
 
 MASKS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "And", "Or", "Not"})
@@ -80,6 +81,9 @@ def _is_instruction(node: ir.Node) -> bool:
         return node.inputs[0] is not None and node.inputs[0].dtype == _BOOL
     if node.op_type == "Gelu":
         return node.attributes.get_string("approximate", "none") == "none"
+    if node.op_type == "Clip":
+        numbers = [math.nan if bound is None else number_of(bound) for bound in node.inputs[1:]]
+        return bool(numbers) and all(number is not None and not math.isnan(number) for number in numbers)
     if node.op_type == "Pow":
         return node.inputs[1] is not None and number_of(node.inputs[1]) in (2.0, 3.0)
     if node.op_type in EXPANSIONS:

@@ -289,7 +289,20 @@ def _pow(program: _Program, node: ir.Node, x: _Ref, _: _Ref) -> _Ref:
     return program.emit("Mul", square, x) if exponent is not None and number_of(exponent) == 3 else square
 
 
-_EXPANSIONS: dict[str, Callable[..., _Ref]] = {"LeakyRelu": _leaky_relu, "Gelu": _gelu, "Pow": _pow}
+def _clip(program: _Program, node: ir.Node, x: _Ref, low: _Ref, high: _Ref | None = None) -> _Ref:
+    x = program.emit("Max", x, low)
+    return x if high is None else program.emit("Min", x, high)
+
+
+_GELUS = (Counter(Mul=2, Div=1, Erf=1, Add=1), Counter(Mul=3, Erf=1, Add=1))
+"""The ops of x / 2 * (1 + erf(x / sqrt(2)))."""
+
+_EXPANSIONS: dict[str, Callable[..., _Ref]] = {
+    "LeakyRelu": _leaky_relu,
+    "Gelu": _gelu,
+    "Pow": _pow,
+    "Clip": _clip,
+}
 """Standard ops that are several instructions."""
 
 
@@ -331,6 +344,9 @@ def rewrite(
         and nodes[0].op_type != "Sigmoid"
         and not _broadcasts_short_rows(nodes[0])
     ):
+        return False
+    # ONNX Runtime makes one op of these, Gelu, which is faster than the program.
+    if len(inputs) == 1 and Counter(node.op_type for node in nodes) in _GELUS:
         return False
     if (
         not inputs

@@ -71,7 +71,7 @@ def warn_of_ignored_variables() -> None:
         if value not in harmless:
             _warned_of.add((name, value))
             warnings.warn(
-                f"{name}={value} steered onnxruntime-training and has no meaning in onnxtrain: {advice}. "
+                f"{name}={value} was a setting of onnxruntime-training and has no effect in onnxtrain: {advice}. "
                 f"onnxtrain reads {', '.join(honoured)}",
                 stacklevel=4,
             )

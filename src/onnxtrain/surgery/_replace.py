@@ -283,7 +283,7 @@ def drop_final_probabilities(model: ir.Model) -> None:
         name = value.name
         _replace_value(value, node.inputs[0])
         _log.warning(
-            "The %s at the end of the model is left out: its output '%s' are now the logits, which losses want.",
+            "The %s at the end of the model is left out: its output '%s' now contains the logits, which losses expect.",
             op_name(node),
             name,
         )

@@ -78,9 +78,9 @@ def warn_of_many_captures(captures: Counter[Any]) -> None:
     captures[function] += 1
     if captures[function] == _MANY_CAPTURES + 1:
         warnings.warn(
-            f"ORTModule: a function has been captured {_MANY_CAPTURES} times. A string that differs in each call does "
-            "that, and a number that PyTorch takes as a constant (a bound of clamp, an exponent): make it a tensor. "
-            "TORCH_LOGS=recompiles in the environment names it",
+            f"ORTModule: a function has been captured {_MANY_CAPTURES} times. The usual cause is a string that "
+            "differs in each call, or a number that PyTorch treats as a constant (a bound of clamp, an exponent): pass "
+            "such a number as a tensor. Set TORCH_LOGS=recompiles to see the cause",
             stacklevel=2,
         )
 

@@ -169,12 +169,12 @@ class ORTModule(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _OWN_NAMES:
             raise AttributeError(
-                f"setting '{name}' of an ORTModule: the name is its own; set model.module.{name} instead"
+                f"setting '{name}' on an ORTModule: ORTModule uses this name itself; set model.module.{name} instead"
             )
         if name == "__class__" and any(base.__name__ == "FSDPModule" for base in value.__mro__):
             raise ORTModuleTorchModelException(
-                f"giving an ORTModule the class {value.__name__}, as fully_shard does: "
-                "wrap the module that has it, ORTModule(fully_shard(module))"
+                f"setting the class of an ORTModule to {value.__name__}, as fully_shard does: "
+                "wrap the sharded module instead, ORTModule(fully_shard(module))"
             )
         module = _wrapped_of(self).module
         # `model.forward = decorate(model.forward)`: the function stored in the module must not call the ORTModule.
@@ -289,9 +289,9 @@ def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None
     if hidden:
         kind = type(module).__name__
         warnings.warn(
-            f"ORTModule: {kind} has {' and '.join(map(repr, hidden))}, which ORTModule has too: reach it by "
-            f"model.module.{hidden[0]}. The methods of {kind} that are not torch.nn.Module's now run on the "
-            "wrapped module: what they call of it runs in PyTorch",
+            f"ORTModule: {kind} defines {' and '.join(map(repr, hidden))}, which ORTModule uses itself: access the "
+            f"module's own as model.module.{hidden[0]}. Methods of {kind} that torch.nn.Module does not have are "
+            "therefore called on the wrapped module, and run in PyTorch",
             stacklevel=3,
         )
     object.__setattr__(self, "_ort", Wrapped(module, options, binds_methods=not hidden))

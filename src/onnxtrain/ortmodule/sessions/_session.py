@@ -65,8 +65,8 @@ def check_onnxruntime() -> None:
     # and `any` of an empty tensor crashes the process.
     if tuple(map(int, ort.__version__.split(".")[:2])) < _LOWEST_VERSION:
         raise ORTModuleInitException(
-            f"ORTModule needs onnxruntime 1.30 or newer; installed is {ort.__version__}, which can end the process "
-            "over tensors without elements. Upgrade it"
+            f"ORTModule needs onnxruntime 1.30 or newer; installed is {ort.__version__}, which can crash on "
+            "tensors without elements. Upgrade it"
         )
 
 

@@ -125,7 +125,7 @@ def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
             for function in backward_functions(node.meta.get("example_value"))
         ):
             raise NotImplementedError(
-                "PyTorch has no derivative of an operator of the graph, whose result needs one"
+                "the graph needs the derivative of an operator for which PyTorch has none"
             )
     if not _writes_to_gradients(graph_module):
         if _writes_to_factors(graph_module):
@@ -134,7 +134,7 @@ def _recorded_flow(graph_module: fx.GraphModule) -> GradientFlow:
         return GradientFlow(_stopped_by_metadata(graph_module))
     if any(is_transformed(node.meta.get("example_value")) for node in graph_module.graph.nodes):
         raise NotImplementedError(
-            "the graph writes, within a transform of torch.func, to a tensor that requires a gradient"
+            "inside a torch.func transform, the graph writes to a tensor that requires a gradient"
         )
     return rehearsed(graph_module)
 
@@ -154,7 +154,7 @@ def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
     """Raises NotImplementedError if the graph calls `torch.func.grad`, `vjp` or `jvp`, which need autograd."""
     if any(getattr(node.target, "__name__", "") in _DERIVATIVES for node in graph_module.graph.nodes):
         raise NotImplementedError(
-            "the graph takes derivatives itself, by torch.func.grad, vjp, jvp or a function made of them"
+            "the graph computes derivatives itself, with torch.func.grad, vjp, jvp or a function built on them"
         )
 
 

@@ -30,7 +30,7 @@ def refuse_missing_gradients(graph_module: fx.GraphModule) -> None:
         if node.op == "output":
             if message is not None:
                 raise ORTModuleTorchModelException(
-                    f"{message} detach() its argument if no gradient of it is wanted"
+                    f"{message} detach() its argument if you do not need its gradient"
                 )
             continue
         trained = [v for v in pytree.tree_leaves(node.meta.get("example_value")) if _is_trained(v)]

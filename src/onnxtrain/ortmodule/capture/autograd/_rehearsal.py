@@ -217,8 +217,8 @@ class _Rehearsal(fx.Interpreter):
             seen = base.requires_grad and base.grad_fn is not state.base_function
             if written and not seen:
                 raise NotImplementedError(
-                    "the graph writes a value with a gradient to a detached tensor, whose memory has another gradient "
-                    "or none: write to a clone"
+                    "the graph writes a value that has a gradient to a detached tensor, where autograd does not see "
+                    "the write: write to a clone"
                 )
             # PyTorch's check of saved tensors misses a write that doesn't increment the version counter: backward uses
             # the new value. ONNX Runtime would use the old value, so the graph falls back to PyTorch.
@@ -227,8 +227,8 @@ class _Rehearsal(fx.Interpreter):
             made = {after.function, after.base_function} - {state.function, state.base_function}
             if (unnoticed or self.reads_data) and self._is_saved(base, made):
                 raise NotImplementedError(
-                    "the graph writes, through `.data` or past it, to a tensor that PyTorch saves for backward: write "
-                    "to a clone"
+                    "the graph writes to a tensor that PyTorch saves for backward, and autograd does not see the "
+                    "write (e.g. through `.data`): write to a clone"
                 )
             if base.requires_grad and not seen and source not in self.hidden.get(node, ()):
                 self.hidden[node] = (*self.hidden.get(node, ()), source)

@@ -95,11 +95,11 @@ class RepeatedCaptures:
 
 def _warn(code: CodeType) -> None:
     warnings.warn(
-        f"ORTModule: {code.co_qualname} (line {code.co_firstlineno} of {code.co_filename}) was captured in each of "
-        f"{MAX_CALLS} calls. From now on it runs in PyTorch, and the layers that it calls are captured by themselves. "
-        "Something is new in each call: the length of a list that the module keeps, a string, a number that PyTorch "
-        "takes as a constant (a bound of clamp, an exponent). TORCH_LOGS=recompiles in the environment names it. Keep "
-        "lists outside of forward, and make numbers tensors",
+        f"ORTModule: {code.co_qualname} (line {code.co_firstlineno} of {code.co_filename}) was captured again in each of "
+        f"{MAX_CALLS} calls. From now on it runs in PyTorch, and the layers that it calls are captured separately. "
+        "Something differs in each call, e.g. the length of a list that the module keeps, a string, or a number that "
+        "PyTorch treats as a constant (a bound of clamp, an exponent). Set TORCH_LOGS=recompiles to see which. Keep "
+        "lists outside of forward, and pass numbers as tensors",
         stacklevel=2,
     )
 

@@ -116,7 +116,7 @@ def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.nodes:
         if name_of(node) in _RESHAPING_OPS and id(node.meta.get("example_value")) in inputs:
             raise NotImplementedError(
-                f"the graph gives another shape, in place, to an input ({name_of(node)}): change the shape of a copy"
+                f"the graph changes the shape of an input in place ({name_of(node)}): change the shape of a copy"
             )
 
 
@@ -179,7 +179,7 @@ class _ViewsGraph:
         """Raises NotImplementedError if the captured graph changes the shape of a node's tensor in place."""
         if id(node.meta.get("example_value")) in self._reshaped:
             raise NotImplementedError(
-                "the graph gives another shape, in place, to a tensor that has views: change the shape of a copy"
+                "the graph changes, in place, the shape of a tensor that has views: change the shape of a copy"
             )
 
     def is_no_grad_view(self, node: fx.Node) -> bool:

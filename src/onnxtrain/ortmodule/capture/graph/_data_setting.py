@@ -50,7 +50,7 @@ def refuse_set_data(graph_module: fx.GraphModule) -> None:
     """Raises NotImplementedError if a graph assigns to `.data`."""
     if any(_assigns_data(node) for node in graph_module.graph.nodes):
         raise NotImplementedError(
-            "the graph gives a tensor the memory of another one (tensor.data = ..., tensor.set_): use copy_"
+            "the graph makes a tensor use the memory of another one (tensor.data = ..., tensor.set_): use copy_"
         )
 
 
@@ -129,6 +129,6 @@ def refuse_written_attributes(graph_module: fx.GraphModule) -> None:
         # The memory of a node without a fake tensor is unknown.
         if any(first in attributes or node_memory(first) in memories - {None} for first in written):
             raise NotImplementedError(
-                f"the graph writes to a tensor that is not its input ({name_of(node)}), as optimizers do: call "
-                "optimizer.step() outside"
+                f"the graph writes to a tensor that is not one of its inputs ({name_of(node)}): if an optimizer does, "
+                "call optimizer.step() outside of the module"
             )

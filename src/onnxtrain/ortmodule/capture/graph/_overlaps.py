@@ -49,13 +49,13 @@ class Overlaps:
         values = [node.meta.get("example_value") for node in nodes]
         if self._overlap(values, memory_of):
             raise NotImplementedError(
-                "the graph writes to an input that shares its memory with another one: clone one of the two"
+                "the graph writes to an input that shares its memory with another input: clone one of them"
             )
         if any(_overlaps_itself(values[place]) for place in self._written) or any(
             map(_writes_to_expanded, graph_module.graph.nodes)
         ):
             raise NotImplementedError(
-                "the graph writes to a tensor of which several elements are one in memory, e.g. after expand: clone it"
+                "the graph writes to a tensor whose elements share memory with each other, e.g. after expand: clone it"
             )
         if len(self._tensors) < 2 or not self._arguments:
             self._written = []

@@ -40,7 +40,7 @@ def refuse_shards(graph_module: fx.GraphModule) -> None:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     raise ORTModuleTorchModelException(
         f"capturing DTensors: {', '.join(names[:_MAX_NAMED])}{more} are DTensors, whose operators "
-        "exchange data between workers, which no ONNX graph does. To train shards of layers in ONNX Runtime, hold them "
-        "in plain parameters and exchange their results in a torch.autograd.Function: "
+        "communicate between workers; ONNX graphs cannot do that. To train sharded layers in ONNX Runtime, keep the "
+        "shards as plain parameters and exchange their results in a torch.autograd.Function: "
         "docs/pytorch/with-other-tools.md#tensor-parallel-layers"
     )

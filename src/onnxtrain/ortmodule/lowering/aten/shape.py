@@ -299,7 +299,7 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
     of_input = _is_view_of_input(low.node.args[0])
     if of_input and storage_offset is not None:
         raise low.unsupported(
-            "an offset in the memory of an input, of which ONNX Runtime gets only the input"
+            "an offset into the memory of an input, because ONNX Runtime receives only the input itself"
         )
     only_reshapes = (
         not storage_offset and result.is_contiguous() and str(source.numel()) == str(result.numel())

@@ -95,8 +95,8 @@ class RepeatedCaptures:
 
 def _warn(code: CodeType) -> None:
     warnings.warn(
-        f"ORTModule: {code.co_qualname} (line {code.co_firstlineno} of {code.co_filename}) was captured again in each of "
-        f"{MAX_CALLS} calls. From now on it runs in PyTorch, and the layers that it calls are captured separately. "
+        f"ORTModule: {code.co_qualname} (line {code.co_firstlineno} of {code.co_filename}) was captured again in each "
+        f"of {MAX_CALLS} calls. From now on it runs in PyTorch, and the layers that it calls are captured separately. "
         "Something differs in each call, e.g. the length of a list that the module keeps, a string, or a number that "
         "PyTorch treats as a constant (a bound of clamp, an exponent). Set TORCH_LOGS=recompiles to see which. Keep "
         "lists outside of forward, and pass numbers as tensors",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxtrain._dialects import explains_arguments
 from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.artifacts import generate_artifacts
@@ -104,6 +105,7 @@ def _each_warning_once() -> Iterator[None]:
         logger.removeFilter(is_new)
 
 
+@explains_arguments
 @_each_warning_once()
 def plan_training(
     model: ModelSource,

@@ -17,6 +17,8 @@ from onnxtrain.cli._classes import (
 )
 from onnxtrain.cli._command_options import EvaluateOptions, ExportOptions, PredictOptions
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
+from onnxtrain.cli._declared import flag
+from onnxtrain.cli._evaluate_model import score_model
 from onnxtrain.cli._export import export_model
 from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import heading, print_json, print_table, summary_table, table
@@ -32,19 +34,27 @@ from onnxtrain.trainer._metrics.probabilities import probabilities
 
 
 def evaluate_run(options: EvaluateOptions) -> None:
-    """Prints a run's loss and metrics on a dataset, and for a classifier a report per class and a confusion matrix."""
-    trainer, encoder = _open(options.directory)
-    arrays = to_arrays(load_data(options.data), encoder, trainer.manifest, label_targets(trainer))
-    x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
-    y = fit_targets(trainer, y)
+    """Prints the loss and metrics of a run or an .onnx file on a dataset, for a classifier also a report per class."""
+    has_loss = True
+    if options.source.is_dir():
+        _refuse_model_options(options)
+        trainer, encoder = _open(options.source)
+        arrays = to_arrays(load_data(options.data), encoder, trainer.manifest, label_targets(trainer))
+        x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
+        y = fit_targets(trainer, y)
+    else:
+        trainer, encoder, x, y, has_loss = score_model(options)
     values = trainer.evaluate(x, y, batch_size=options.batch_size)
+    if not has_loss:
+        # Loss and metrics come from one function, which knows no metrics without a loss.
+        del values["loss"]
     classes = None if encoder is None else encoder.classes_
     names = class_names(trainer, classes)
     matrix = confusion_matrix_if_small(trainer, x, y, names, options.batch_size)
     report = None if matrix is None or names is None else class_report(matrix, names)
     if options.json:
         document: dict[str, Any] = {
-            "directory": str(options.directory),
+            "directory" if options.source.is_dir() else "model": str(options.source),
             "data": str(options.data),
             **values,
         }
@@ -54,7 +64,7 @@ def evaluate_run(options: EvaluateOptions) -> None:
         return
     labels = metric_labels(trainer, classes, list(values))
     rows = [(labels[key], f"{value:,.6g}") for key, value in values.items()]
-    print_table(heading(f"{options.directory} on {options.data.name}"), summary_table(None, rows))
+    print_table(heading(f"{options.source} on {options.data.name}"), summary_table(None, rows))
     if matrix is None or names is None or report is None:
         return
     columns = ("class", "samples", "share", "precision", "recall", "f1")
@@ -64,6 +74,16 @@ def evaluate_run(options: EvaluateOptions) -> None:
     predicted = ("true class", *(f"as {name}" for name in names))
     matrix_table = table(None, predicted, counts, right=range(1, 1 + len(names)))
     print_table(heading("Confusion matrix: rows are true classes, columns are predicted ones"), matrix_table)
+
+
+def _refuse_model_options(options: EvaluateOptions) -> None:
+    """Raises InputError for options of `evaluate MODEL` that a run has stored."""
+    given = [name for name in ("loss", "loss_option", "loss_input", "metric") if getattr(options, name)]
+    if given:
+        raise InputError(
+            f"{' and '.join(map(flag, given))}: '{options.source}' is a run, which has a loss and metrics of its own. "
+            f"Leave {'it' if len(given) == 1 else 'them'} out, or pass an .onnx file."
+        )
 
 
 def export_run(options: ExportOptions) -> None:

@@ -391,7 +391,9 @@ class Trainer(NotCopyable):
                 `(inputs, targets, sample_weight)` or dicts by name; or a function that returns such an iterable.
             targets: targets of the samples; integers for class labels. None if the model needs none, or if the data
                 includes them. For a frame, column names are accepted as well.
-            epochs: number of passes over the data, in addition to the epochs of earlier fits.
+            epochs: number of passes over the data, in addition to the epochs of earlier fits. A call that resumes an
+                interrupted fit may change the number, which still counts from the start of that fit: after 4 epochs of
+                10, `epochs=6` trains 2 more. A schedule then continues as if the fit had begun with this number.
             batch_size: samples per batch, 32 by default; the last batch may be smaller. A model exported with a fixed
                 batch size uses that size and skips the incomplete last batch of each epoch, with a warning (shuffling
                 varies which samples are skipped).

@@ -77,7 +77,10 @@ _ADVICE = {
     "gradient_checkpointing": ("recompute=True", "--recompute"),
     "resume": ("the run's directory to Trainer.resume", "the run's directory: onnxtrain train DIR"),
     "num_classes": ("onnxtrain.replace_head(model, classes={}) as the model", "--replace-head {}"),
-    "args": ("each setting by itself: learning_rate=... here, epochs=... and batch_size=... to Trainer.fit", ""),
+    "args": (
+        "each setting by itself: learning_rate=... here, epochs=... and batch_size=... to Trainer.fit",
+        "",
+    ),
     "max_steps": ("epochs=1, steps_per_epoch={} to Trainer.fit", "--epochs 1 --steps-per-epoch {}"),
     "ema": ("ema_decay=0.999", "--ema-decay 0.999"),
     "save_steps": ("callbacks=[onnxtrain.ModelCheckpoint(...)] to Trainer.fit", "--save-every {}"),
@@ -231,9 +234,7 @@ def _unknown_arguments(signature: Signature, unknown: Mapping[str, Any]) -> str:
         advice = "; ".join(
             f"instead of {name}, pass {text}" if plural else f"pass {text}" for name, text in known.items()
         )
-    return (
-        f"{signature.name}() got unexpected keyword argument{plural} {names}. {advice[0].upper()}{advice[1:]}."
-    )
+    return f"{signature.name}() got unexpected keyword argument{plural} {names}. {advice[0].upper()}{advice[1:]}."
 
 
 def _remedy(signature: Signature, name: str, value: object) -> str:
@@ -317,7 +318,13 @@ def suggested_name(kind: str, received: object, ours: Iterable[str]) -> str | No
     if not isinstance(received, str):
         kind_of = received if isinstance(received, type) else type(received)
         # Classes of the user's own may have any name.
-        if kind_of.__module__.split(".")[0] not in ("torch", "keras", "tensorflow", "transformers", "tf_keras"):
+        if kind_of.__module__.split(".")[0] not in (
+            "torch",
+            "keras",
+            "tensorflow",
+            "transformers",
+            "tf_keras",
+        ):
             return None
         received = kind_of.__name__
     text = _plain(received)

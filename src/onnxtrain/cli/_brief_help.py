@@ -17,6 +17,15 @@ COMMANDS: dict[str, str] = {
 }
 """One line per command of `onnxtrain --help`. Other commands follow, with the first sentence of their help."""
 
+SAME_COMMAND: dict[str, str] = {
+    "train": "fit finetune fine-tune resume continue run",
+    "evaluate": "eval test validate score",
+    "predict": "infer inference transform",
+    "export": "save convert",
+    "inspect": "show info summary",
+}
+"""Names of commands in other programs, by the command that does the same here."""
+
 GENERAL: dict[str, str] = {
     "help": "Show this page",
     "version": "Print the version, and that of the native kernels",

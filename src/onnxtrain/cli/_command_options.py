@@ -264,7 +264,7 @@ class OpsOptions:
     )
     status: str | None = option(
         "STATUS",
-        "List only ops with this status: rule, function, nondifferentiable, not yet or unknown. Default: all.",
+        "List only ops with this status: rule, function, nondifferentiable, not-yet or unknown. Default: all.",
     )
     domain: str = option(
         "DOMAIN",

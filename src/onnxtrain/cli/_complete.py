@@ -95,7 +95,7 @@ COMPLETIONS: dict[str, Completion] = {
     "optimizer_option": _complete_optimizer_options,
     "schedule_option": _complete_schedule_options,
     "device": _of("cpu", "cuda", "cuda:0", "cuda:1"),
-    "status": _of("rule", "function", "nondifferentiable", "not yet", "unknown"),
+    "status": _of("rule", "function", "nondifferentiable", "not-yet", "unknown"),
     "profile": _of(*get_args(Profile)),
     "batch_norm": _of(*get_args(LayerMode)),
 }

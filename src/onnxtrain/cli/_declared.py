@@ -126,7 +126,10 @@ def options_of(kind: type) -> Mapping[str, Option]:
         if settings["metavar"] is None and (choices := _choices(hint)):
             settings = {**settings, "metavar": "|".join(choices)}
         # Choices and switches have their own completion.
-        if hint is not bool and (complete := completion_of(entry.name, metadata["settings"]["metavar"])) is not None:
+        if (
+            hint is not bool
+            and (complete := completion_of(entry.name, metadata["settings"]["metavar"])) is not None
+        ):
             settings = {"autocompletion": complete, **settings}
         declared = metadata["make"](*names, rich_help_panel=panel, **settings)
         default = inspect.Parameter.empty if entry.default is MISSING else entry.default

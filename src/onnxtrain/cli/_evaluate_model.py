@@ -87,12 +87,11 @@ def _loss(
     Raises:
         InputError: the targets suit several losses.
     """
-    if isinstance(data, Table):
-        if encoder is None:
-            raise InputError(
-                f"'{options.source}' does not say which column of '{options.data}' is the target. Pass an .npz file, a "
-                "model that was exported from a run on a table, or the run."
-            )
+    if isinstance(data, Table) and encoder is None:
+        raise InputError(
+            f"'{options.source}' does not say which column of '{options.data}' is the target. Pass an .npz file, a "
+            "model that was exported from a run on a table, or the run."
+        )
     if options.loss is not None:
         return make_chosen_loss(options.loss, options.loss_option)
     if options.loss_option:

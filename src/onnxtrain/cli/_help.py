@@ -104,7 +104,9 @@ class CommandWithSwitches(TyperCommand):
         if not unknown.startswith("--"):
             unknown = next((word for word in words if word.startswith(unknown)), unknown)
         name, _, value = unknown.partition("=")
-        after = next((word for word, before in zip(given[1:], given, strict=False) if before == name), None)
+        after = next((word for before, word in pairwise(given) if before == name), None)
+        # click has already split --num_epochs=3.
+        value = value or next((word.partition("=")[2] for word in given if word.startswith(f"{name}=")), "")
         value = value or (after if after is not None and not after.startswith("-") else "")
         with speaking(ShellWords(str(self.name), self._spellings())):
             better = suggested_option(name, sorted(self._spellings()), value or None)

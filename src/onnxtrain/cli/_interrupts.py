@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from onnxtrain._printable import printable
+from onnxtrain.cli._brief_help import SAME_COMMAND
 from onnxtrain.cli._help import write_commands
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.errors import OnnxTrainError
@@ -43,6 +44,13 @@ class InterruptibleGroup(TyperGroup):
             typer.echo(ctx.get_help())
             ctx.exit(2)
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Finds the command. For the name that another program has for it, such as `fit`, the error says ours."""
+        ours = next((name for name, same in SAME_COMMAND.items() if args[0] in same.split()), None)
+        if ours is not None and args[0] not in self.commands and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{args[0]}'. Use: {ctx.command_path} {ours}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, context: Any) -> Any:
         """Runs a command. On Ctrl-C, prints what was saved and exits with code 130."""

@@ -84,7 +84,12 @@ def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
             inside = _inside(trainer.directory, path.absolute())
             base = trainer.directory.resolve()
             values[name] = str(path.absolute()) if inside is None else inside.relative_to(base).as_posix()
-    record = {"version": 1, "options": values, "data": data, "files": _places(options.data, trainer.directory)}
+    record = {
+        "version": 1,
+        "options": values,
+        "data": data,
+        "files": _places(options.data, trainer.directory),
+    }
     trainer.state.properties[PROPERTY] = json.dumps(record)
 
 
@@ -118,7 +123,9 @@ def data_file(trainer: Trainer, options: TrainOptions) -> Path:
     remedy = f"Pass the file with {flag('data')} FILE."
     try:
         places = [str(place) for place in parse_json(str(text)).get("files", [])] if text is not None else []
-        found = next(filter(None, (_regular_file(trainer.directory.resolve() / place) for place in places)), None)
+        found = next(
+            filter(None, (_regular_file(trainer.directory.resolve() / place) for place in places)), None
+        )
     except (AttributeError, TypeError, ValueError, OSError):
         places, found = [], None
     if found is not None:

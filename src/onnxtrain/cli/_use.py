@@ -21,7 +21,7 @@ from onnxtrain.cli._declared import flag
 from onnxtrain.cli._evaluate_model import score_model
 from onnxtrain.cli._export import export_model
 from onnxtrain.cli._loss import fit_targets, label_targets
-from onnxtrain.cli._output import heading, print_json, print_table, summary_table, table
+from onnxtrain.cli._output import heading, print_json, print_next, print_table, summary_table, table
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import write_file
 from onnxtrain.cli._remember import saved_encoder
@@ -65,8 +65,12 @@ def evaluate_run(options: EvaluateOptions) -> None:
     labels = metric_labels(trainer, classes, list(values))
     rows = [(labels[key], f"{value:,.6g}") for key, value in values.items()]
     print_table(heading(f"{options.source} on {options.data.name}"), summary_table(None, rows))
-    if matrix is None or names is None or report is None:
-        return
+    if matrix is not None and names is not None and report is not None:
+        _print_classes(names, matrix, report)
+    print_next("predict", options.source, "--data", "FILE", "-o", "predictions.csv")
+
+
+def _print_classes(names: Sequence[str], matrix: Any, report: Sequence[dict[str, Any]]) -> None:
     columns = ("class", "samples", "share", "precision", "recall", "f1")
     print_table(table("Classes", columns, report_rows(report), right=(1, 2, 3, 4, 5)))
     counts = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, matrix, strict=True)]
@@ -96,6 +100,7 @@ def export_run(options: ExportOptions) -> None:
         print_json({"directory": str(options.directory), "model": str(options.output), "outputs": names})
         return
     print_table(f"Trained model: {options.output} (outputs: {', '.join(names)})")
+    print_next("predict", options.output, "--data", "FILE", "-o", "predictions.csv")
 
 
 def write_predictions(options: PredictOptions) -> None:
@@ -135,6 +140,10 @@ def write_predictions(options: PredictOptions) -> None:
         return
     names = ", ".join([*columns, *predictions.outputs])
     print_table(f"Predictions for {samples:,} samples: {output} ({names})")
+    if source.is_dir():
+        print_next("export", source, "-o", "model.onnx")
+    else:
+        print_next("evaluate", source, "--data", "FILE")
 
 
 def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:

@@ -105,8 +105,8 @@ def _each_warning_once() -> Iterator[None]:
         logger.removeFilter(is_new)
 
 
-@explains_arguments
 @_each_warning_once()
+@explains_arguments
 def plan_training(
     model: ModelSource,
     memory: str | int,

@@ -299,7 +299,9 @@ class Trainer(NotCopyable):
             f"loss={self.loss_name or 'of the model'}",
             f"optimizer={optimizer}",
             f"learning_rate={position.learning_rate:g}",
-            f"trains {trained:,} parameters" if trained == total else f"trains {trained:,} of {total:,} parameters",
+            f"trains {trained:,} parameters"
+            if trained == total
+            else f"trains {trained:,} of {total:,} parameters",
             f"step {position.step:,}",
             f"epoch {position.epoch:,}",
         ]
@@ -437,9 +439,7 @@ class Trainer(NotCopyable):
         )
         stratify = check_switch(argument("stratify"), stratify)
         # Keras has numbers of lines to show: 0, 1 and 2.
-        verbose = check_switch(
-            argument("verbose"), verbose > 0 if isinstance(verbose, int) else verbose
-        )
+        verbose = check_switch(argument("verbose"), verbose > 0 if isinstance(verbose, int) else verbose)
         accumulate = check_integer(argument("accumulate"), accumulate)
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer(argument("steps_per_epoch"), steps_per_epoch)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from onnxtrain._console import PlainConsole
 from onnxtrain._printable import printable
 from onnxtrain.trainer._show.report import Report, describe_epoch, format_value
+from onnxtrain.trainer._show.time_left import TimeLeft
 
 
 class PlainReport(Report):
@@ -47,11 +48,12 @@ class BarReport(PlainReport):
             MofNCompleteColumn(),
             TextColumn("{task.fields[values]}", markup=False),
             TextColumn("{task.fields[rate]}", style="dim"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[left]}", style="cyan"),
             console=console,
             transient=True,
         )
         self._task: TaskID | None = None
+        self._left = TimeLeft()
 
     def __enter__(self) -> BarReport:
         self._progress.start()
@@ -65,11 +67,21 @@ class BarReport(PlainReport):
         if self._task is not None:
             self._progress.remove_task(self._task)
         title = f"epoch {epoch:>{len(str(epochs))}}/{epochs}"
-        self._task = self._progress.add_task(title, total=batches, completed=done, values="", rate="")
+        self._left.begin_epoch(epoch, epochs, batches, done)
+        self._task = self._progress.add_task(
+            title, total=batches, completed=done, values="", rate="", left=self._left.text()
+        )
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
         """Advances the bar."""
         assert self._task is not None
         # The column makes its text without the console, which would escape control characters.
         text = printable("  ".join(f"{key} {format_value(value)}" for key, value in values.items()))
-        self._progress.update(self._task, advance=batches, values=text, rate=f"{rate:,.0f} samples/s")
+        self._left.step(batches)
+        self._progress.update(
+            self._task,
+            advance=batches,
+            values=text,
+            rate=f"{rate:,.0f} samples/s",
+            left=self._left.text(),
+        )

@@ -129,7 +129,7 @@ class CommandWithSwitches(TyperCommand):
         formatter.write(_rendered(lambda console: _command_help(self, ctx, console, everything=False)))
 
     def _show_all_help(self, ctx: Any) -> None:
-        typer.echo(_rendered(lambda console: _command_help(self, ctx, console, everything=True)))
+        typer.echo(_rendered(lambda console: _command_help(self, ctx, console, everything=True)), nl=False)
         ctx.exit()
 
 

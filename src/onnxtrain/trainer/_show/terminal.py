@@ -11,6 +11,9 @@ from onnxtrain._printable import printable
 from onnxtrain.trainer._show.report import Report, describe_epoch, format_value
 from onnxtrain.trainer._show.time_left import TimeLeft
 
+# Columns from which on a terminal is wide, and those of the time left and of the rate, with the blanks around them.
+_WIDE, _TIME, _RATE = 100, 14, 20
+
 
 class PlainReport(Report):
     """Prints one line per epoch."""
@@ -42,12 +45,17 @@ class BarReport(PlainReport):
 
     def __init__(self, console: PlainConsole) -> None:
         super().__init__(console)
+        # rich would drop the bar and the count, to make room for the texts.
+        wide = console.width >= _WIDE
+        bar = 28 if wide else 10
+        rate = [TextColumn("{task.fields[rate]}", style="dim")] if wide else []
+        self._room = console.width - bar - _TIME - (_RATE if wide else 0)
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=bar),
             MofNCompleteColumn(),
             TextColumn("{task.fields[values]}", markup=False),
-            TextColumn("{task.fields[rate]}", style="dim"),
+            *rate,
             TextColumn("{task.fields[left]}", style="cyan"),
             console=console,
             transient=True,
@@ -75,8 +83,13 @@ class BarReport(PlainReport):
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
         """Advances the bar."""
         assert self._task is not None
+        task = self._progress.tasks[-1]
+        count = len(f"{task.description} {task.total or 0:.0f}/{task.total or 0:.0f}  ")
         # The column makes its text without the console, which would escape control characters.
-        text = printable("  ".join(f"{key} {format_value(value)}" for key, value in values.items()))
+        parts = [printable(f"{key} {format_value(value)}") for key, value in values.items()]
+        while len(parts) > 1 and len("  ".join(parts)) > self._room - count:
+            parts.pop()
+        text = "  ".join(parts)
         self._left.step(batches)
         self._progress.update(
             self._task,

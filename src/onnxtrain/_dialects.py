@@ -10,6 +10,7 @@ decide which name an error suggests, in Python (`lr=` is `learning_rate=`) and i
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -205,7 +206,7 @@ def explains_arguments(function: Callable[P, R]) -> Callable[P, R]:
     The signature remains that of the function, and nothing else changes: the names are compared before the call, so
     that no TypeError from inside of the function is caught. A comparison takes less than a microsecond.
     """
-    code = function.__code__  # type: ignore[attr-defined]
+    code = inspect.unwrap(function).__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     signature = Signature(
         function.__qualname__.removesuffix(".__init__"),

@@ -68,7 +68,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             epoch had been saved.
     """
     resuming = options.source.is_dir()
-    data = None if resuming else load_data(_required_data(options))
+    data = None if resuming else load_data(_data(options))
     directory = options.source if resuming else _new_directory(options)
     # If the command fails, a resumed run is not changed, and a new run leaves no files.
     with nullcontext() if resuming or not leads() else _removed_on_failure(directory):
@@ -81,13 +81,13 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             )
             require_options(trainer, options.source)
             options = replace(options, data=data_file(trainer, options))
-            data = load_data(_required_data(options))
+            data = load_data(_data(options))
             encoder = saved_encoder(trainer, options.source)
             arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoder)
             # The code below reads the options of the run, not the defaults of this command.
             options = recall(trainer, options, given, digest(arrays | weights))
-        path = _required_data(options)
+        path = _data(options)
         assert data is not None
         callbacks = chosen_callbacks(
             options.callbacks, directory, options.epochs, options.validation is not None
@@ -206,17 +206,9 @@ def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
     return {name: array for name, array in arrays.items() if name != options.sample_weight}
 
 
-def _required_data(options: TrainOptions) -> Path:
-    """Returns the value of `--data`.
-
-    Raises:
-        InputError: it is not given.
-    """
-    if options.data is None:
-        raise InputError(
-            f"Training '{options.source}' needs data. Pass {flag('data')} FILE: an .npz file with arrays named like "
-            "the model's inputs and targets, or x and y; or a .csv or .parquet table."
-        )
+def _data(options: TrainOptions) -> Path:
+    """Returns the file to train on, which the command has required for a new run and found for a resumed one."""
+    assert options.data is not None
     return options.data
 
 

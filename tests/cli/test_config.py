@@ -235,7 +235,7 @@ def test_evaluate_predict_and_artifacts_read_files(run: Any, mlp: Path, data: Pa
     assert (tmp_path / "device" / "training_model.onnx").is_file()
     path.write_text('model = "run"\nepochs = 3\n')
     refused = run("evaluate", "--config", path)
-    assert "model is not an option of `onnxtrain evaluate`" in refused.err
+    assert "epochs is not an option of `onnxtrain evaluate`" in refused.err
 
 
 def test_the_file_of_the_guide_is_one(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
     """
     if options.data is None and not options.source.is_dir():
         raise typer.BadParameter(
-            "a new run needs data. Pass an .npz file with arrays named like the model's inputs and targets, or x and y; "
-            "or a .csv or .parquet table.",
+            "a new run needs data. Pass an .npz file with arrays named like the model's inputs and targets, or x "
+            "and y; or a .csv or .parquet table.",
             param_hint="'--data'",
         )
     with (

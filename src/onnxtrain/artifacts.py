@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxtrain import losses, onnxblock, optimizers
 from onnxtrain._artifact_files import Files, write_files
 from onnxtrain._building import without_collection
+from onnxtrain._dialects import advice, explains_arguments
 from onnxtrain._words import argument
 from onnxtrain.autodiff import straight_through_rules
 from onnxtrain.emitter import Emitter
@@ -53,6 +54,7 @@ _OPTIMIZERS: dict[OptimType, Callable[[], optimizers.Optimizer]] = {
 }
 
 
+@explains_arguments
 def generate_artifacts(
     model: ModelSource,
     requires_grad: list[str] | None = None,
@@ -253,9 +255,14 @@ def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block
         return optimizers.make_optimizer(spec)
     if spec is None or isinstance(spec, onnxblock.Block):
         return spec
+    meant = advice("optimizer", spec, optimizers.OPTIMIZERS)
     raise TypeError(
-        f"choosing an optimizer: received a {type(spec).__name__}; pass an OptimType, an optimizer of "
-        "onnxtrain.optimizers, its name, or a block of onnxblock.optim"
+        f"choosing an optimizer: received {_kind(spec)}; "
+        + (
+            f"{meant}, or for settings an object of onnxtrain.optimizers"
+            if meant
+            else "pass an OptimType, an optimizer of onnxtrain.optimizers, its name, or a block of onnxblock.optim"
+        )
     )
 
 
@@ -298,10 +305,18 @@ def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
         return losses.make_loss(spec)
     if spec is None or isinstance(spec, onnxblock.Block):
         return spec
+    meant = advice("loss", spec, losses.LOSSES)
     raise TypeError(
-        f"choosing a loss: received a {type(spec).__name__}; pass a LossType, a loss of onnxtrain.losses, its name, "
-        "or an onnxblock block"
+        f"choosing a loss: received {_kind(spec)}; "
+        + (meant or "pass a LossType, a loss of onnxtrain.losses, its name, or an onnxblock block")
     )
+
+
+def _kind(spec: object) -> str:
+    """Returns a class or the class of an object for an error message, e.g. "the class torch.optim.Adam"."""
+    kind = spec if isinstance(spec, type) else type(spec)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}'s "
+    return f"{'the class' if spec is kind else 'an object of'} {module}{kind.__name__}"
 
 
 def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:

@@ -101,7 +101,7 @@ def test_train_writes_a_model_that_classifies(run: Any, mlp: Path, data: Path, t
     again = run("train", mlp, "--data", data, "--loss", "cross_entropy")
     assert again.code == 1
     assert "already contains a training run" in again.err
-    assert f"onnxtrain train {tmp_path / 'mlp-trained'} --data {data}" in again.err
+    assert f"Resume it with onnxtrain train {tmp_path / 'mlp-trained'}, choose" in again.err
     more = run("train", tmp_path / "mlp-trained", "--data", data, "--epochs", 2, "--json")
     assert [epoch["epoch"] for epoch in more.json()["epochs"]] == list(range(1, 18))
 

@@ -93,9 +93,9 @@ def test_resumes_as_if_it_had_not_stopped(
     interrupt(step)
     stopped = run("train", net, "--data", data, *flat(OPTIONS), "-o", tmp_path / "run")
     assert stopped.code == 130
-    assert f"onnxtrain train {tmp_path / 'run'} --data {data} resumes it" in stopped.err
+    assert f"onnxtrain train {tmp_path / 'run'} resumes it" in stopped.err
     interrupt(10**9)
-    again = run("train", tmp_path / "run", "--data", data, "--json")
+    again = run("train", tmp_path / "run", "--json")
     assert again.code == 0, again.err
     assert again.json()["epochs"] == straight.json()["epochs"]
     assert tensors(tmp_path / "run") == tensors(tmp_path / "straight")
@@ -465,7 +465,7 @@ def test_log_and_saves_of_a_resumed_run(
     interrupt(13)
     stopped = run("train", net, "--data", data, *flat(OPTIONS), *options, "-o", tmp_path / "run")
     assert stopped.code == 130
-    assert f"onnxtrain train {tmp_path / 'run'} --data {data} --log log.csv resumes it" in stopped.err
+    assert f"onnxtrain train {tmp_path / 'run'} --log log.csv resumes it" in stopped.err
     interrupt(10**9)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

@@ -93,7 +93,7 @@ def test_help_lists_the_settings_of_each_class(
             assert field.name in others or re.search(rf"\b{field.name}\b", text), (name, field.name)
     assert re.search(r"tversky: alpha, beta, smooth; huber: delta;|sgd: momentum, dampening, nesterov;", text)
     # As it is printed: rich breaks lines.
-    assert "Settings:" in run("train", "--help").out
+    assert "Settings:" in run("train", "--help-all").out
 
 
 @pytest.fixture

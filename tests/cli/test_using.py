@@ -200,7 +200,7 @@ def test_export_writes_the_trained_model(run: Any, trained: Path, data: Path, tm
 
 def test_what_cannot_be_used_is_one_message(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     for arguments, message in (
-        (("evaluate", tmp_path / "none", "--data", data), "there is no file 'checkpoint'"),
+        (("evaluate", tmp_path / "none", "--data", data), "there is no such file"),
         (("predict", trained, "--data", data, "-o", "p.txt"), "choose an .npz, .csv or .parquet file"),
         (("predict", trained, "--data", tmp_path / "none.csv"), "there is no such file"),
     ):

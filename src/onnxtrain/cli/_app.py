@@ -30,7 +30,6 @@ from onnxtrain.cli._train_options import TrainOptions
 app = typer.Typer(
     name="onnxtrain",
     cls=InterruptibleGroup,
-    no_args_is_help=True,
     # An unexpected error is a bug: it shows Python's full traceback, for the bug report.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -104,11 +103,10 @@ def plan(options: PlanOptions, given: frozenset[str]) -> None:
 @app.command(cls=CommandWithSwitches)
 @takes_options(TrainOptions)
 def train(options: TrainOptions, given: frozenset[str]) -> None:
-    """Train a model on arrays or a table. Ctrl-C saves the run; `onnxtrain train DIR --data FILE` resumes it.
+    """Train a model on arrays or a table. Ctrl-C saves the run; `onnxtrain train DIR` resumes it with its options.
 
-    A resumed run keeps the options that it was started with: pass only
-    --data. A finished run can be trained further with different --epochs,
-    --batch-size, --learning-rate, --validation and --patience.
+    A finished run can be trained further, also with different --data,
+    --epochs, --batch-size, --learning-rate, --validation and --patience.
     """
     from onnxtrain.cli._train_command import run_command
 
@@ -118,7 +116,7 @@ def train(options: TrainOptions, given: frozenset[str]) -> None:
 @app.command(cls=CommandWithSwitches)
 @takes_options(EvaluateOptions)
 def evaluate(options: EvaluateOptions, given: frozenset[str]) -> None:
-    """Compute the loss and metrics of a run's model on a dataset and, for a classifier, a report per class.
+    """Compute the loss and metrics of a run or an .onnx file on a dataset and, for a classifier, a report per class.
 
     The report lists the precision, recall and F1 of each class.
     """

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.cli._command_options import CheckOptions
 from onnxtrain.cli._data import Arrays, load_arrays
 from onnxtrain.cli._options import parse_dims
-from onnxtrain.cli._output import print_json, print_table, table
+from onnxtrain.cli._output import print_json, print_next, print_table, table
 from onnxtrain.errors import InputError
 from onnxtrain.functional import GradientCheck, check_gradients
 from onnxtrain.passes import TrainingModePass, canonicalize, load_model
@@ -96,3 +96,5 @@ def _print(model: Path, results: Sequence[GradientCheck], wrong: int) -> None:
     )
     for result in open_:
         print_table(f"{result.name}: {result.reason}; another --seed takes another direction")
+    if not wrong:
+        print_next("train", model, "--data", "FILE", "--loss", "NAME")

@@ -113,16 +113,36 @@ class EvaluateOptions:
     """Options of `onnxtrain evaluate`.
 
     Attributes:
-        directory: directory of the run.
+        source: path of a model, or directory of a run.
     """
 
-    directory: Path = argument("RUN", RUN_HELP)
+    source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
     data: Path = option(
         "FILE",
         "Evaluate on this file, in the format of the training data and with the target: .npz arrays, or a .csv or "
         ".parquet table.",
         default=REQUIRED,
         show_default=False,
+    )
+    loss: str | None = option(
+        "NAME",
+        f"Compute this loss of an .onnx file: {losses_by_targets()}. Default: no loss, only the metrics that suit the "
+        "target. A run has its own loss.",
+    )
+    loss_option: list[str] | None = option(
+        "NAME=VALUE",
+        "Set a parameter of --loss, e.g. label_smoothing=0.1; repeat it for several. Default: PyTorch's values.",
+    )
+    loss_input: str | None = option(
+        "NAME",
+        "Compare this output of an .onnx file with the target, e.g. logits. Default: the first output with "
+        "floating-point numbers.",
+    )
+    metric: list[str] | None = option(
+        "NAME",
+        "Compute this metric of an .onnx file, e.g. f1; repeat it for several. Default: those of the loss. A run has "
+        "its own metrics.",
+        python="metrics",
     )
     batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
     config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
@@ -244,7 +264,7 @@ class OpsOptions:
     )
     status: str | None = option(
         "STATUS",
-        "List only ops with this status: rule, function, nondifferentiable, not yet or unknown. Default: all.",
+        "List only ops with this status: rule, function, nondifferentiable, not-yet or unknown. Default: all.",
     )
     domain: str = option(
         "DOMAIN",

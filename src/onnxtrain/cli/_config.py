@@ -1,7 +1,7 @@
 """Reads the options of a command from a TOML file, and writes the options of a run to such a file.
 
 Keys are the long names of options without the leading dashes: `learning-rate = 0.01`. The positional argument of a
-command also has a key: `model` for `onnxtrain train`, `run` for `onnxtrain evaluate`.
+command also has a key: `model` for `onnxtrain train`, `model` or `run` for `onnxtrain evaluate`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def _parameters(context: typer.Context) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     for parameter in context.command.params:
         if parameter.param_type_name == "argument":
-            parameters[argument_key(parameter.metavar or parameter.name)] = parameter
+            # Of MODEL|RUN, either name may be the key.
+            for name in (parameter.metavar or parameter.name).split("|"):
+                parameters[argument_key(name)] = parameter
             continue
         for spelling in parameter.opts:
             if spelling.startswith("--") and parameter.name != "config":

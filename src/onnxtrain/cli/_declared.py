@@ -12,10 +12,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from onnxtrain.cli._complete import completion_of
 from onnxtrain.errors import InputError
 from onnxtrain.recipe import Recipe, ShellOption
 
@@ -121,7 +122,16 @@ def options_of(kind: type) -> Mapping[str, Option]:
         # For a field "no_shuffle", typer would generate "--no-no-shuffle".
         names = metadata["names"] or ((f"{flag(entry.name)}/{off_flag(entry.name)}",) if hint is bool else ())
         panel = getattr(kind, "panel", None)
-        declared = metadata["make"](*names, rich_help_panel=panel, **metadata["settings"])
+        settings = metadata["settings"]
+        if settings["metavar"] is None and (choices := _choices(hint)):
+            settings = {**settings, "metavar": "|".join(choices)}
+        # Choices and switches have their own completion.
+        if (
+            hint is not bool
+            and (complete := completion_of(entry.name, metadata["settings"]["metavar"])) is not None
+        ):
+            settings = {"autocompletion": complete, **settings}
+        declared = metadata["make"](*names, rich_help_panel=panel, **settings)
         default = inspect.Parameter.empty if entry.default is MISSING else entry.default
         is_argument = metadata["make"] is typer.Argument
         key = (
@@ -131,6 +141,12 @@ def options_of(kind: type) -> Mapping[str, Option]:
         )
         options[entry.name] = Option(Annotated[hint, declared], default, rule, panel, key.removeprefix("--"))
     return options
+
+
+def _choices(hint: Any) -> list[str]:
+    """Returns the values of a Literal, or of an optional one; [] for other types."""
+    literal = next((one for one in (hint, *get_args(hint)) if get_origin(one) is Literal), None)
+    return list(map(str, get_args(literal)))
 
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from onnxtrain.cli._command_options import DemoOptions
-from onnxtrain.cli._output import info, print_json, print_table, summary_table
+from onnxtrain.cli._output import info, print_json, print_next, print_table, summary_table
 from onnxtrain.demo import DemoResult, run_demo
 from onnxtrain.errors import OnnxTrainError
 
@@ -47,3 +47,4 @@ def _print(result: DemoResult, output: Path) -> None:
     ]
     print_table(summary_table("Handwritten digits", rows))
     print_table(f"Written to {output}: " + ", ".join(path.name for path in result.files))
+    print_next("train", "--help")

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain._settings import settings_text
 from onnxtrain.cli._command_options import InspectOptions
 from onnxtrain.cli._inspect_run import describe_run, run_tables
-from onnxtrain.cli._output import print_command, print_json, print_table, summary_table, table
+from onnxtrain.cli._output import print_command, print_json, print_next, print_table, summary_table, table
 from onnxtrain.errors import ModelLoadError, OnnxTrainError
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.runtime.artifact_folder import find_manifest, own_file
@@ -76,6 +76,9 @@ def run_command(options: InspectOptions) -> None:
     rows = [tuple(row.values()) for row in document["parameters"]]
     columns = ("name", "dtype", "shape", "role", "mean", "std", "largest")
     print_table(table("Parameters and statistics", columns, rows, right=(4, 5, 6)))
+    # A run's next steps are among its results, and a checkpoint alone can only be inspected.
+    if run is None and manifest is not None and manifest.optimizer is not None and store is not None:
+        print_next("train", path, "--data", "FILE")
 
 
 def _inspect_model(path: Path, json: bool) -> None:
@@ -113,6 +116,7 @@ def _inspect_model(path: Path, json: bool) -> None:
     columns = ("name", "dtype", "shape", "trained")
     rows = [(row["name"], row["dtype"], row["shape"], "yes" if row["trained"] else "") for row in parameters]
     print_table(table("Initializers", columns, rows))
+    print_next("ops", path)
 
 
 def _trained_by_default(model: ir.Model) -> dict[str, ir.TensorProtocol | None]:

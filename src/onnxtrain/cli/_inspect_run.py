@@ -80,20 +80,29 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
         "last_epoch": position.epoch,
         "last": epochs[-1] if epochs else None,
         "files": {entry.name: _size(entry) for entry in sorted(path.iterdir())} if path.is_dir() else {},
-        "next": _commands(path, files.get("data"), position.unfinished, (path / RUN_FILE).is_file()),
+        "next": _commands(
+            path,
+            None if "files" in _record(store) else files.get("data", "FILE"),
+            unfinished=position.unfinished,
+            has_options=(path / RUN_FILE).is_file(),
+        ),
     }
 
 
 def _options(store: Store) -> dict[str, Any]:
     """Returns the options with which the run was started; an empty dict for a run started in Python."""
-    if OPTIONS not in store.properties:
-        return {}
+    options = _record(store).get("options")
+    return options if isinstance(options, dict) else {}
+
+
+def _record(store: Store) -> dict[str, Any]:
+    """Returns what `onnxtrain train` stored in the run; an empty dict for a run started in Python."""
     try:
-        options = parse_json(str(store.properties[OPTIONS]))["options"]
-    except (KeyError, TypeError, ValueError):
+        record = parse_json(str(store.properties[OPTIONS])) if OPTIONS in store.properties else {}
+    except ValueError:
         # `onnxtrain train` reports the damage; `inspect` shows the rest.
         return {}
-    return options if isinstance(options, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _run_file(path: Path) -> dict[str, Any]:
@@ -158,11 +167,20 @@ def _size(entry: Path) -> int:
     )
 
 
-def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> dict[str, str]:
-    run, file = shlex.quote(str(path)), shlex.quote(str(data)) if isinstance(data, str) else "FILE"
+def _commands(path: Path, data: object, *, unfinished: bool, has_options: bool) -> dict[str, str]:
+    """Returns commands for the next steps, by what they do.
+
+    Args:
+        path: directory of the run.
+        data: path of the training data, "FILE" if it is unknown, or None if the run remembers it.
+        unfinished: True if a fit was interrupted.
+        has_options: True if the run has an options file.
+    """
+    run = shlex.quote(str(path))
+    passed = "" if data is None else f" --data {shlex.quote(data) if isinstance(data, str) else 'FILE'}"
     resume = "finish the interrupted training" if unfinished else "train further"
     commands = {
-        resume: f"onnxtrain train {run} --data {file}",
+        resume: f"onnxtrain train {run}{passed}",
         "measure on other data": f"onnxtrain evaluate {run} --data FILE",
         "predict": f"onnxtrain predict {run} --data FILE -o predictions.csv",
         "write the model": f"onnxtrain export {run} -o model.onnx",

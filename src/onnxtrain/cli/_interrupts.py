@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer.core import TyperGroup
 
 from onnxtrain._printable import printable
+from onnxtrain.cli._brief_help import SAME_COMMAND
+from onnxtrain.cli._help import write_commands
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.errors import OnnxTrainError
 
@@ -29,6 +32,25 @@ class InterruptibleGroup(TyperGroup):
         """Parses the options that precede the command, e.g. `--debug`."""
         with _printable_usage_errors():
             return super().make_context(*arguments, **settings)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the help of `onnxtrain`."""
+        write_commands(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parses the options that precede the command; shows the help if there is nothing at all."""
+        # Not with `no_args_is_help`, for which typer (0.29) prints the help only if it has made it itself.
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Finds the command. For the name that another program has for it, such as `fit`, the error says ours."""
+        ours = next((name for name, same in SAME_COMMAND.items() if args[0] in same.split()), None)
+        if ours is not None and args[0] not in self.commands and not ctx.resilient_parsing:
+            ctx.fail(f"No such command '{args[0]}'. Use: {ctx.command_path} {ours}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, context: Any) -> Any:
         """Runs a command. On Ctrl-C, prints what was saved and exits with code 130."""
@@ -72,23 +94,23 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def report_saved_state_on_interrupt(directory: Path, data: str) -> Iterator[None]:
+def report_saved_state_on_interrupt(directory: Path, again: str) -> Iterator[None]:
     """Context manager that raises :class:`Interrupted` on Ctrl-C, with a message about what the run has saved.
 
     Args:
         directory: directory of the run.
-        data: options that the suggested command needs to resume the run, e.g. "--data data.npz".
+        again: options that the suggested command needs to resume the run, e.g. " --workers 2"; "" for none.
     """
     try:
         yield
     except KeyboardInterrupt:
         with uninterrupted():
-            sentence = _saved(directory, data)
+            sentence = _saved(directory, again)
         # A KeyboardInterrupt, so that no `except Exception` on the way catches it.
         raise Interrupted(sentence) from None
 
 
-def _saved(directory: Path, data: str) -> str:
+def _saved(directory: Path, again: str) -> str:
     # Imported here, because --help and completion import this module and do not need the trainer.
     from onnxtrain.cli._saved_run import saved_position, saved_properties
 
@@ -108,5 +130,5 @@ def _saved(directory: Path, data: str) -> str:
     batches = f" and {position.batch} batches" if position.batch else ""
     return (
         f"The run in '{directory}' is saved as it was after {position.epoch}{end} epochs{batches}: "
-        f"onnxtrain train {run} {data} resumes it."
+        f"onnxtrain train {run}{again} resumes it."
     )

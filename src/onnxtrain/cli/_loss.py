@@ -44,10 +44,7 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
         if mixed:
             raise InputError("--mixup and --cutmix mix the targets of a loss; choose one with --loss.")
         return None
-    loss = make_loss(options.loss)
-    # `replace` keeps the defaults of the settings that were not given.
-    owner = loss_settings(loss)._replace(name=options.loss)
-    loss = replace(loss, **parse_settings(owner, options.loss_option))
+    loss = make_chosen_loss(options.loss, options.loss_option)
     if not mixed:
         return loss
     if isinstance(loss, CrossEntropyLoss):
@@ -59,6 +56,14 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
             "indices. Choose cross_entropy."
         )
     return loss
+
+
+def make_chosen_loss(name: str, settings: Sequence[str] | None) -> Loss:
+    """Creates the loss `name` with the values of `--loss-option`; raises the errors of :func:`chosen_loss`."""
+    loss = make_loss(name)
+    # `replace` keeps the defaults of the settings that were not given.
+    owner = loss_settings(loss)._replace(name=name)
+    return replace(loss, **parse_settings(owner, settings))
 
 
 def label_targets(trainer: Trainer) -> Sequence[InputSpec]:

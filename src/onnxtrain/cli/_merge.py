@@ -10,7 +10,7 @@ import onnx
 
 from onnxtrain.cli._command_options import MergeOptions
 from onnxtrain.cli._data import assign, load_arrays
-from onnxtrain.cli._output import print_json, print_table, summary_table
+from onnxtrain.cli._output import print_json, print_next, print_table, summary_table
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.lora import METADATA_KEY, LoraConfig, merge
 from onnxtrain.passes import load_model, save_model
@@ -44,6 +44,7 @@ def run_command(options: MergeOptions) -> None:
         return
     rows = [*document.items(), *((f"loss {when}", f"{loss:.6g}") for when, loss in found.items())]
     print_table(summary_table(None, rows))
+    print_next("predict", options.output, "--data", "FILE", "-o", "predictions.csv")
 
 
 class _Losses:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff import OpCoverage, add_gradients, coverage, coverage_of
 from onnxtrain.cli._command_options import OpsOptions
-from onnxtrain.cli._output import print_json, print_table, table
+from onnxtrain.cli._output import print_json, print_next, print_table, table
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError, InputError, NothingToTrain, OnnxTrainError
 from onnxtrain.losses import MSELoss, attach_loss
@@ -56,6 +56,8 @@ def list_ops(domain: str, status: str | None, json: bool) -> None:
     Raises:
         InputError: there is no such status or domain.
     """
+    # A shell splits words at blanks, so that completion offers "not-yet".
+    status = None if status is None else status.replace("-", " ")
     if status is not None and status not in _MEANING:
         raise InputError(f"--status is {status!r}; choose from {', '.join(_MEANING)}")
     # "ai.onnx" is another name of the standard domain.
@@ -73,6 +75,7 @@ def list_ops(domain: str, status: str | None, json: bool) -> None:
     counts = Counter[str](row.status for row in rows)
     print_table(table(f"Ops of {domain}" if domain else "Ops of opsets 21 to 28", columns, lines))
     print_table(", ".join(f"{_MEANING[name]}: {counts[name]}" for name in _MEANING if counts[name]))
+    print_next("ops", "MODEL")
 
 
 def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
@@ -119,6 +122,8 @@ def model_ops(path: Path, json: bool, profile: str | None = None) -> None:
             print_table(table(f"Not in profile {profile}", ("op", "node", "reason"), lines))
         elif profile:
             print_table(f"Fits profile {profile}.")
+        if not problem:
+            print_next("train", path, "--data", "FILE", "--loss", "NAME")
     if problem or obstacles:
         sys.exit(1)
 

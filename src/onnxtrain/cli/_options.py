@@ -11,7 +11,6 @@ from onnxtrain._names import (
     enumerated,
     losses_by_targets,
 )
-from onnxtrain.cli._complete import complete_losses, complete_optimizers
 from onnxtrain.cli._config import use_config
 from onnxtrain.cli._declared import Kept, flag, option, switch, with_recipe_options
 from onnxtrain.errors import InputError
@@ -40,7 +39,6 @@ class ModelOptions:
     loss: str | None = option(
         "NAME",
         f"Minimize this loss: {losses_by_targets()}. Default: the model's first output is the loss.",
-        autocompletion=complete_losses,
     )
     # Strings, because each loss has settings of its own; they are parsed by the type of the setting.
     loss_option: list[str] | None = option(
@@ -83,7 +81,6 @@ class OptimizerOptions:
         "NAME",
         f"Update the parameters with this optimizer: {enumerated(list(OPTIMIZERS))}, with PyTorch's defaults.",
         default="adamw",
-        autocompletion=complete_optimizers,
     )
     weight_decay: float | None = option(
         "FACTOR",

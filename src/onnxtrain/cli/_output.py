@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 import traceback
 import warnings
@@ -114,6 +115,11 @@ def _jsonable(value: Any) -> Any:
 def info(text: str) -> None:
     """Prints a note to standard error, so that standard output contains only results."""
     PlainConsole(stderr=True).print(text, soft_wrap=True)
+
+
+def print_next(*words: object) -> None:
+    """Prints the command to type after this one to standard error, e.g. "Next: onnxtrain export run -o model.onnx"."""
+    info(f"Next: {shlex.join(['onnxtrain', *map(str, words)])}")
 
 
 def info_table(content: Table) -> None:

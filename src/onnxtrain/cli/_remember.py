@@ -76,6 +76,7 @@ def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
     """Stores the options of a run in the trainer's properties; `data` is the digest of the training data."""
+    assert options.data is not None
     values = {name: value for name, value in flat(options).items() if name in _OPTIONS}
     for name in _PATHS:
         path = _path(values[name])
@@ -83,7 +84,65 @@ def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
             inside = _inside(trainer.directory, path.absolute())
             base = trainer.directory.resolve()
             values[name] = str(path.absolute()) if inside is None else inside.relative_to(base).as_posix()
-    trainer.state.properties[PROPERTY] = json.dumps({"version": 1, "options": values, "data": data})
+    record = {
+        "version": 1,
+        "options": values,
+        "data": data,
+        "files": _places(options.data, trainer.directory),
+    }
+    trainer.state.properties[PROPERTY] = json.dumps(record)
+
+
+def _places(data: Path, directory: Path) -> list[str]:
+    """Returns the paths under which a resumed run looks for its data: relative to its directory, then absolute.
+
+    The first one is found if a folder with the run and the data was moved, the second one if only the run was.
+    """
+    path = data.absolute()
+    try:
+        return [Path(os.path.relpath(path.resolve(), directory.resolve())).as_posix(), str(path)]
+    # Windows has no relative path to another drive.
+    except ValueError:
+        return [str(path)]
+
+
+def data_file(trainer: Trainer, options: TrainOptions) -> Path:
+    """Returns the file to train on: `--data`, or the file that a resumed run was trained on.
+
+    The run may come from an untrusted source, and name any file. :func:`recall` therefore accepts a file that was not
+    passed only if its content is what the run was trained on, which its author must then have known.
+
+    Raises:
+        InputError: `--data` is not given, and the file is missing or unknown.
+    """
+    if options.data is not None:
+        return options.data
+    properties = trainer.state.properties
+    text = properties[PROPERTY] if PROPERTY in properties else None  # noqa: SIM401 not a dict
+    where = f"The run in '{options.source}'"
+    remedy = f"Pass the file with {flag('data')} FILE."
+    try:
+        places = [str(place) for place in parse_json(str(text)).get("files", [])] if text is not None else []
+        found = next(
+            filter(None, (_regular_file(trainer.directory.resolve() / place) for place in places)), None
+        )
+    except (AttributeError, TypeError, ValueError, OSError):
+        places, found = [], None
+    if found is not None:
+        return found
+    if places:
+        raise InputError(f"{where} was trained on '{places[-1]}', which is not there any more. {remedy}")
+    raise InputError(f"{where} does not say on which file it was trained. {remedy}")
+
+
+def _regular_file(path: Path) -> Path | None:
+    """Returns a path if it is that of a regular file on this machine, else None."""
+    # Opening a file on another machine would send the user's name and a hash of the password there.
+    if path.drive.startswith("\\\\") or is_stream(path) or not path.is_file():
+        return None
+    # Shorter in messages, if it is below the working directory.
+    path = path.resolve()
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def require_options(trainer: Trainer, source: Path) -> None:
@@ -162,6 +221,13 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
             f"The run in '{options.source}' was not started from the command line, so {', '.join(unknown)} "
             "cannot be compared with its original options. Leave out options that should not change."
         )
+    if "data" not in given and saved_data != data:
+        # The options hold the path that was found.
+        remedy = "Restore the file" if trainer.resumes_fit else f"Pass {flag('data')} to train on it as it is"
+        raise InputError(
+            f"'{options.data}' has changed since the run in '{options.source}' was trained on it. {remedy}, or start "
+            f"a new run with {flag('output')} DIR."
+        )
     # A finished run may be trained further on other data.
     if trainer.resumes_fit and saved_data not in (None, data):
         raise InputError(
@@ -182,12 +248,13 @@ def paths_outside(options: TrainOptions, directory: Path) -> str:
         directory: directory of the run.
     """
     values = flat(options)
+    data = options.data
     paths = {name: path for name in _PATHS if (path := _path(values[name])) is not None}
     return "".join(
         f" {flag(name)} {shlex.quote(str(path))}"
         for name, path in paths.items()
         if _inside(directory, path.absolute()) is None
-        and (name != "validation" or _validation_file(directory, options.data, path) is None)
+        and (name != "validation" or data is None or _validation_file(directory, data, path) is None)
     )
 
 
@@ -273,7 +340,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
                 path = _path(saved[name])
                 if path is None:
                     continue
-                if name == "validation":
+                if name == "validation" and options.data is not None:
                     found = _validation_file(trainer.directory, options.data, path)
                     saved[name] = None if found is None else str(found)
                 else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxtrain.cli._classes import metric_labels
 from onnxtrain.cli._export import export_model
-from onnxtrain.cli._output import heading, print_json, print_table, summary_table
+from onnxtrain.cli._output import heading, print_json, print_next, print_table, summary_table
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.tables import TableEncoder
 from onnxtrain.trainer import EarlyStopping, Trainer
@@ -84,6 +84,10 @@ def print_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None
     if fitted.early is None and not fitted.averaged and best is not None and best < epoch:
         print_table(_got_worse(trainer, best, int(epoch)))
     print_table(f"Run: {directory}   Trained model: {model or 'none, the model has no outputs but its loss'}")
+    if model is None:
+        print_next("evaluate", directory, "--data", "FILE")
+    else:
+        print_next("predict", directory, "--data", "FILE", "-o", "predictions.csv")
 
 
 def _title(fitted: Fitted, epoch: int) -> str:

@@ -92,7 +92,7 @@ class ShellWords(Words):
 
     def resume(self, directory: object, where: str = "") -> str:
         """Returns advice on resuming the run in `directory`; `where` is an optional phrase, e.g. "from there "."""
-        return f"Resume {where}with: onnxtrain train {directory} --data FILE"
+        return f"Resume {where}with: onnxtrain train {directory}"
 
     def open_run(self) -> str:
         """Returns the remedy for a directory that does not contain a run, as a sentence without the final period."""

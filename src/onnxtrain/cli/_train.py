@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,12 +18,14 @@ from onnxtrain.cli._callbacks import SAVES, chosen_callbacks, chosen_transform, 
 from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive_remark
 from onnxtrain.cli._config import RUN_FILE, write_config
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
+from onnxtrain.cli._declared import flag
 from onnxtrain.cli._interrupts import uninterrupted
 from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.cli._remember import (
     BEGUN,
+    data_file,
     digest,
     paths_outside,
     recall,
@@ -36,7 +38,7 @@ from onnxtrain.cli._result import TRAINED, Fitted, print_result
 from onnxtrain.cli._settings import number_or_text, split_settings
 from onnxtrain.cli._table_report import print_table_summary
 from onnxtrain.cli._tables import chosen_encoder, fit_encoder
-from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions
+from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions, WorkerOptions
 from onnxtrain.cli._workers import chosen_strategy, leads
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
@@ -65,8 +67,8 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         finished: True to skip training and only write the results, because the workers were restarted after the last
             epoch had been saved.
     """
-    data = load_data(options.data)
     resuming = options.source.is_dir()
+    data = None if resuming else load_data(_data(options))
     directory = options.source if resuming else _new_directory(options)
     # If the command fails, a resumed run is not changed, and a new run leaves no files.
     with nullcontext() if resuming or not leads() else _removed_on_failure(directory):
@@ -78,11 +80,15 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
                 strategy=chosen_strategy(options.workers),
             )
             require_options(trainer, options.source)
+            options = replace(options, data=data_file(trainer, options))
+            data = load_data(_data(options))
             encoder = saved_encoder(trainer, options.source)
             arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoder)
             # The code below reads the options of the run, not the defaults of this command.
             options = recall(trainer, options, given, digest(arrays | weights))
+        path = _data(options)
+        assert data is not None
         callbacks = chosen_callbacks(
             options.callbacks, directory, options.epochs, options.validation is not None
         )
@@ -103,7 +109,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoder)
         sample_weight = _sample_weight(arrays | weights, options, encoder)
-        x, y = _assign(trainer, _without_weights(arrays, options), options.data)
+        x, y = _assign(trainer, _without_weights(arrays, options), path)
         validation: Any = held_out
         if isinstance(held_out, dict | Table):
             others = to_arrays(held_out, encoder, trainer.manifest, label_targets(trainer))
@@ -141,7 +147,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
                 write_config(options, trainer.directory / RUN_FILE, onnxtrain.__version__)
     # Replaces the trainer's own hint, which is Python code.
     again = resume_options(options).replace("{", "{{").replace("}", "}}")
-    trainer.resume_hint = f"onnxtrain train {{}} {again} resumes it."
+    trainer.resume_hint = f"onnxtrain train {{}}{again} resumes it."
     history = (
         trainer.history
         if finished
@@ -200,9 +206,26 @@ def _without_weights(arrays: Arrays, options: TrainOptions) -> Arrays:
     return {name: array for name, array in arrays.items() if name != options.sample_weight}
 
 
+def _data(options: TrainOptions) -> Path:
+    """Returns the file to train on, which the command has required for a new run and found for a resumed one."""
+    assert options.data is not None
+    return options.data
+
+
 def resume_options(options: TrainOptions) -> str:
-    """Returns the options to pass again when the run is resumed, e.g. "--data train.npz"."""
-    return f"--data {shlex.quote(str(options.data))}{paths_outside(options, run_directory(options))}"
+    """Returns the options to pass again when the run is resumed, e.g. " --log log.csv --workers 2"; often "".
+
+    They are the paths outside of the run's directory, and the options that depend on the machine: the device and the
+    workers.
+    """
+    again = {**vars(options.workers), "device": options.device}
+    defaults = {**{entry.name: entry.default for entry in fields(WorkerOptions)}, "device": "cpu"}
+    words = [
+        flag(name) if value is True else f"{flag(name)} {shlex.quote(str(value))}"
+        for name, value in again.items()
+        if value != defaults[name]
+    ]
+    return paths_outside(options, run_directory(options)) + "".join(f" {word}" for word in words)
 
 
 def run_directory(options: TrainOptions) -> Path:
@@ -230,7 +253,7 @@ def _new_directory(options: TrainOptions) -> Path:
     if holds_run(directory) and (directory / CHECKPOINT).exists():
         raise CheckpointError(
             f"The directory '{directory}' already contains a training run. Resume it with onnxtrain train "
-            f"{directory} --data {options.data}, choose another directory with --output, or replace the "
+            f"{shlex.quote(str(directory))}, choose another directory with --output, or replace the "
             "run with --overwrite."
         )
     require_free(

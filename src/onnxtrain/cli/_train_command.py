@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import typer
+
 from onnxtrain._words import speaking
 from onnxtrain.cli._interrupts import report_saved_state_on_interrupt
 from onnxtrain.cli._output import INTERRUPTED
@@ -42,6 +44,12 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         options: options of the command. For a resumed run, its stored values replace the options that were not given.
         given: names of the options that were given on the command line or in an options file.
     """
+    if options.data is None and not options.source.is_dir():
+        raise typer.BadParameter(
+            "a new run needs data. Pass an .npz file with arrays named like the model's inputs and targets, or x "
+            "and y; or a .csv or .parquet table.",
+            param_hint="'--data'",
+        )
     with (
         report_saved_state_on_interrupt(run_directory(options), resume_options(options)),
         quiet_unless_leading(),

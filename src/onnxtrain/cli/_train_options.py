@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 
 from onnxtrain._names import enumerated, settings_by_name
 from onnxtrain.cli._callbacks import CallbackOptions
-from onnxtrain.cli._complete import complete_metrics, complete_schedules
-from onnxtrain.cli._declared import REQUIRED, argument, option, switch
+from onnxtrain.cli._declared import argument, option, switch
 from onnxtrain.cli._options import (
     BATCH_SIZE_HELP,
     CONFIG_HELP,
@@ -49,7 +48,7 @@ class ScheduleOptions:
         "NAME",
         f"Schedule the learning rate: {enumerated(list(_SCHEDULES))}. Default: a constant rate.",
         kept="run",
-        autocompletion=complete_schedules,
+        python="scheduler",
     )
     schedule_option: list[str] | None = option(
         "NAME=VALUE",
@@ -130,12 +129,11 @@ class TrainOptions:
     """
 
     source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to resume.")
-    data: Path = option(
+    data: Path | None = option(
         "FILE",
         "Train on this file: an .npz file with arrays named like the model's inputs and targets (or x and y), "
-        "or a .csv or .parquet table.",
-        default=REQUIRED,
-        show_default=False,
+        "or a .csv or .parquet table. Required for a new run. Default for a resumed run: the file that it was trained "
+        "on, if that has not changed.",
     )
     table: TableOptions = field(default_factory=TableOptions)
     # A string for both: a number is a fraction, anything else a path.
@@ -160,7 +158,15 @@ class TrainOptions:
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     lora: LoraOptions = field(default_factory=LoraOptions)
     rate: ScheduleOptions = field(default_factory=ScheduleOptions)
-    epochs: int = option("COUNT", "Train for this many epochs, e.g. 30.", default=10, kept="fit", min=1)
+    # May change when an interrupted fit is resumed; the trainer checks that they are not less than those done.
+    epochs: int = option(
+        "COUNT",
+        "Train for this many epochs, e.g. 30. If the run was interrupted, they count from where the interrupted "
+        "command began.",
+        default=10,
+        kept="anew",
+        min=1,
+    )
     batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, kept="fit", min=1)
     accumulate: int = option(
         "BATCHES",
@@ -186,7 +192,7 @@ class TrainOptions:
         "Record this metric in addition to the loss, e.g. f1, auroc, r2; repeat it for several. Default: "
         "accuracy for classes, mean absolute and root mean square error for quantities.",
         kept="run",
-        autocompletion=complete_metrics,
+        python="metrics",
     )
     # A string, because classes of a table have names; a class index is parsed from it.
     positive: str | None = option(

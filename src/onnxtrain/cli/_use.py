@@ -17,9 +17,11 @@ from onnxtrain.cli._classes import (
 )
 from onnxtrain.cli._command_options import EvaluateOptions, ExportOptions, PredictOptions
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
+from onnxtrain.cli._declared import flag
+from onnxtrain.cli._evaluate_model import score_model
 from onnxtrain.cli._export import export_model
 from onnxtrain.cli._loss import fit_targets, label_targets
-from onnxtrain.cli._output import heading, print_json, print_table, summary_table, table
+from onnxtrain.cli._output import heading, print_json, print_next, print_table, summary_table, table
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import write_file
 from onnxtrain.cli._remember import saved_encoder
@@ -32,19 +34,27 @@ from onnxtrain.trainer._metrics.probabilities import probabilities
 
 
 def evaluate_run(options: EvaluateOptions) -> None:
-    """Prints a run's loss and metrics on a dataset, and for a classifier a report per class and a confusion matrix."""
-    trainer, encoder = _open(options.directory)
-    arrays = to_arrays(load_data(options.data), encoder, trainer.manifest, label_targets(trainer))
-    x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
-    y = fit_targets(trainer, y)
+    """Prints the loss and metrics of a run or an .onnx file on a dataset, for a classifier also a report per class."""
+    has_loss = True
+    if options.source.is_dir():
+        _refuse_model_options(options)
+        trainer, encoder = _open(options.source)
+        arrays = to_arrays(load_data(options.data), encoder, trainer.manifest, label_targets(trainer))
+        x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
+        y = fit_targets(trainer, y)
+    else:
+        trainer, encoder, x, y, has_loss = score_model(options)
     values = trainer.evaluate(x, y, batch_size=options.batch_size)
+    if not has_loss:
+        # Loss and metrics come from one function, which knows no metrics without a loss.
+        del values["loss"]
     classes = None if encoder is None else encoder.classes_
     names = class_names(trainer, classes)
     matrix = confusion_matrix_if_small(trainer, x, y, names, options.batch_size)
     report = None if matrix is None or names is None else class_report(matrix, names)
     if options.json:
         document: dict[str, Any] = {
-            "directory": str(options.directory),
+            "directory" if options.source.is_dir() else "model": str(options.source),
             "data": str(options.data),
             **values,
         }
@@ -54,9 +64,13 @@ def evaluate_run(options: EvaluateOptions) -> None:
         return
     labels = metric_labels(trainer, classes, list(values))
     rows = [(labels[key], f"{value:,.6g}") for key, value in values.items()]
-    print_table(heading(f"{options.directory} on {options.data.name}"), summary_table(None, rows))
-    if matrix is None or names is None or report is None:
-        return
+    print_table(heading(f"{options.source} on {options.data.name}"), summary_table(None, rows))
+    if matrix is not None and names is not None and report is not None:
+        _print_classes(names, matrix, report)
+    print_next("predict", options.source, "--data", "FILE", "-o", "predictions.csv")
+
+
+def _print_classes(names: Sequence[str], matrix: Any, report: Sequence[dict[str, Any]]) -> None:
     columns = ("class", "samples", "share", "precision", "recall", "f1")
     print_table(table("Classes", columns, report_rows(report), right=(1, 2, 3, 4, 5)))
     counts = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, matrix, strict=True)]
@@ -64,6 +78,16 @@ def evaluate_run(options: EvaluateOptions) -> None:
     predicted = ("true class", *(f"as {name}" for name in names))
     matrix_table = table(None, predicted, counts, right=range(1, 1 + len(names)))
     print_table(heading("Confusion matrix: rows are true classes, columns are predicted ones"), matrix_table)
+
+
+def _refuse_model_options(options: EvaluateOptions) -> None:
+    """Raises InputError for options of `evaluate MODEL` that a run has stored."""
+    given = [name for name in ("loss", "loss_option", "loss_input", "metric") if getattr(options, name)]
+    if given:
+        raise InputError(
+            f"{' and '.join(map(flag, given))}: '{options.source}' is a run, which has a loss and metrics of its own. "
+            f"Leave {'it' if len(given) == 1 else 'them'} out, or pass an .onnx file."
+        )
 
 
 def export_run(options: ExportOptions) -> None:
@@ -76,6 +100,7 @@ def export_run(options: ExportOptions) -> None:
         print_json({"directory": str(options.directory), "model": str(options.output), "outputs": names})
         return
     print_table(f"Trained model: {options.output} (outputs: {', '.join(names)})")
+    print_next("predict", options.output, "--data", "FILE", "-o", "predictions.csv")
 
 
 def write_predictions(options: PredictOptions) -> None:
@@ -115,6 +140,10 @@ def write_predictions(options: PredictOptions) -> None:
         return
     names = ", ".join([*columns, *predictions.outputs])
     print_table(f"Predictions for {samples:,} samples: {output} ({names})")
+    if source.is_dir():
+        print_next("export", source, "-o", "model.onnx")
+    else:
+        print_next("evaluate", source, "--data", "FILE")
 
 
 def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:

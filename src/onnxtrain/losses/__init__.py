@@ -21,6 +21,7 @@ import json
 
 import onnx_ir as ir
 
+from onnxtrain._dialects import advice
 from onnxtrain._names import LOSSES as LOSS_NAMES
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
@@ -104,8 +105,10 @@ def make_loss(spec: str | Loss) -> Loss:
     if isinstance(spec, Loss):
         return spec
     if not isinstance(spec, str) or spec not in LOSSES:
+        known = f"one of {', '.join(sorted(LOSSES))}, or a Loss object"
+        meant = advice("loss", spec, LOSSES)
         raise GraphBuildError(
-            f"choosing a loss: received {spec!r}; give one of {', '.join(sorted(LOSSES))}, or a Loss object"
+            f"choosing a loss: received {spec!r}; {f'{meant}, or' if meant else 'give'} {known}"
         )
     return LOSSES[spec]()
 

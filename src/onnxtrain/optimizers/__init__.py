@@ -14,6 +14,7 @@ from __future__ import annotations
 # The first import: if onnx is missing, its error message says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+from onnxtrain._dialects import advice
 from onnxtrain._names import OPTIMIZERS as OPTIMIZER_NAMES
 from onnxtrain.errors import GraphBuildError
 
@@ -77,8 +78,9 @@ def make_optimizer(spec: str | Optimizer) -> Optimizer:
     if isinstance(spec, Optimizer):
         return spec
     if not isinstance(spec, str) or spec not in OPTIMIZERS:
+        known = f"one of {', '.join(sorted(OPTIMIZERS))}, or an Optimizer object"
+        meant = advice("optimizer", spec, OPTIMIZERS)
         raise GraphBuildError(
-            f"choosing an optimizer: received {spec!r}; give one of {', '.join(sorted(OPTIMIZERS))}, "
-            "or an Optimizer object"
+            f"choosing an optimizer: received {spec!r}; {f'{meant}, or' if meant else 'give'} {known}"
         )
     return OPTIMIZERS[spec]()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxtrain._dialects import explains_arguments
 from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.artifacts import generate_artifacts
@@ -105,6 +106,7 @@ def _each_warning_once() -> Iterator[None]:
 
 
 @_each_warning_once()
+@explains_arguments
 def plan_training(
     model: ModelSource,
     memory: str | int,

@@ -1,4 +1,4 @@
-"""Checks integers from users, and the types of objects parsed from JSON."""
+"""Checks integers and switches from users, and the types of objects parsed from JSON."""
 
 from __future__ import annotations
 
@@ -33,6 +33,24 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
         raise InputError(f"{name} must be less than 2**63, received {value}.")
     # The trainer saves its settings as JSON, which numpy integers do not support.
     return int(value)
+
+
+def check_switch(name: str, value: Any) -> bool:
+    """Checks that a value is True or False, or 1 or 0, and returns it as a bool.
+
+    Args:
+        name: name for error messages.
+        value: value to check.
+
+    Raises:
+        InputError: `value` is something else, e.g. "false", which Python takes for true.
+
+    >>> check_switch("shuffle", np.bool_(False))
+    False
+    """
+    if isinstance(value, bool | np.bool_) or (isinstance(value, int | np.integer) and value in (0, 1)):
+        return bool(value)
+    raise InputError(f"{name} must be True or False, received {value!r}.")
 
 
 def check_types(value: Any, kind: Any, name: str) -> None:

@@ -6,6 +6,7 @@ reads the users' data.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain._dialects import explains_arguments, missing_attribute
+from onnxtrain._printable import printable
 from onnxtrain._words import argument
 from onnxtrain.distributed._strategy import Strategy
 from onnxtrain.errors import InputError
@@ -28,7 +31,7 @@ from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
-from onnxtrain.trainer._checks import check_integer
+from onnxtrain.trainer._checks import check_integer, check_switch
 from onnxtrain.trainer._fit.datasets import (
     Data,
     Validation,
@@ -159,6 +162,7 @@ class Trainer(NotCopyable):
 
     _state: TrainingState
 
+    @explains_arguments
     def __init__(
         self,
         model: ModelSource,
@@ -226,6 +230,7 @@ class Trainer(NotCopyable):
         make_metrics(metrics or [])
         check_positive(positive)
         seed = check_integer(argument("seed"), seed, 0)
+        overwrite = check_switch(argument("overwrite"), overwrite)
         position = Position(seed=seed, learning_rate=check_learning_rate(learning_rate))
         passed = Settings(
             loss=loss_name(recipe.loss),
@@ -267,7 +272,51 @@ class Trainer(NotCopyable):
         self._state = TrainingState(run, workspace, position, settings, schedule, metrics, workers)
         run.optimizer.set_learning_rate(position.learning_rate)
 
+    def __repr__(self) -> str:
+        """Returns the inputs and outputs, the loss, the optimizer, the number of trained parameters and the progress.
+
+        >>> import onnx
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]>
+        ...   line (float[n, 1] x) => (float[n, 1] y) <float[1, 1] w = {0.0}, float[1] b = {0.0}>
+        ...   { y = Gemm(x, w, b) }''')
+        >>> Trainer(model, loss="mse", requires_grad="w")
+        Trainer(x float32[n, 1] -> y, loss=MSELoss, optimizer=AdamW, learning_rate=0.001,
+                trains 1 parameters, step 0, epoch 0)
+        """
+        manifest, position = self.manifest, self._state.position
+        inputs = ", ".join(
+            f"{spec.name} {spec.dtype.name}[{', '.join(map(str, spec.shape or ('...',)))}]"
+            for spec in manifest.inputs
+        )
+        total, trained = (
+            sum(math.prod(spec.shape) for spec in specs)
+            for specs in (manifest.parameters, manifest.trainable)
+        )
+        optimizer = manifest.optimizer.type if manifest.optimizer is not None else "none"
+        parts = [
+            f"{inputs} -> {', '.join(self.outputs) or 'only a loss'}",
+            f"loss={self.loss_name or 'of the model'}",
+            f"optimizer={optimizer}",
+            f"learning_rate={position.learning_rate:g}",
+            f"trains {trained:,} parameters"
+            if trained == total
+            else f"trains {trained:,} of {total:,} parameters",
+            f"step {position.step:,}",
+            f"epoch {position.epoch:,}",
+        ]
+        # Names come from the file, which anyone may have written.
+        return printable(f"Trainer({', '.join(parts)})")
+
+    # Only for names that Python does not find. Hidden from type checkers, which would accept any attribute otherwise.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raises AttributeError; for a method of another library, such as `train`, it names the one to call."""
+            raise AttributeError(missing_attribute("Trainer", name), name=name, obj=self)
+
     @classmethod
+    @explains_arguments
     def resume(
         cls,
         path: str | os.PathLike[str],
@@ -308,6 +357,7 @@ class Trainer(NotCopyable):
         )
         return trainer
 
+    @explains_arguments
     def fit(
         self,
         inputs: Any,
@@ -343,7 +393,9 @@ class Trainer(NotCopyable):
                 `(inputs, targets, sample_weight)` or dicts by name; or a function that returns such an iterable.
             targets: targets of the samples; integers for class labels. None if the model needs none, or if the data
                 includes them. For a frame, column names are accepted as well.
-            epochs: number of passes over the data, in addition to the epochs of earlier fits.
+            epochs: number of passes over the data, in addition to the epochs of earlier fits. A call that resumes an
+                interrupted fit may change the number, which still counts from the start of that fit: after 4 epochs of
+                10, `epochs=6` trains 2 more. A schedule then continues as if the fit had begun with this number.
             batch_size: samples per batch, 32 by default; the last batch may be smaller. A model exported with a fixed
                 batch size uses that size and skips the incomplete last batch of each epoch, with a warning (shuffling
                 varies which samples are skipped).
@@ -381,6 +433,13 @@ class Trainer(NotCopyable):
                 from a callback; or `fit` was called inside a `with trainer.averaged():` block.
         """
         epochs = check_integer(argument("epochs"), epochs)
+        shuffle, drop_last = (
+            check_switch(argument(name), value)
+            for name, value in (("shuffle", shuffle), ("drop_last", drop_last))
+        )
+        stratify = check_switch(argument("stratify"), stratify)
+        # Keras has numbers of lines to show: 0, 1 and 2.
+        verbose = check_switch(argument("verbose"), verbose > 0 if isinstance(verbose, int) else verbose)
         accumulate = check_integer(argument("accumulate"), accumulate)
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer(argument("steps_per_epoch"), steps_per_epoch)
@@ -402,10 +461,10 @@ class Trainer(NotCopyable):
             validation=validation,
             transform=transform,
             validation_transform=validation_transform,
-            drop_last=bool(drop_last),
+            drop_last=drop_last,
             limit=limit,
             class_weight=class_weight,
-            stratify=bool(stratify),
+            stratify=stratify,
         )
         state = self._state
         with state.fitting():
@@ -419,7 +478,7 @@ class Trainer(NotCopyable):
                 samples=data.samples,
                 batch_size=data.batch_size,
                 accumulate=accumulate,
-                shuffle=bool(shuffle),
+                shuffle=shuffle,
                 epochs=epochs,
                 validation=held_out_size,
                 schedule_epochs=schedule_epochs,
@@ -446,6 +505,7 @@ class Trainer(NotCopyable):
                 state.training_data = None
         return self.history
 
+    @explains_arguments
     def check_data(
         self,
         inputs: Any,
@@ -474,12 +534,13 @@ class Trainer(NotCopyable):
             validation=validation,
             transform=transform,
             validation_transform=validation_transform,
-            drop_last=bool(drop_last),
+            drop_last=check_switch(argument("drop_last"), drop_last),
             class_weight=class_weight,
-            stratify=bool(stratify),
+            stratify=check_switch(argument("stratify"), stratify),
         )
         fit_datasets(self._state, data)
 
+    @explains_arguments
     def find_learning_rate(
         self,
         inputs: Any,
@@ -526,6 +587,7 @@ class Trainer(NotCopyable):
         """
         self._state.abandon()
 
+    @explains_arguments
     def evaluate(
         self,
         inputs: Any,
@@ -549,6 +611,7 @@ class Trainer(NotCopyable):
             weighted_dataset(self._state, inputs, targets, sample_weight, Options(batch_size), transform)
         )
 
+    @explains_arguments
     def predict(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array | dict[str, Array]:
@@ -577,6 +640,7 @@ class Trainer(NotCopyable):
             result = self._state.run.predict(data.read(Pass()))
         return result if len(result) > 1 else next(iter(result.values()))
 
+    @explains_arguments
     def predict_proba(
         self, inputs: Any, *, batch_size: int | None = None, transform: TransformFunction | None = None
     ) -> Array:
@@ -622,6 +686,7 @@ class Trainer(NotCopyable):
             )
         return result.astype(scores.dtype)
 
+    @explains_arguments
     def confusion_matrix(
         self,
         inputs: Any,
@@ -700,6 +765,7 @@ class Trainer(NotCopyable):
         """
         return self._state.averaged()
 
+    @explains_arguments
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
         """Writes the trained model as an ordinary `.onnx` file for inference.
 

@@ -142,7 +142,39 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
         return ir.from_proto(tensors_for_maps(proto))
     # onnx_ir wraps arbitrary errors caused by a malformed proto in its own exceptions.
     except Exception as error:
-        raise _refusal(origin, f"the graph is malformed ({error}).") from error
+        raise _refusal(origin, _malformed(proto, error)) from error
+
+
+def _malformed(proto: onnx.ModelProto, error: BaseException) -> str:
+    """Returns why a proto cannot be read, for an error message: what is wrong with it, not which function failed."""
+    if twice := _defined_twice(proto.graph):
+        return (
+            f"{twice}, but a value may only be defined once. PyTorch's exporter writes such a file if an output has "
+            "the name of a value inside of the model, e.g. of an op: export it again with other output_names."
+        )
+    # onnx_ir wraps the reason once for each function on the way to it.
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"the graph is malformed ({error})."
+
+
+def _defined_twice(graph: onnx.GraphProto) -> str:
+    """Describes a value that two nodes of a graph or of one of its subgraphs define, or a node and an input.
+
+    Returns "" if there is none.
+    """
+    definitions = {value.name: "as an input" for value in graph.input}
+    for node in graph.node:
+        described = f"by {node.op_type}" + (f" '{node.name}'" if node.name else "")
+        for name in filter(None, node.output):
+            if name in definitions:
+                return f"the value '{name}' is defined twice, {definitions[name]} and {described}"
+            definitions[name] = described
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                if twice := _defined_twice(inner):
+                    return twice
+    return ""
 
 
 def _clone(source: ir.Model, origin: str) -> ir.Model:

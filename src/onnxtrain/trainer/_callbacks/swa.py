@@ -13,6 +13,7 @@ from onnxtrain.trainer._fit.moving_average import MovingAverage
 from onnxtrain.trainer._fit.renew_statistics import renew_statistics
 from onnxtrain.trainer._run.files import SWA_AVERAGE
 from onnxtrain.trainer._run.history import History
+from onnxtrain.trainer._run.position import Plan
 from onnxtrain.trainer._trainer import Callback, Trainer
 
 
@@ -76,6 +77,7 @@ class SWA(Callback):
                 "stream can be read only once. Pass arrays, a frame or a dataset."
             )
         self._average, self._count, self._last = MovingAverage(state.run.store), 0, 0
+        first, averaged_from = self._first(trainer), None
         path = trainer.directory / SWA_AVERAGE
         if len(trainer.history) == trainer.fit_start:
             path.unlink(missing_ok=True)
@@ -84,13 +86,29 @@ class SWA(Callback):
             # The file may belong to an earlier fit, if this one was started without SWA.
             if notes.get("fit_start") == str(trainer.fit_start):
                 self._count, self._last = int(notes["count"]), int(notes["last"])
+                averaged_from = int(notes.get("first", first))
+        # Epochs that are done can neither be added to an average nor taken out of it.
+        missed = self._done(trainer) >= first and averaged_from is None and isinstance(self.start, float)
+        if missed or averaged_from not in (None, first):
+            raise InputError(
+                f"SWA: with {argument('epochs', self._plan(trainer).epochs)} the average begins with epoch {first} of "
+                f"this fit, but epoch {self._done(trainer)} is done, and the average "
+                f"{'has not begun' if averaged_from is None else f'began with epoch {averaged_from}'}. Resume the fit "
+                "with the number of epochs that it had."
+            )
         self._set_rate(trainer)
 
     def _first(self, trainer: Trainer) -> int:
         """Returns the first epoch to average, counted from 1 in the fit."""
+        if not isinstance(self.start, float):
+            return self.start
+        return math.floor(self.start * self._plan(trainer).epochs) + 1
+
+    @staticmethod
+    def _plan(trainer: Trainer) -> Plan:
         plan = trainer.last_fit
         assert plan is not None
-        return math.floor(self.start * plan.epochs) + 1 if isinstance(self.start, float) else self.start
+        return plan
 
     def _set_rate(self, trainer: Trainer) -> None:
         if self.learning_rate is not None and self._done(trainer) + 1 >= self._first(trainer):
@@ -112,7 +130,12 @@ class SWA(Callback):
             self._average.update(1 / (self._count + 1))
         self._count, self._last = self._count + 1, epoch
         with FileSet(trainer.directory) as files, files.open(SWA_AVERAGE) as file:
-            notes = {"count": self._count, "last": self._last, "fit_start": trainer.fit_start}
+            notes = {
+                "count": self._count,
+                "last": self._last,
+                "first": self._first(trainer),
+                "fit_start": trainer.fit_start,
+            }
             self._average.write(file, **{name: str(number) for name, number in notes.items()})
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:

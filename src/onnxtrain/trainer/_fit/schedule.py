@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from onnxtrain._dialects import advice
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.schedules import SCHEDULES, Constant, Schedule
@@ -121,8 +122,10 @@ def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Sc
         InputError: the name or a parameter is unknown, or a value is invalid.
     """
     if name not in SCHEDULES:
+        meant = advice("scheduler", name, SCHEDULES)
         raise InputError(
-            f"Choosing a schedule: {name!r} is unknown; choose from {', '.join(SCHEDULES)}, or pass a "
+            f"Choosing a schedule: {name!r} is unknown; {f'{meant}, or ' if meant else ''}choose from "
+            f"{', '.join(SCHEDULES)}, or pass a "
             "function (step, total_steps) -> factor. To lower the learning rate on a plateau, use the "
             "callback ReduceLROnPlateau."
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain._dialects import advice
 from onnxtrain._printable import get_logger
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
@@ -216,9 +217,10 @@ def _named(name: str, task: Task) -> Metric:
     if (function := measure_of(name, task)) is not None:
         return Metric(name, function=function, higher_is_better=True)
     if name not in METRICS:
+        meant = advice("metrics", name, [*METRICS, "top5_accuracy"])
         raise InputError(
-            f"Choosing metrics: {name!r} is unknown; choose from {', '.join(METRICS)}, top5_accuracy (any number), or "
-            "pass a function."
+            f"Choosing metrics: {name!r} is unknown; {f'{meant}, or ' if meant else ''}choose from "
+            f"{', '.join(METRICS)}, top5_accuracy (any number), or pass a function."
         )
     # A loss without a name is the model's own, which may be a cross-entropy.
     if name == "perplexity" and task.loss and loss_class(task.loss).activation not in ("softmax", "exp"):

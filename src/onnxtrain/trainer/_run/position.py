@@ -65,6 +65,8 @@ class Settings:
 class Plan:
     """Arguments of a call to `fit`, saved in the checkpoint; an interrupted fit resumes only with the same arguments.
 
+    Exception: `epochs` may change.
+
     Attributes:
         samples: number of samples; None for a stream.
         batch_size: samples per batch; None for a stream.
@@ -148,13 +150,26 @@ class Position:
     history: History = field(default_factory=History)
 
     def check(self, plan: Plan) -> None:
-        """Raises InputError if an interrupted fit had a different plan."""
-        if self.unfinished and self.plan is not None and self.plan != plan:
+        """Raises InputError if an interrupted fit cannot be resumed with this plan.
+
+        Only the number of epochs may differ. It counts from the start of the fit, as in the interrupted call.
+        """
+        if not self.unfinished or self.plan is None:
+            return
+        if self.plan != replace(plan, epochs=self.plan.epochs):
             where = f"in the middle of epoch {self.epoch + 1}" if self.batch else f"after epoch {self.epoch}"
             raise InputError(
                 f"The last call to fit was interrupted {where}, and this call differs from it "
                 f"({self.plan.differences(plan)}). Pass the same data and arguments to resume it, or call "
                 "abandon_fit() first to start a new fit from here."
+            )
+        # With fewer, part of an epoch would be trained and never recorded.
+        done, begun = self.epoch - self.fit_start, bool(self.batch)
+        if plan.epochs < done + begun:
+            raise InputError(
+                f"{argument('epochs', plan.epochs)} is the length of the whole fit, of whose {self.plan.epochs} epochs "
+                f"{done} {'are done and the next one has begun' if begun else 'are done'}. Pass at least "
+                f"{argument('epochs', done + begun)}."
             )
 
     def begin(self, plan: Plan) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from onnxtrain._printable import printable
 from onnxtrain.trainer._show.report import Report, format_value
+from onnxtrain.trainer._show.time_left import TimeLeft
 
 # Seconds between two updates, each of which is a message to the browser.
 _SECONDS = 0.1
@@ -40,6 +41,7 @@ class NotebookReport(Report):
         self._rows: list[dict[str, float]] = []
         self._notes: list[str] = []
         self._shown = 0.0
+        self._left = TimeLeft()
 
     def __enter__(self) -> NotebookReport:
         # A display with an id is updated in place; printing would add a bar for each update.
@@ -53,13 +55,15 @@ class NotebookReport(Report):
         """Restarts the bar."""
         self._title, self._values = f"epoch {epoch}/{epochs}", ""
         self._total, self._done = batches or 0, done
+        self._left.begin_epoch(epoch, epochs, batches, done)
         self._show()
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
         """Advances the bar."""
         self._done += batches
+        self._left.step(batches)
         texts = [*(f"{key} {format_value(value)}" for key, value in values.items()), f"{rate:,.0f} samples/s"]
-        self._values = "  ".join(texts)
+        self._values = "  ".join(filter(None, [*texts, self._left.text()]))
         self._show()
 
     def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:

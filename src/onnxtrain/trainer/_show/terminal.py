@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from onnxtrain._console import PlainConsole
 from onnxtrain._printable import printable
 from onnxtrain.trainer._show.report import Report, describe_epoch, format_value
+from onnxtrain.trainer._show.time_left import TimeLeft
+
+# Columns from which on a terminal is wide, and those of the time left and of the rate, with the blanks around them.
+_WIDE, _TIME, _RATE = 100, 14, 20
 
 
 class PlainReport(Report):
@@ -41,17 +45,23 @@ class BarReport(PlainReport):
 
     def __init__(self, console: PlainConsole) -> None:
         super().__init__(console)
+        # rich would drop the bar and the count, to make room for the texts.
+        wide = console.width >= _WIDE
+        bar = 28 if wide else 10
+        rate = [TextColumn("{task.fields[rate]}", style="dim")] if wide else []
+        self._room = console.width - bar - _TIME - (_RATE if wide else 0)
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=bar),
             MofNCompleteColumn(),
             TextColumn("{task.fields[values]}", markup=False),
-            TextColumn("{task.fields[rate]}", style="dim"),
-            TimeRemainingColumn(compact=True),
+            *rate,
+            TextColumn("{task.fields[left]}", style="cyan"),
             console=console,
             transient=True,
         )
         self._task: TaskID | None = None
+        self._left = TimeLeft()
 
     def __enter__(self) -> BarReport:
         self._progress.start()
@@ -65,11 +75,26 @@ class BarReport(PlainReport):
         if self._task is not None:
             self._progress.remove_task(self._task)
         title = f"epoch {epoch:>{len(str(epochs))}}/{epochs}"
-        self._task = self._progress.add_task(title, total=batches, completed=done, values="", rate="")
+        self._left.begin_epoch(epoch, epochs, batches, done)
+        self._task = self._progress.add_task(
+            title, total=batches, completed=done, values="", rate="", left=self._left.text()
+        )
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
         """Advances the bar."""
         assert self._task is not None
+        task = self._progress.tasks[-1]
+        count = len(f"{task.description} {task.total or 0:.0f}/{task.total or 0:.0f}  ")
         # The column makes its text without the console, which would escape control characters.
-        text = printable("  ".join(f"{key} {format_value(value)}" for key, value in values.items()))
-        self._progress.update(self._task, advance=batches, values=text, rate=f"{rate:,.0f} samples/s")
+        parts = [printable(f"{key} {format_value(value)}") for key, value in values.items()]
+        while len(parts) > 1 and len("  ".join(parts)) > self._room - count:
+            parts.pop()
+        text = "  ".join(parts)
+        self._left.step(batches)
+        self._progress.update(
+            self._task,
+            advance=batches,
+            values=text,
+            rate=f"{rate:,.0f} samples/s",
+            left=self._left.text(),
+        )

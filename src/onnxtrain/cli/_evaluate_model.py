@@ -1,0 +1,143 @@
+"""Evaluates any .onnx file: computes its outputs, and then the loss and the metrics of these outputs."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.cli._classes import chosen_metrics
+from onnxtrain.cli._command_options import EvaluateOptions
+from onnxtrain.cli._data import Arrays, assign, load_data
+from onnxtrain.cli._loss import fit_targets, label_targets, make_chosen_loss
+from onnxtrain.cli._predict_model import model_predictions
+from onnxtrain.errors import InputError
+from onnxtrain.losses import Loss, make_loss
+from onnxtrain.tables import Table, TableEncoder
+from onnxtrain.trainer import Trainer
+
+_INPUT = "scores"
+
+
+class Scored(NamedTuple):
+    """The outputs of a model on a dataset, as the input of a trainer that only computes loss and metrics.
+
+    Attributes:
+        trainer: trainer of a model that returns its input.
+        encoder: table encoder of the model; None if it has none.
+        x, y: outputs of the model, and targets.
+        has_loss: False if no loss was chosen, so that only the metrics mean something.
+    """
+
+    trainer: Trainer
+    encoder: TableEncoder | None
+    x: Any
+    y: Any
+    has_loss: bool
+
+
+def score_model(options: EvaluateOptions) -> Scored:
+    """Runs the model of `onnxtrain evaluate MODEL`, and prepares its outputs for evaluation.
+
+    The model may be one that cannot be trained, because the loss is computed from its outputs alone.
+
+    Raises:
+        InputError: the data does not match the model, the loss does not match the output, or neither `--loss` nor the
+            targets tell which metrics to compute.
+    """
+    data = load_data(options.data)
+    outputs, encoder = model_predictions(options.source, data, options.data, options.batch_size)
+    name = _output(outputs, options)
+    scores = outputs.pop(name)
+    loss = _loss(options, scores, data, encoder)
+    classes = None if encoder is None else encoder.classes_
+    metrics, _ = chosen_metrics(options.metric, None, classes)
+    trainer = Trainer(_identity(name, scores), loss, metrics=metrics)
+    targets = label_targets(trainer)
+    if isinstance(data, Table):
+        assert encoder is not None
+        arrays = encoder.arrays(data, (), targets)
+    else:
+        # The arrays of the model's inputs have been used.
+        allowed = {"y", *(spec.name for spec in targets)}
+        arrays = {key: array for key, array in data.items() if key in allowed}
+    _, y = assign((), targets, arrays, options.data)
+    return Scored(trainer, encoder, {_INPUT: scores}, fit_targets(trainer, y), options.loss is not None)
+
+
+def _output(outputs: Arrays, options: EvaluateOptions) -> str:
+    """Returns the name of the output to compare with the target: `--loss-input`, or the first one with numbers."""
+    numbers = [name for name, array in outputs.items() if array.dtype.kind == "f"]
+    name = options.loss_input or next(iter(numbers), None)
+    if name not in numbers:
+        raise InputError(
+            f"Evaluating '{options.source}': "
+            + (f"--loss-input is '{name}'" if name is not None else "no output is floating point")
+            + f"; its floating-point outputs are {', '.join(numbers) or 'none'}."
+        )
+    return name
+
+
+def _loss(
+    options: EvaluateOptions, scores: np.ndarray[Any, Any], data: Arrays | Table, encoder: TableEncoder | None
+) -> Loss:
+    """Returns the loss of `--loss`; without it, one whose metrics suit the targets.
+
+    Raises:
+        InputError: the targets suit several losses.
+    """
+    if isinstance(data, Table) and encoder is None:
+        raise InputError(
+            f"'{options.source}' does not say which column of '{options.data}' is the target. Pass an .npz file, a "
+            "model that was exported from a run on a table, or the run."
+        )
+    if options.loss is not None:
+        return make_chosen_loss(options.loss, options.loss_option)
+    if options.loss_option:
+        raise InputError("--loss-option is given without --loss.")
+    several = scores.ndim >= 2 and scores.shape[1] > 1
+    if isinstance(data, Table):
+        assert encoder is not None
+        if encoder.classes_ is None:
+            return make_loss("mse")
+        if several:
+            return make_loss("cross_entropy")
+    else:
+        target = next((data[name] for name in ("y", "labels", "target") if name in data), None)
+        kind = "" if target is None else target.dtype.kind
+        if target is not None and kind in "iu" and several and target.ndim == scores.ndim - 1:
+            return make_loss("cross_entropy")
+        if target is not None and kind == "f" and target.shape == scores.shape:
+            return make_loss("mse")
+    raise InputError(
+        f"Evaluating '{options.source}': outputs of shape {list(scores.shape)} and the targets in '{options.data}' "
+        "suit several losses, or none. Name the one that the model was trained with: --loss NAME."
+    )
+
+
+def _identity(name: str, scores: np.ndarray[Any, Any]) -> ir.Model:
+    """Creates a model that returns its input as the output `name`.
+
+    A factor of 1 is its parameter, because a trainer needs one.
+    """
+    dtype = ir.DataType.from_numpy(scores.dtype)
+    shape = ir.Shape(["batch", *scores.shape[1:]])
+    source = ir.Value(name=_INPUT, shape=shape, type=ir.TensorType(dtype))
+    one = ir.Value(
+        name="one",
+        shape=ir.Shape([1]),
+        type=ir.TensorType(dtype),
+        const_value=ir.tensor(np.ones(1, scores.dtype), name="one"),
+    )
+    node = ir.node("Mul", [source, one])
+    result = node.outputs[0]
+    result.name, result.shape, result.type = (
+        (name if name not in (_INPUT, "one") else f"{name}_"),
+        shape.copy(),
+        ir.TensorType(dtype),
+    )
+    graph = ir.Graph(
+        [source], [result], nodes=[node], initializers=[one], opset_imports={"": 21}, name="identity"
+    )
+    return ir.Model(graph, ir_version=10)

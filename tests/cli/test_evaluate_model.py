@@ -1,0 +1,148 @@
+"""`onnxtrain evaluate MODEL.onnx`: beside the run that wrote the model, and beside scikit-learn and PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss, mean_absolute_error
+
+import models
+from cli.files import arrays_in
+from models import parse_nodes
+
+
+def outputs(path: Path, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    session = ort.InferenceSession(path)
+    (result,) = session.run(None, {session.get_inputs()[0].name: x})
+    return np.asarray(result, np.float64)
+
+
+def softmax(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def test_loss_metrics_and_classes(run: Any, mlp: Path, data: Path) -> None:
+    arrays = arrays_in(data)
+    scores = outputs(mlp, arrays["x"])
+    result = run(
+        "evaluate",
+        mlp,
+        "--data",
+        data,
+        "--loss",
+        "cross_entropy",
+        "--metric",
+        "accuracy",
+        "--metric",
+        "f1_macro",
+        "--json",
+    ).json()
+    assert result["model"] == str(mlp)
+    guess = scores.argmax(axis=1)
+    assert result["loss"] == pytest.approx(log_loss(arrays["y"], softmax(scores)), rel=1e-6)
+    assert result["accuracy"] == pytest.approx(accuracy_score(arrays["y"], guess))
+    assert result["f1_macro"] == pytest.approx(f1_score(arrays["y"], guess, average="macro"))
+    assert result["confusion_matrix"] == confusion_matrix(arrays["y"], guess).tolist()
+    # The table is the same for all batch sizes, and has what JSON has.
+    shown = run("evaluate", mlp, "--data", data, "--loss", "cross_entropy", "--batch-size", 7).out
+    assert f"{result['loss']:,.6g}" in shown
+    assert "Confusion matrix" in shown
+
+
+def test_without_a_loss_the_metrics_that_suit_the_target(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    arrays = arrays_in(data)
+    scores = outputs(mlp, arrays["x"])
+    result = run("evaluate", mlp, "--data", data, "--json").json()
+    assert "loss" not in result
+    assert result["accuracy"] == pytest.approx(accuracy_score(arrays["y"], scores.argmax(axis=1)))
+    target = np.random.default_rng(1).standard_normal((200, 3)).astype(np.float32)
+    np.savez(tmp_path / "floats.npz", x=arrays["x"], y=target)
+    result = run("evaluate", mlp, "--data", tmp_path / "floats.npz", "--json").json()
+    assert result.keys() == {"model", "data", "mae", "rmse"}
+    assert result["mae"] == pytest.approx(mean_absolute_error(target, scores), rel=1e-6)
+
+
+def test_the_exported_model_of_a_run_has_the_values_of_the_run(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    command = ["train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 1]
+    assert run(*command, "-o", tmp_path / "run").code == 0
+    of_run = run("evaluate", tmp_path / "run", "--data", data, "--json").json()
+    model = tmp_path / "run" / "trained.onnx"
+    of_file = run("evaluate", model, "--data", data, "--loss", "cross_entropy", "--json").json()
+    assert of_file["loss"] == pytest.approx(of_run["loss"], rel=1e-6)
+    assert of_file["classes"] == of_run["classes"]
+    for words in (["--loss", "mse"], ["--metric", "f1"], ["--loss-input", "logits"]):
+        refused = run("evaluate", tmp_path / "run", "--data", data, *words)
+        assert refused.code == 1
+        assert (
+            f"{words[0]}: '{tmp_path / 'run'}' is a run, which has a loss and metrics of its own"
+            in refused.err
+        )
+
+
+def test_a_model_exported_from_a_run_on_a_table(run: Any, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({name: rng.standard_normal(60) for name in "abcd"})
+    frame["kind"] = np.array(["left", "middle", "right"])[frame[["a", "b", "c"]].to_numpy().argmax(axis=1)]
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    onnx.save(models.mlp(), tmp_path / "net.onnx")
+    table = tmp_path / "table.csv"
+    command = ["train", tmp_path / "net.onnx", "--data", table, "--target", "kind", "--loss", "cross_entropy"]
+    first = run(*command, "--epochs", 1, "-o", tmp_path / "run")
+    assert first.code == 0, first.err
+    of_run = run("evaluate", tmp_path / "run", "--data", table, "--json").json()
+    model = tmp_path / "run" / "trained.onnx"
+    of_file = run("evaluate", model, "--data", table, "--loss", "cross_entropy", "--json").json()
+    assert of_file["loss"] == pytest.approx(of_run["loss"], rel=1e-6)
+    assert of_file["classes"] == of_run["classes"]
+    assert run("evaluate", model, "--data", table, "--json").json()["accuracy"] == of_run["accuracy"]
+
+
+def test_a_model_without_gradients_and_with_a_fixed_batch(run: Any, data: Path, tmp_path: Path) -> None:
+    """The outputs are all that the loss needs: this model has no parameters, an op without a gradient, batches of 8."""
+    model = models.make_model(
+        parse_nodes("r = Round(x)  logits = Mul(r, r)"), {"x": [8, 4]}, {"logits": [8, 4]}, {}
+    )
+    onnx.save(model, tmp_path / "round.onnx")
+    arrays = arrays_in(data)
+    scores = np.round(arrays["x"]).astype(np.float64) ** 2
+    result = run("evaluate", tmp_path / "round.onnx", "--data", data, "--loss", "cross_entropy", "--json")
+    assert result.code == 0, result.err
+    expected = log_loss(arrays["y"], softmax(scores), labels=range(4))
+    assert result.json()["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--loss", "bce"], "pass --loss bce_with_logits"),
+        (["--loss-option", "label_smoothing=0.1"], "--loss-option is given without --loss."),
+        (["--loss-input", "nothing"], "--loss-input is 'nothing'; its floating-point outputs are logits."),
+        (
+            ["--data", "OTHER"],
+            "suit several losses, or none. Name the one that the model was trained with: --loss NAME.",
+        ),
+        (["--data", "WITHOUT"], "--loss NAME"),
+        (["--data", "WITHOUT", "--loss", "cross_entropy"], "lacks labels (or y)"),
+    ],
+)
+def test_what_does_not_fit_is_said(
+    run: Any, mlp: Path, data: Path, tmp_path: Path, words: list[str], said: str
+) -> None:
+    arrays = arrays_in(data)
+    np.savez(tmp_path / "other.npz", x=arrays["x"], y=np.ones((200, 3, 2), np.int64))
+    np.savez(tmp_path / "without.npz", x=arrays["x"])
+    files = {"OTHER": tmp_path / "other.npz", "WITHOUT": tmp_path / "without.npz"}
+    result = run("evaluate", mlp, "--data", data, *(files.get(word, word) for word in words))
+    assert result.code == 1
+    assert said in " ".join(result.err.split())

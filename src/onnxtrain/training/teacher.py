@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain._words import argument
-from onnxtrain.emitter import Emitter, find_value, schema_of, static_dims
+from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import TARGET_KEY, Loss
 from onnxtrain.op_facts import CASTS, VIEWS
@@ -22,8 +22,8 @@ from onnxtrain.passes import (
     ModelSource,
     TrainingModePass,
     canonicalize,
+    fit_opset,
     infer_shapes,
-    inline_schema_functions,
     load_model,
     mark_constant,
     stand_in,
@@ -31,6 +31,7 @@ from onnxtrain.passes import (
 from onnxtrain.selection import is_float, some_names
 from onnxtrain.training.key_value_cache import DropCachePass, find_cache
 
+_DOING = "attaching the teacher"
 _SCOPE = "teacher/"
 # For each activation of a loss, the op whose input the loss expects as scores.
 _PROBABILITIES = {"softmax": "Softmax", "exp": "Softmax", "sigmoid": "Sigmoid"}
@@ -53,14 +54,13 @@ def attach_teacher(
         The teacher's scores, in the graph of the student.
 
     Raises:
-        ModelError: the teacher cannot be loaded or converted.
-        GraphBuildError: its inputs are not those of the student, its scores are ambiguous, or it has an op that the
-            student's opset lacks.
+        ModelError: the teacher cannot be loaded or converted, or has an op that the student's opset lacks.
+        GraphBuildError: its inputs are not those of the student, or its scores are ambiguous.
     """
     teacher = canonicalize(load_model(source))
     _cut(teacher, loss, _chosen_output(teacher, scores, output))
     _freeze(teacher)
-    teacher = _in_opset(teacher, model.graph.opset_imports[""])
+    teacher = fit_opset(teacher, model.graph.opset_imports[""], _DOING)
     inputs = _matching_inputs(model, teacher)
     _import_domains(model, teacher)
     op = Emitter(model.graph, functions=model.functions)
@@ -161,39 +161,6 @@ def _write_normalization(teacher: ir.Model, node: ir.Node) -> None:
     stand_in(node.outputs[0], result, node)
 
 
-def _in_opset(teacher: ir.Model, opset: int) -> ir.Model:
-    """Returns the teacher in the student's opset, which may be older: newer ops are replaced by their function bodies.
-
-    Raises:
-        GraphBuildError: an op is missing in the student's opset and has no function body.
-    """
-    own = teacher.graph.opset_imports[""]
-    if own > opset:
-        teacher = inline_schema_functions(teacher, lambda node: node.domain != "" or _fits(node, own, opset))
-        for node in ir.traversal.RecursiveGraphIterator(teacher.graph):
-            if node.domain == "" and not _fits(node, own, opset):
-                raise _refusal(
-                    f"it has opset {own} and its op {node.op_type} does not exist in this form in opset {opset}, which "
-                    "the student has. Export both with the same opset"
-                )
-    return teacher
-
-
-def _fits(node: ir.Node, own: int, opset: int) -> bool:
-    """True if a standard node of opset `own` means the same in the older opset; removes new attributes at defaults."""
-    try:
-        older = schema_of(node.op_type, opset)
-    except GraphBuildError:
-        return False
-    newer = schema_of(node.op_type, own)
-    for name in [name for name in node.attributes if name not in older.attributes]:
-        default = newer.attributes[name].default_value if name in newer.attributes else None
-        if default is None or ir.to_proto(node.attributes[name]).SerializeToString() != default.SerializeToString():
-            return False
-        node.attributes.pop(name)
-    return len(node.inputs) <= older.max_input
-
-
 def _matching_inputs(model: ir.Model, teacher: ir.Model) -> list[ir.Value]:
     """Returns the student's input for each input of the teacher: the one of the same name, or the only one.
 
@@ -273,4 +240,4 @@ def _listed(values: Sequence[ir.Value]) -> str:
 
 
 def _refusal(problem: str) -> GraphBuildError:
-    return GraphBuildError(f"attaching the teacher: {problem}")
+    return GraphBuildError(f"{_DOING}: {problem}")

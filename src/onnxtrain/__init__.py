@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 # For type checkers and editors, which don't evaluate `__getattr__`.
 if TYPE_CHECKING:
-    from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer, register_custom_ops_library
+    from onnxtrain.api import (
+        CheckpointState,
+        LinearLRScheduler,
+        Module,
+        Optimizer,
+        register_custom_ops_library,
+    )
     from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
     from onnxtrain.autodiff import differentiate, local_rules, register_body, register_gradient
     from onnxtrain.errors import OnnxTrainError

@@ -26,7 +26,6 @@ MakeBody = Callable[..., ir.Function]
 function table of a model, to which the body can add functions that it calls."""
 
 
-
 @dataclass
 class _Registry:
     """Functions by op.
@@ -35,11 +34,13 @@ class _Registry:
         bodies: the bodies.
         shapes: functions with the same output shapes.
         without_kernel: ops with a body that ONNX Runtime has no kernel for.
+        gradients: ops with a gradient that a user registered; True, or False if it was dropped again.
     """
 
     bodies: dict[OpKey, MakeBody] = field(default_factory=dict)
     shapes: dict[OpKey, MakeShapes] = field(default_factory=dict)
     without_kernel: set[OpKey] = field(default_factory=set)
+    gradients: dict[OpKey, bool] = field(default_factory=dict)
 
 
 _GLOBAL = _Registry()
@@ -57,9 +58,7 @@ def local_bodies() -> Iterator[None]:
         _LOCAL.reset(token)
 
 
-def register_own_body(
-    key: OpKey, make: MakeBody, *, has_kernel: bool, override: bool = False
-) -> bool:
+def register_own_body(key: OpKey, make: MakeBody, *, has_kernel: bool, override: bool = False) -> bool:
     """Registers the body of a user's op, inside of the innermost :func:`local_bodies` block if there is one.
 
     Args:
@@ -89,6 +88,20 @@ def ops_without_kernel() -> set[OpKey]:
     for layer in _LOCAL.get():
         result = (result - layer.bodies.keys()) | layer.without_kernel
     return result
+
+
+def note_own_gradient(key: OpKey, present: bool) -> None:
+    """Notes that a user has registered a gradient of an op, or has dropped it again."""
+    layers = _LOCAL.get()
+    (layers[-1] if layers else _GLOBAL).gradients[key] = present
+
+
+def has_own_gradient(key: OpKey) -> bool:
+    """True if a user has registered a gradient of the op, e.g. of a function that a model defines."""
+    for registry in (*reversed(_LOCAL.get()), _GLOBAL):
+        if key in registry.gradients:
+            return registry.gradients[key]
+    return False
 
 
 def register_body(key: OpKey, make: MakeBody) -> None:

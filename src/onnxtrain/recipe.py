@@ -537,7 +537,10 @@ def _check_distillation(recipe: Recipe) -> None:
             f"building the training graph: {argument(given[0], getattr(recipe, given[0]))} has no effect without a "
             f"teacher; pass {argument('teacher', 'teacher.onnx')}"
         )
-    ranges = {"distill_weight": (1.0, "above 0 and at most 1"), "temperature": (sys.float_info.max, "above 0")}
+    ranges = {
+        "distill_weight": (1.0, "above 0 and at most 1"),
+        "temperature": (sys.float_info.max, "above 0"),
+    }
     for name, (most, allowed) in ranges.items():
         value = getattr(recipe, name)
         # bool is a subclass of int: True would otherwise pass for 1.

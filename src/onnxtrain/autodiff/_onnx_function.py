@@ -41,8 +41,8 @@ class OnnxFunction:
         for proto in self._protos:
             if any((node.domain, node.op_type) == (domain, op_type) for node in _nodes(proto.node)):
                 raise RuleDefinitionError(
-                    f"registering the body of {domain}::{op_type}: the function {proto.name} calls the op itself; write "
-                    "it in standard ops"
+                    f"registering the body of {domain}::{op_type}: the function {proto.name} calls the op itself; "
+                    "write it in standard ops"
                 )
 
     def graph_for(
@@ -102,7 +102,9 @@ class OnnxFunction:
             return None
         return ir.serde.serialize_value(ir.Value(name=f"in{index}", type=value.type, shape=value.shape))
 
-    def _call(self, infos: Sequence[onnx.ValueInfoProto | None], passed: Sequence[ir.Attr]) -> onnx.ModelProto:
+    def _call(
+        self, infos: Sequence[onnx.ValueInfoProto | None], passed: Sequence[ir.Attr]
+    ) -> onnx.ModelProto:
         """Returns a model of one node, which calls the function."""
         main = self._protos[0]
         call = onnx.NodeProto(op_type=main.name, domain=main.domain)
@@ -114,7 +116,9 @@ class OnnxFunction:
         model.graph.node.append(call)
         model.graph.input.extend(info for info in infos if info is not None)
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in call.output)
-        imports = {imported.domain: imported.version for proto in self._protos for imported in proto.opset_import}
+        imports = {
+            imported.domain: imported.version for proto in self._protos for imported in proto.opset_import
+        }
         imports.setdefault("", _OPSET)
         for proto in self._protos:
             imports.setdefault(proto.domain, 1)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import DifferentiationError, RuleDefinitionError
-from onnxtrain.op_bodies import MakeBody, register_own_body, register_shapes
+from onnxtrain.op_bodies import MakeBody, note_own_gradient, register_own_body, register_shapes
 
 from ._bodies import ShapeFunction, twin
 from ._node import NodeView, Signature, where
@@ -131,6 +131,7 @@ def register_gradient(
         )
         validate_rule(entry)
         add_rule(entry, override)
+        note_own_gradient((domain, op_type), True)
         if shapes is not None:
             like = _resembling(domain, op_type, shapes, signature) if isinstance(shapes, str) else shapes
             register_shapes((domain, op_type), functools.partial(twin, like, signature), local=True)
@@ -169,8 +170,9 @@ def register_body(
         has_kernel: True if ONNX Runtime has a kernel for the op, e.g. from
             :func:`onnxtrain.register_custom_ops_library`. Exported models then keep the op. Default: False, but True
             for the ops of ONNX and `com.microsoft`.
-        override: True to replace the body that an op has, and the gradient, so that the gradient flows through the new
-            body.
+        override: True to replace the body that an op has, and its gradient, so that gradients flow through the new
+            body. It then replaces the op itself wherever a gradient flows; for another gradient of the same values, use
+            :func:`onnxtrain.register_gradient`.
 
     Returns:
         The body, or without `body` a decorator.
@@ -220,6 +222,7 @@ def register_body(
             )
         if override:
             drop_rule(domain, op_type)
+            note_own_gradient((domain, op_type), False)
         _SIGNATURES[domain, op_type] = signature
         return given
 
@@ -431,7 +434,8 @@ def _inferred(nodes: Sequence[ir.Node], results: Sequence[ir.Value]) -> dict[ir.
     owner = nodes[0].graph
     imports = owner.opset_imports if isinstance(owner, ir.Graph) else {}
     proto = onnx.helper.make_model(
-        graph, opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in imports.items()]
+        graph,
+        opset_imports=[onnx.helper.make_opsetid(domain, version) for domain, version in imports.items()],
     )
     try:
         inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)

@@ -97,7 +97,9 @@ rule emitted, such as the Floor in GridSample's gradient, must keep its derivati
 
 # A context variable, so that local rules are invisible to other threads and tasks that differentiate at the same time.
 # None stands for an op that has no rule in the block, because its body is differentiated.
-_LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule | None], ...]] = ContextVar("onnxtrain local rules", default=())
+_LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule | None], ...]] = ContextVar(
+    "onnxtrain local rules", default=()
+)
 
 
 @contextmanager

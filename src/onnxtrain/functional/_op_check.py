@@ -75,7 +75,9 @@ def check_op(
     arrays = _by_name(inputs, signature.inputs, spelled)
     names = [name for name, array in arrays.items() if array.dtype.kind == "f"] if wrt is None else list(wrt)
     if wrong := [name for name in names if name not in arrays]:
-        raise InputError(f"Checking {spelled}: wrt names {wrong[0]!r}; the given inputs are {', '.join(arrays)}.")
+        raise InputError(
+            f"Checking {spelled}: wrt names {wrong[0]!r}; the given inputs are {', '.join(arrays)}."
+        )
     if not names:
         raise InputError(f"Checking {spelled}: none of the inputs is floating point.")
     output = signature.outputs[0] if of is None else of
@@ -116,7 +118,9 @@ def _by_name(
             )
         inputs = {name: value for name, value in zip(names, inputs, strict=False) if value is not None}
     if unknown := [name for name in inputs if name not in names]:
-        raise InputError(f"Checking {spelled}: it has no input {unknown[0]!r}; its inputs are {', '.join(names)}.")
+        raise InputError(
+            f"Checking {spelled}: it has no input {unknown[0]!r}; its inputs are {', '.join(names)}."
+        )
     if not inputs:
         raise InputError(f"Checking {spelled}: no inputs are given.")
     arrays = {}
@@ -147,7 +151,9 @@ def _model(
 def _declare(model: onnx.ModelProto) -> onnx.ModelProto:
     """Declares the dtypes and shapes of the outputs, in place, by running the model; returns it."""
     # An op without a body or `shapes` has unknown ones.
-    runnable = to_proto(apply_workarounds(canonicalize(load_model(model), [t.name for t in model.graph.initializer])))
+    runnable = to_proto(
+        apply_workarounds(canonicalize(load_model(model), [t.name for t in model.graph.initializer]))
+    )
     session = open_session(runnable.SerializeToString(), "op to check", CPU, None)
     names = [info.name for info in model.graph.output]
     arrays = run_on_arrays(session, names, {})

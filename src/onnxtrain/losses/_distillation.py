@@ -102,7 +102,11 @@ class DistillationLoss(Loss):
         s, t = (self._cooled(op, value) for value in (scores, teacher))
         if self.activation in _SOFTMAX:
             axis = self._class_axis(scores)
-            log_q, log_p, p = op.LogSoftmax(s, axis=axis), op.LogSoftmax(t, axis=axis), op.Softmax(t, axis=axis)
+            log_q, log_p, p = (
+                op.LogSoftmax(s, axis=axis),
+                op.LogSoftmax(t, axis=axis),
+                op.Softmax(t, axis=axis),
+            )
             # 0·log 0 is 0, as in PyTorch: a teacher may rule classes out by scores of minus infinity.
             products = op.Where(op.Greater(p, 0.0), op.Mul(p, op.Sub(log_p, log_q)), 0.0)
             terms = op.ReduceSum(products, [axis], keepdims=0)

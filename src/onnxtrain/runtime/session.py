@@ -171,8 +171,8 @@ def _reason(error: Exception, device: Device) -> str:
         )
     if missing := re.search(r"(\S+?):(\w+)\(-?\d+\) is not a registered function/op", str(error)):
         return (
-            f"onnxruntime has no op {missing[2]!r} of the domain {missing[1]!r}. Register the library that has a kernel "
-            "for it, onnxtrain.register_custom_ops_library(path), or write it in standard ops, "
+            f"onnxruntime has no op {missing[2]!r} of the domain {missing[1]!r}. Register the library that has a "
+            "kernel for it, onnxtrain.register_custom_ops_library(path), or write it in standard ops, "
             f'onnxtrain.register_body("{missing[1]}", "{missing[2]}", ...): docs/guides/own-ops.md.'
         )
     # By name, because onnxruntime does not export its exceptions.

@@ -68,7 +68,9 @@ def attach_teacher(
     for value in tuple(teacher.graph.initializers.values()):
         value.name = f"{_SCOPE}{value.name}"
     before = set(model.graph.initializers)
-    result = op.copy_of(teacher.graph, [_as_type(op, *pair) for pair in zip(inputs, teacher.graph.inputs, strict=True)])
+    result = op.copy_of(
+        teacher.graph, [_as_type(op, *pair) for pair in zip(inputs, teacher.graph.inputs, strict=True)]
+    )
     for name, value in model.graph.initializers.items():
         if name not in before:
             # Neither trained nor part of the checkpoint.
@@ -176,8 +178,8 @@ def _matching_inputs(model: ir.Model, teacher: ir.Model) -> list[ir.Value]:
         if missing:
             raise _refusal(
                 f"it has inputs that the student lacks: {some_names(missing)}. The inputs of the student are "
-                f"{some_names(list(mine))}. Both models are fed the same inputs, which must have the same names; rename "
-                "those of the teacher"
+                f"{some_names(list(mine))}. Both models are fed the same inputs, which must have the same names; "
+                "rename those of the teacher"
             )
         pairs = [(mine[str(value.name)], value) for value in others]
     for student, other in pairs:
@@ -188,7 +190,11 @@ def _matching_inputs(model: ir.Model, teacher: ir.Model) -> list[ir.Value]:
 def _check_pair(student: ir.Value, teacher: ir.Value) -> None:
     """Raises GraphBuildError if an input of the student cannot be fed to the teacher."""
     if None not in (student.dtype, teacher.dtype) and student.dtype != teacher.dtype:
-        kinds = [(value.dtype.is_floating_point(), value.dtype.is_integer()) for value in (student, teacher) if value.dtype]
+        kinds = [
+            (value.dtype.is_floating_point(), value.dtype.is_integer())
+            for value in (student, teacher)
+            if value.dtype
+        ]
         if kinds[0] != kinds[1] or not any(kinds[0]):
             raise _refusal(
                 f"its input {teacher.name!r} is {teacher.dtype}, but the student's input {student.name!r} is "

@@ -45,7 +45,10 @@ def _fits(node: ir.Node, own: int, opset: int) -> bool:
     newer = onnx.defs.get_schema(node.op_type, own, "")
     for name in [name for name in node.attributes if name not in older.attributes]:
         default = newer.attributes[name].default_value if name in newer.attributes else None
-        if default is None or ir.to_proto(node.attributes[name]).SerializeToString() != default.SerializeToString():
+        if (
+            default is None
+            or ir.to_proto(node.attributes[name]).SerializeToString() != default.SerializeToString()
+        ):
             return False
         node.attributes.pop(name)
     return len(node.inputs) <= older.max_input

@@ -11,12 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 # For type checkers and editors, which don't evaluate `__getattr__`.
 if TYPE_CHECKING:
-    from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+    from onnxtrain.api import (
+        CheckpointState,
+        LinearLRScheduler,
+        Module,
+        Optimizer,
+        register_custom_ops_library,
+    )
     from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
-    from onnxtrain.autodiff import differentiate
+    from onnxtrain.autodiff import differentiate, local_rules, register_body, register_gradient
     from onnxtrain.errors import OnnxTrainError
     from onnxtrain.estimators import OnnxClassifier, OnnxRegressor
-    from onnxtrain.functional import check_gradients, hessian_vector_product, jvp, per_sample_gradients, vjp
+    from onnxtrain.functional import (
+        check_gradients,
+        check_op,
+        hessian_vector_product,
+        jvp,
+        per_sample_gradients,
+        vjp,
+    )
     from onnxtrain.planning import PlanChoice, plan_training
     from onnxtrain.recipe import Recipe
     from onnxtrain.surgery import lower_training_ops, make_batch_dynamic, replace_head, restore_dropout
@@ -58,15 +71,20 @@ __all__ = [
     "WandbLogger",
     "__version__",
     "check_gradients",
+    "check_op",
     "differentiate",
     "generate_artifacts",
     "hessian_vector_product",
     "jvp",
+    "local_rules",
     "lower_training_ops",
     "make_batch_dynamic",
     "pack_tokens",
     "per_sample_gradients",
     "plan_training",
+    "register_body",
+    "register_custom_ops_library",
+    "register_gradient",
     "replace_head",
     "restore_dropout",
     "vjp",
@@ -76,12 +94,12 @@ __all__ = [
 _HOME = {
     name: module
     for module, names in {
-        "api": "CheckpointState LinearLRScheduler Module Optimizer",
+        "api": "CheckpointState LinearLRScheduler Module Optimizer register_custom_ops_library",
         "artifacts": "LossType OptimType generate_artifacts",
-        "autodiff": "differentiate",
+        "autodiff": "differentiate local_rules register_body register_gradient",
         "errors": "OnnxTrainError",
         "estimators": "OnnxClassifier OnnxRegressor",
-        "functional": "check_gradients hessian_vector_product jvp per_sample_gradients vjp",
+        "functional": "check_gradients check_op hessian_vector_product jvp per_sample_gradients vjp",
         "planning": "PlanChoice plan_training",
         "recipe": "Recipe",
         "surgery": "lower_training_ops make_batch_dynamic replace_head restore_dropout",

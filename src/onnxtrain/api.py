@@ -15,6 +15,7 @@
     module.export_model_for_inferencing("trained.onnx", ["logits"])
 """
 
+from onnxtrain.runtime.custom_ops import register_custom_ops_library
 from onnxtrain.runtime.module import Module
 from onnxtrain.runtime.optimizer import Optimizer
 from onnxtrain.runtime.scheduler import LinearLRScheduler
@@ -28,4 +29,5 @@ __all__ = [
     "Parameter",
     "Parameters",
     "Properties",
+    "register_custom_ops_library",
 ]

@@ -41,6 +41,7 @@ from onnxtrain.recipe import (
 )
 from onnxtrain.selection import canonical_with_names
 from onnxtrain.training.key_value_cache import trained_outputs
+from onnxtrain.training.teacher import attach_teacher
 from onnxtrain.training.training_graph import TrainingGraphs, build_training_graphs
 
 __all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]
@@ -373,12 +374,26 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
             f"{argument('loss_input_names')} gives {len(names)} ({', '.join(names)}); name one"
         )
     if not isinstance(loss, losses.Loss):
+        if recipe.teacher is not None:
+            raise GraphBuildError(
+                f"attaching the teacher: {argument('teacher')} needs a loss of onnxtrain.losses, whose scores are "
+                f"compared with the teacher's, e.g. {argument('loss', 'cross_entropy')}"
+            )
         return model, names[0], recipe
     # Two outputs of the model are prediction and target only if the user names them.
     if len(names) > 2 or (len(names) == 2 and not recipe.loss_input_names):
         raise GraphBuildError(
             f"appending the loss: {type(loss).__name__} takes one prediction (and optionally the name of "
             f"its target), received {', '.join(names)}; name them in {argument('loss_input_names')}"
+        )
+    if recipe.teacher is not None:
+        loss = losses.DistillationLoss(
+            hard=loss,
+            teacher=attach_teacher(model, recipe.teacher, loss, names[0], recipe.teacher_output),
+            weight=recipe.distill_weight,
+            temperature=recipe.temperature,
+            reduction=loss.reduction,
+            total=loss.reduction,
         )
     op = Emitter(model.graph, functions=model.functions)
     value = losses.attach_loss(op, loss, *names, sample_weight=recipe.sample_weight)

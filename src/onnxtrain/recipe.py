@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, get_origin
 
 from onnxtrain._words import argument
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from onnxtrain.losses import Loss
     from onnxtrain.onnxblock import Block
     from onnxtrain.optimizers import Optimizer
+    from onnxtrain.passes import ModelSource
 
 __all__ = ["Recipe"]
 
@@ -74,6 +77,9 @@ so (`accuracy_level=4`)."""
 
 Profile = Literal["default", "portable"]
 """Hosts that the models run on: desktops and servers, or also ONNX Runtime's builds for browsers and phones."""
+
+DISTILL_WEIGHT, TEMPERATURE = 0.5, 2.0
+"""Defaults of knowledge distillation."""
 
 Recompute = bool | Literal["cheap"]
 """Activations to recompute in the backward pass: none, the results of cheap ops, or (True) also some products."""
@@ -158,7 +164,8 @@ class Recipe:
 
     Raises:
         GraphBuildError: two fields cannot be combined.
-        InputError: `dropout` is not a number in [0, 1) or a mapping to such numbers.
+        InputError: `dropout` is not a number in [0, 1) or a mapping to such numbers; or `distill_weight` or
+            `temperature` is out of range.
         TypeError: a field that contains names is not a string or a list of strings.
         ValueError: `precision`, `activations`, `profile` or `recompute` has an unknown value.
 
@@ -351,6 +358,57 @@ class Recipe:
     model that already has adapters (`add_lora`, `load_adapter`) needs no `lora`: its adapters are trained if
     `requires_grad` is None."""
 
+    teacher: ModelSource | None = _field(
+        None,
+        ShellOption(
+            "Also imitate the outputs of this larger model (knowledge distillation), e.g. teacher.onnx. Default: "
+            "learn from the targets only.",
+            Path | None,
+            "FILE",
+        ),
+    )
+    """A trained model whose outputs the model imitates (knowledge distillation), as a path, `ModelProto` or
+    `onnx_ir.Model`: see `docs/guides/distil-a-model.md`. It reads the same inputs, by name, or the only one, and scores
+    the same classes. It is frozen and in inference mode. The training and eval models contain it, the checkpoint and
+    the exported model do not. The loss must be one of `onnxtrain.losses`."""
+
+    distill_weight: float = _field(
+        DISTILL_WEIGHT,
+        ShellOption(
+            "Weigh the distance to the teacher with this fraction of the loss, and the loss on the targets with the "
+            "rest, e.g. 0.9; 1 trains without targets. Default: 0.5.",
+            float,
+            "FRACTION",
+        ),
+    )
+    """Weight a of the distance to the `teacher`, above 0 and at most 1. The loss on the targets has the weight 1 - a;
+    with 1, the model is trained without targets."""
+
+    temperature: float = _field(
+        TEMPERATURE,
+        ShellOption(
+            "Divide the scores of model and teacher by this number before they are compared as probabilities, e.g. 4; "
+            "higher values show more of what the teacher knows about unlikely classes. Default: 2.",
+            float,
+            "NUMBER",
+        ),
+    )
+    """Temperature T of the distance to the `teacher`: T²·KL(softmax(teacher/T) || softmax(scores/T)) for class scores;
+    the same with sigmoid for scores of independent labels. Losses for quantities ignore it: the distance is then the
+    squared difference."""
+
+    teacher_output: str | None = _field(
+        None,
+        ShellOption(
+            "Take this output of the teacher as its scores, e.g. logits. Default: the one with the name of the "
+            "model's scores, or the only one.",
+            str | None,
+            "NAME",
+        ),
+    )
+    """Name of the output, or of another value, of the `teacher` that the scores are compared with. Default: the output
+    with the name of the scores, or the only one."""
+
     loss_input_names: Names = _field(
         None,
         ShellOption(
@@ -387,6 +445,7 @@ class Recipe:
                         f"{', '.join(map(repr, choices))}"
                     )
         _check_dropout(self.dropout)
+        _check_distillation(self)
         if self.recompute not in (True, False, "cheap"):
             raise ValueError(
                 f"choosing how to train: recompute={self.recompute!r} is unknown; pass True, False or 'cheap'"
@@ -466,4 +525,26 @@ def _check_dropout(dropout: object) -> None:
             raise InputError(
                 f"building the training graph: {argument('dropout')} must be a number in [0, 1), or one "
                 f"per pattern, received {ratio!r}"
+            )
+
+
+def _check_distillation(recipe: Recipe) -> None:
+    """Raises an error for settings of knowledge distillation that are out of range, or without a teacher."""
+    settings = {"distill_weight": DISTILL_WEIGHT, "temperature": TEMPERATURE, "teacher_output": None}
+    given = [name for name, default in settings.items() if getattr(recipe, name) != default]
+    if recipe.teacher is None and given:
+        raise GraphBuildError(
+            f"building the training graph: {argument(given[0], getattr(recipe, given[0]))} has no effect without a "
+            f"teacher; pass {argument('teacher', 'teacher.onnx')}"
+        )
+    ranges = {
+        "distill_weight": (1.0, "above 0 and at most 1"),
+        "temperature": (sys.float_info.max, "above 0"),
+    }
+    for name, (most, allowed) in ranges.items():
+        value = getattr(recipe, name)
+        # bool is a subclass of int: True would otherwise pass for 1.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+            raise InputError(
+                f"building the training graph: {argument(name)} must be a number {allowed}, received {value!r}"
             )

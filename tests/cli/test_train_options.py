@@ -169,6 +169,28 @@ def test_loss_options_are_those_of_the_loss(
     shell.trains_as([*CROSS_ENTROPY, *given], CrossEntropyLoss(**settings))
 
 
+def test_teacher_distill_weight_and_temperature_are_those_of_the_trainer(shell: Shell, run: Any) -> None:
+    teacher = shell.data.parent / "teacher.onnx"
+    onnx.save(models.mlp(hidden=16, seed=2), teacher)
+    options = [*CROSS_ENTROPY, "--teacher", teacher, "--distill-weight", 0.8, "--temperature", 4]
+    shell.trains_as(
+        [*options, "--teacher-output", "logits"],
+        "cross_entropy",
+        teacher=teacher,
+        distill_weight=0.8,
+        temperature=4.0,
+        teacher_output="logits",
+    )
+    # The run contains the teacher: it is trained further without the file.
+    teacher.unlink()
+    assert run("train", shell.directory, "--data", shell.data, "--epochs", 4).code == 0
+    missing = run("train", shell.model, "--data", shell.data, *options, "-o", shell.data.parent / "other")
+    assert missing.code == 1
+    assert "no such file" in missing.err
+    lonely = run("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "--temperature", 4)
+    assert "--temperature 4.0 has no effect without a teacher; pass --teacher teacher.onnx" in lonely.err
+
+
 def test_losses_of_numbers_take_options(run: Any, mlp: Path, regression: Path) -> None:
     shell = Shell(run, mlp, regression)
     shell.trains_as(["--loss", "huber", "--loss-option", "delta=0.3"], HuberLoss(delta=0.3))

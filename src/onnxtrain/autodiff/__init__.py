@@ -21,6 +21,7 @@ from ._differentiate import (
 )
 from ._driver import pull_back
 from ._node import NodeView, Signature
+from ._own_ops import op_signature, register_body, register_gradient
 from ._registry import defvjp, local_rules, nondifferentiable, not_yet, vjp
 from ._straight_through import straight_through_rules
 
@@ -44,8 +45,11 @@ __all__ = [
     "local_rules",
     "nondifferentiable",
     "not_yet",
+    "op_signature",
     "pull_back",
     "reads",
+    "register_body",
+    "register_gradient",
     "straight_through_rules",
     "typed_values",
     "vjp",

@@ -70,8 +70,8 @@ def twin(
     if undeclared:
         raise NoGradientRule(
             f"differentiating {node.domain or 'ai.onnx'}.{node.op_type} ({where(node)}): its body does not support the "
-            f"attribute {', '.join(map(repr, undeclared))}. Freeze all parameters before it, or add the attribute to "
-            "its defbody: CONTRIBUTING.md, 'An op of com.microsoft'"
+            f"attribute {', '.join(map(repr, undeclared))}. Freeze all parameters before it, or add it to "
+            "the attributes of its body: docs/guides/own-ops.md"
         )
     names = [value.name if value is not None else None for value in node.inputs]
     inputs = [

@@ -238,20 +238,13 @@ class _ReverseWalk:
         reason = reason_not_yet(node) or (reason_not_yet(source) if source is not None else None)
         if reason is None and value is not None and value.dtype is not None and value.dtype.is_integer():
             reason = "its values are quantized: pass straight_through=True to ignore the rounding in the backward pass"
-        section = "An op of com.microsoft" if node.domain == "com.microsoft" else "Adding an op"
+        again = ", override=True" if rule_for(node) is not None else ""
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
             f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "
-            f"Freeze all parameters before it, or register a rule{_vjp_options(node)}: CONTRIBUTING.md, '{section}'"
+            "Freeze all parameters before it, or give it a gradient: "
+            f'onnxtrain.register_gradient("{node.domain}", "{node.op_type}", ...{again}), docs/guides/own-ops.md'
         )
-
-
-def _vjp_options(node: ir.Node) -> str:
-    """Returns the `vjp` arguments that a rule for this node needs, for error messages, e.g. ' with override=True'."""
-    options = [f'domain="{node.domain}"'] if node.domain else []
-    if rule_for(node) is not None:
-        options.append("override=True")
-    return f" with {' and '.join(options)}" if options else ""
 
 
 def _parameter_name(names: tuple[str, ...], index: int) -> str:

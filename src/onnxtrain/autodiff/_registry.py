@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, schema_of
 from onnxtrain.errors import GraphBuildError, RuleDefinitionError
-from onnxtrain.op_bodies import register_shapes
+from onnxtrain.op_bodies import local_bodies, register_shapes
 from onnxtrain.op_facts import STEPS
 
 from ._bodies import ShapeFunction, twin
@@ -54,6 +54,7 @@ class Rule:
         signature: names of the op's inputs and outputs.
         straight_through: True if integer inputs and outputs have (floating-point) cotangents; or a function
             `(node) -> bool` that decides this for each node.
+        own: True if a user registered it by `onnxtrain.register_gradient`.
     """
 
     op_type: str
@@ -65,6 +66,7 @@ class Rule:
     broadcasts: bool
     signature: Signature
     straight_through: bool | Callable[[ir.Node], bool] = False
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,17 @@ rule emitted, such as the Floor in GridSample's gradient, must keep its derivati
 """
 
 # A context variable, so that local rules are invisible to other threads and tasks that differentiate at the same time.
-_LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule], ...]] = ContextVar("onnxtrain local rules", default=())
+# None stands for an op that has no rule in the block, because its body is differentiated.
+_LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule | None], ...]] = ContextVar(
+    "onnxtrain local rules", default=()
+)
 
 
 @contextmanager
 def local_rules() -> Iterator[None]:
-    """Makes rules registered inside a `with` block local to it; they take precedence over existing rules.
+    """Makes gradients registered inside a `with` block local to it; they take precedence over existing ones.
+
+    The same holds for bodies of :func:`onnxtrain.register_body`.
 
     Example:
         >>> from onnxtrain.autodiff import differentiate, local_rules, vjp
@@ -116,7 +123,8 @@ def local_rules() -> Iterator[None]:
     """
     token = _LOCAL.set((*_LOCAL.get(), {}))
     try:
-        yield
+        with local_bodies():
+            yield
     finally:
         _LOCAL.reset(token)
 
@@ -162,7 +170,7 @@ def vjp(
     """
 
     def register(function: RuleFunction) -> RuleFunction:
-        op_signature = signature or _schema_signature(op_type, domain)
+        op_signature = signature or schema_signature(op_type, domain)
         rule = Rule(
             op_type,
             domain,
@@ -174,8 +182,8 @@ def vjp(
             op_signature,
             straight_through,
         )
-        _validate(rule)
-        _add(rule, override)
+        validate_rule(rule)
+        add_rule(rule, override)
         # Kept when local rules end: shape inference must still work for models that were built with them.
         if shapes is not None:
             register_shapes((domain, op_type), functools.partial(twin, shapes, op_signature))
@@ -223,14 +231,21 @@ def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
         return NonDifferentiable(
             node.op_type, "it is a piecewise constant part of a gradient: its derivative is zero"
         )
+    return declared_rule(*key)
+
+
+def declared_rule(domain: str, op_type: str) -> Rule | NonDifferentiable | None:
+    """Returns the rule of an op or its `nondifferentiable` declaration; None if it has neither."""
+    key = (domain, op_type)
     # Local rules come first, so that they can replace global rules and declarations.
-    return _local(key) or RULES.get(key) or NON_DIFFERENTIABLE.get(key)
+    layer = _local_layer(key)
+    return layer[key] if layer is not None else RULES.get(key) or NON_DIFFERENTIABLE.get(key)
 
 
 def reason_not_yet(node: ir.Node) -> str | None:
     """Returns the reason given to `not_yet` for a node's op; None if the op is not declared `not_yet`."""
     key = _key(node)
-    return None if _local(key) or _is_step_of_gradient(node) else NOT_YET.get(key)
+    return None if _local_layer(key) is not None or _is_step_of_gradient(node) else NOT_YET.get(key)
 
 
 def is_straight_through(output: ir.Value) -> bool:
@@ -254,9 +269,9 @@ def _is_step_of_gradient(node: ir.Node) -> bool:
     return _ORIGIN in node.metadata_props and node.op_type in STEPS_OF_GRADIENTS
 
 
-def _local(key: tuple[str, str]) -> Rule | None:
-    """Returns the rule from the innermost `local_rules` block that has one for this key, or None."""
-    return next((layer[key] for layer in reversed(_LOCAL.get()) if key in layer), None)
+def _local_layer(key: tuple[str, str]) -> dict[tuple[str, str], Rule | None] | None:
+    """Returns the rules of the innermost `local_rules` block that has an entry for this key, or None."""
+    return next((layer for layer in reversed(_LOCAL.get()) if key in layer), None)
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
@@ -284,7 +299,7 @@ def _newest_schema(op_type: str, domain: str) -> onnx.defs.OpSchema | None:
     return next((schema for schemas in by_opset for schema in schemas.values()), None)
 
 
-def _schema_signature(op_type: str, domain: str) -> Signature:
+def schema_signature(op_type: str, domain: str) -> Signature:
     """Returns the op's input and output names at the newest supported opset that has the op.
 
     Raises:
@@ -311,7 +326,7 @@ def _check_declarable(op_type: str, domain: str) -> None:
     _check_not_declared(op_type, domain)
     # Other domains have no schemas to check the name against.
     if not domain:
-        _schema_signature(op_type, domain)
+        schema_signature(op_type, domain)
 
 
 def _check_not_declared(op_type: str, domain: str) -> None:
@@ -321,11 +336,11 @@ def _check_not_declared(op_type: str, domain: str) -> None:
         kind = "already has a rule" if key in RULES else "is already declared nondifferentiable"
         raise RuleDefinitionError(
             f"registering {domain or 'ai.onnx'}::{op_type}: it {kind}. Pass override=True to replace it, or "
-            "register the rule inside `with onnxtrain.autodiff.local_rules():` to replace it only there"
+            "register the rule inside `with onnxtrain.local_rules():` to replace it only there"
         )
 
 
-def _add(rule: Rule, override: bool) -> None:
+def add_rule(rule: Rule, override: bool) -> None:
     """Adds a rule to the innermost `local_rules` block, or to the global table outside any block.
 
     Raises:
@@ -342,7 +357,7 @@ def _add(rule: Rule, override: bool) -> None:
         NOT_YET.pop(key, None)
         RULES[key] = rule
         return
-    if key in layers[-1] and not override:
+    if layers[-1].get(key) is not None and not override:
         raise RuleDefinitionError(
             f"registering {rule.domain or 'ai.onnx'}::{rule.op_type}: the local_rules() block has already "
             "registered a rule for this op"
@@ -350,7 +365,18 @@ def _add(rule: Rule, override: bool) -> None:
     layers[-1][key] = rule
 
 
-def _validate(rule: Rule) -> None:
+def drop_rule(domain: str, op_type: str) -> None:
+    """Removes the rule or declaration of an op, in the innermost `local_rules` block if there is one."""
+    key = (domain, op_type)
+    layers = _LOCAL.get()
+    if layers:
+        layers[-1][key] = None
+        return
+    for table in (RULES, NON_DIFFERENTIABLE, NOT_YET):
+        table.pop(key, None)
+
+
+def validate_rule(rule: Rule) -> None:
     """Raises RuleDefinitionError for names not in the schema, and for integer outputs without `straight_through`."""
     for kind, names, schema_names in (
         ("input", rule.wrt, rule.signature.inputs),

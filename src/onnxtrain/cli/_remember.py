@@ -44,6 +44,9 @@ _PATHS = [
     name for name, option in _OPTIONS.items() if names_file(option.annotation.__metadata__[0].metavar or "")
 ]
 
+# Files that the models of a run contain, so that a resumed run does not read them again.
+_BUILT_IN = frozenset({"teacher"})
+
 # A stored number of epochs above this limit must be confirmed with --epochs, because such a run hardly ends.
 _MOST_EPOCHS = 10**6
 
@@ -183,7 +186,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
         )
     saved, outside, saved_data = _saved(trainer, options)
     values = flat(options)
-    if missing := [name for name in outside if name not in given]:
+    if missing := [name for name in outside if name not in given and name not in _BUILT_IN]:
         before = " and ".join(f"{flag(name)} '{outside[name]}'" for name in missing)
         raise InputError(
             f"The run in '{options.source}' was started with {before}, outside its directory. For safety, "
@@ -253,7 +256,8 @@ def paths_outside(options: TrainOptions, directory: Path) -> str:
     return "".join(
         f" {flag(name)} {shlex.quote(str(path))}"
         for name, path in paths.items()
-        if _inside(directory, path.absolute()) is None
+        if name not in _BUILT_IN
+        and _inside(directory, path.absolute()) is None
         and (name != "validation" or data is None or _validation_file(directory, data, path) is None)
     )
 

@@ -92,6 +92,15 @@ class GradientCheck:
         """True if the derivative and the finite difference agree."""
         return self.verdict == "agrees"
 
+    def __str__(self) -> str:
+        """Returns the result as a phrase, e.g. "'fc.weight' differs: ... 0.42 by the gradient, ..."."""
+        why = f" ({self.reason})" if self.reason else ""
+        return (
+            f"{self.name!r} {self.verdict}{why}: along a random direction, the derivative is "
+            f"{self.derivative:.6g} by the gradient and {self.difference:.6g} by finite differences in "
+            f"{self.precision} (error {self.error:.3g}, tolerance {self.tolerance:g})"
+        )
+
 
 def check_gradients(
     model: ModelSource,

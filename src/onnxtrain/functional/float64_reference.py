@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from onnxtrain.op_bodies import ops_without_kernel
 from onnxtrain.passes import inline_schema_functions
 
 Array = npt.NDArray[Any]
@@ -37,10 +38,13 @@ class Erf(OpRun):
 def expand_rounded(model: ir.Model) -> ir.Model:
     """Returns a copy of a canonical model in which Gelu nodes are expanded to their function bodies.
 
-    For a Gelu node, onnx's reference evaluator would round to float32.
+    For a Gelu node, onnx's reference evaluator would round to float32. Users' ops without a kernel are expanded, too.
     """
     # For a Gelu node, the reference evaluator would use onnx's Erf, which rounds, instead of the Erf above.
-    return inline_schema_functions(model, lambda node: node.op_type != "Gelu")
+    own = ops_without_kernel()
+    return inline_schema_functions(
+        model, lambda node: node.op_type != "Gelu" and (node.domain, node.op_type) not in own
+    )
 
 
 def run_in_float64(proto: onnx.ModelProto) -> Run:

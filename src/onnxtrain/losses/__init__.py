@@ -30,6 +30,7 @@ from onnxtrain.op_facts import CASTS, VIEWS
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
 from ._causal_lm import CausalLMLoss
 from ._classes import CrossEntropyLoss, NLLLoss
+from ._distillation import DistillationLoss
 from ._elementwise import (
     BCEWithLogitsLoss,
     ElementwiseLoss,
@@ -57,6 +58,7 @@ __all__ = [
     "CausalLMLoss",
     "ClassLabels",
     "CrossEntropyLoss",
+    "DistillationLoss",
     "ElementwiseLoss",
     "FocalLoss",
     "HuberLoss",
@@ -145,15 +147,18 @@ def attach_loss(
     scored = _find(op.graph, scores, loss)
     # Looked up in the model, not in `op.graph`, because the ops that compute the scores are there.
     of_model = _find(origin or op.graph, scores, loss)
-    spec = loss.targets(of_model)[0]
+    specs = loss.targets(of_model)
     source: ir.Value | None
-    if target is not None:
+    if not specs:
+        # A loss without a target, e.g. the distance to a teacher, does not read this value.
+        value, source = scored, None
+    elif target is not None:
         value = _find(op.graph, target, loss)
         # In another graph, the target is an input even if the model computes it, so its source is looked up in the
         # model.
-        source = mark_target(_find(origin or op.graph, target, loss), spec)
+        source = mark_target(_find(origin or op.graph, target, loss), specs[0])
     else:
-        value = source = spec.as_input()
+        value = source = specs[0].as_input()
         value.name = op.unique_name(new_target or str(value.name))
         op.graph.inputs.append(value)
     weight = _add_weight(op, scored, loss) if sample_weight else None

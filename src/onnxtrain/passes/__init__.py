@@ -12,6 +12,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 # initialized while they are imported.
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import has_schema_function, inline_schema_functions
+from onnxtrain.passes.canonical.older_opset import fit_opset
 from onnxtrain.passes.canonical.pipeline import canonicalize
 from onnxtrain.passes.canonical.repeated_axes import permutation
 from onnxtrain.passes.io.load import (
@@ -114,6 +115,7 @@ __all__ = [
     "dropout_traces",
     "embed_parameters",
     "expand_source",
+    "fit_opset",
     "fixed_batch",
     "free_batch",
     "has_narrow_floats",

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from onnxtrain._words import argument
 from onnxtrain.errors import ModelLoadError
 from onnxtrain.runtime.atomic import finish_interrupted
+from onnxtrain.runtime.custom_ops import add_custom_ops
 from onnxtrain.runtime.device import Device
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.external_data import check_external_data
@@ -126,6 +127,7 @@ def _session(model: str | bytes, device: Device, options: ort.SessionOptions) ->
     # The kernels are for the CPU.
     if device.type == "cpu":
         register_kernels(options, function_names(model))
+    add_custom_ops(options)
     suit_training(options)
     make = functools.partial(_StrictSession, model, options, providers=device.providers)
     # First with all optimizers, because a broken model is only detected afterwards.
@@ -166,6 +168,12 @@ def _reason(error: Exception, device: Device) -> str:
             f"onnxruntime has no training-mode BatchNormalization kernel for '{device}'. Generate the "
             f"artifacts with {argument('profile', 'portable')}, which normalizes with other ops, or train "
             "on the CPU."
+        )
+    if missing := re.search(r"(\S+?):(\w+)\(-?\d+\) is not a registered function/op", str(error)):
+        return (
+            f"onnxruntime has no op {missing[2]!r} of the domain {missing[1]!r}. Register the library that has a "
+            "kernel for it, onnxtrain.register_custom_ops_library(path), or write it in standard ops, "
+            f'onnxtrain.register_body("{missing[1]}", "{missing[2]}", ...): docs/guides/own-ops.md.'
         )
     # By name, because onnxruntime does not export its exceptions.
     if type(error).__name__ == "NotImplemented":

@@ -23,7 +23,7 @@ from onnxtrain._words import argument
 from onnxtrain.distributed._strategy import Strategy
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
-from onnxtrain.recipe import Recipe, filled_recipe
+from onnxtrain.recipe import DISTILL_WEIGHT, TEMPERATURE, Recipe, filled_recipe
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.lock import StateLock
@@ -121,6 +121,10 @@ class Trainer(NotCopyable):
         sparse_gradients: see :class:`onnxtrain.Recipe`.
         loss_input_names: see :class:`onnxtrain.Recipe`.
         lora: see :class:`onnxtrain.Recipe`.
+        teacher: see :class:`onnxtrain.Recipe`.
+        distill_weight: see :class:`onnxtrain.Recipe`.
+        temperature: see :class:`onnxtrain.Recipe`.
+        teacher_output: see :class:`onnxtrain.Recipe`.
         directory: directory for the run's files; the settings are saved there immediately, the state after every
             epoch. Other files in it are not changed. Default: a temporary directory, which is removed when the process
             ends, unless an interrupted run was saved there.
@@ -191,6 +195,10 @@ class Trainer(NotCopyable):
         sparse_gradients: Sequence[str] | str | None = None,
         loss_input_names: Sequence[str] | str | None = None,
         lora: LoraConfig | None = None,
+        teacher: ModelSource | None = None,
+        distill_weight: float = DISTILL_WEIGHT,
+        temperature: float = TEMPERATURE,
+        teacher_output: str | None = None,
         directory: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         seed: int = 0,
@@ -222,8 +230,14 @@ class Trainer(NotCopyable):
                 "profile": profile,
                 "loss_input_names": loss_input_names,
                 "lora": lora,
+                "teacher": teacher,
+                "distill_weight": distill_weight,
+                "temperature": temperature,
+                "teacher_output": teacher_output,
             },
         )
+        if isinstance(recipe.teacher, str | os.PathLike):
+            recipe = replace(recipe, teacher=Path(recipe.teacher).absolute())
         # All arguments are checked before a file is written, so that an error leaves no directory.
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
         metrics = [metrics] if isinstance(metrics, str) else metrics

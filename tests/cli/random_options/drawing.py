@@ -61,6 +61,7 @@ TEXTS: dict[str, Sequence[str]] = {
     "batch_norm": ["training", "inference", "as_exported", "*=training"],
     "dropout": ["0.1", "0", "h=0.5", "*=0.25", "2"],
     "loss_input": ["logits", "a", "h"],
+    "teacher_output": ["logits", "a"],
     "sparse_gradients": ["w1", "*"],
     "optimizer": list(OPTIMIZERS),
     "optimizer_option": ["betas=0.9,0.95", "eps=1e-6", "bias_correction=false", "adam_mode=1", "momentum=0.9"],

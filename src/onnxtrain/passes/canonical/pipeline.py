@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelError, OnnxTrainError, UnsupportedOpsetError
+from onnxtrain.op_bodies import has_own_gradient
 from onnxtrain.passes.canonical.check_inputs import check_inputs
 from onnxtrain.passes.canonical.check_types import check_types
 from onnxtrain.passes.canonical.einsum_pairs import EinsumPairsPass
@@ -51,7 +52,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
 
     - the opset is 21 to 26 (older models are converted to 21, newer ones to 26), and the IR version is the minimum for
       that opset;
-    - there are no model-local functions;
+    - there are no model-local functions, except those for which users have registered a gradient;
     - no initializer is a graph input, and all initializers are in the main graph, including the tensors of Constant
       nodes (`is_constant` distinguishes them from parameters);
     - values have dtypes and shapes, as far as these can be inferred;
@@ -75,7 +76,8 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     fit_ir_version(model)
     # Turned into inputs, the variable initializers have no value that could be folded or used for shape inference.
     withheld = withhold(model, variable)
-    model = inline_functions(model)
+    # The gradient that a user has registered for a function of the model must find its call.
+    model = inline_functions(model, lambda function: not has_own_gradient((function.domain, function.name)))
     # Before shapes are first inferred: onnx would infer wrong ones.
     VectorsPass()(model)
     DefaultsPass()(model)
@@ -83,6 +85,12 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     lift_constants(model, min_elements=BIG_ELEMENTS + 1)
     opset = model.graph.opset_imports[""]
     if opset < CANONICAL_OPSET:
+        if model.functions:
+            name = "::".join(next(iter(model.functions))[:2])
+            raise UnsupportedOpsetError(
+                f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET} with the call of its function "
+                f"{name}, for which a gradient is registered. Export it with opset {CANONICAL_OPSET} or newer."
+            )
         model = _expand_unconvertible_ops(model, opset)
     # The converter needs the values: it turns sizes and axes into attributes or inputs.
     give_back(model, withheld)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.op_bodies import has_own_gradient, ops_without_kernel
+from onnxtrain.passes.canonical.inline_functions import inline_functions
+from onnxtrain.passes.canonical.inline_op_bodies import inline_schema_functions
 from onnxtrain.passes.runtime_faults.absent_inputs import AbsentInputsPass
 from onnxtrain.passes.runtime_faults.empty_expand import EmptyExpandPass
 from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, widen_narrow_floats
@@ -36,7 +39,7 @@ def apply_workarounds(model: ir.Model, *, keep_unread: bool = False) -> ir.Model
     Returns:
         The rewritten model, with inferred shapes.
     """
-    model = unpack_attention(model)
+    model = unpack_attention(_run_own_bodies(model))
     IsolateStatisticsPass()(model)
     # Passes emit Constant nodes; later passes look for initializers.
     if SwishPass()(model).modified:
@@ -65,3 +68,20 @@ def apply_workarounds(model: ir.Model, *, keep_unread: bool = False) -> ir.Model
     # Constants that were lifted from subgraphs may have the name of another value.
     name_apart(model)
     return model
+
+
+def _run_own_bodies(model: ir.Model) -> ir.Model:
+    """Returns `model` with the bodies of users' ops in place of these ops.
+
+    These are ops that ONNX Runtime has no kernel for, and functions of the model with a gradient of their own, which
+    have not been inlined before.
+    """
+    if any(has_own_gradient(key[:2]) for key in model.functions):
+        lift_constants(
+            inline_functions(model, lambda function: has_own_gradient((function.domain, function.name)))
+        )
+    missing = ops_without_kernel()
+    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    if not missing or not any((node.domain, node.op_type) in missing for node in nodes):
+        return model
+    return inline_schema_functions(model, lambda node: (node.domain, node.op_type) not in missing)

@@ -38,8 +38,8 @@ def _sentence(node: ir.Node) -> str:
     result = next((str(v.name) for v in node.outputs if v.name), "")
     known = onnx.defs.has(node.op_type, node.domain)
     what = f"{op!r}" if known else f"{op!r}, an op that onnx does not know"
-    # For a nonstandard op, a rule with `shapes=` provides the shapes.
-    remedy = "" if known else f', or register a rule with domain="{node.domain}" and shapes='
+    call = f'onnxtrain.register_gradient("{node.domain}", "{node.op_type}", ..., shapes=...)'
+    remedy = "" if known else f", or pass shapes to {call} or give it a body (docs/guides/own-ops.md)"
     return (
         f" The file does not declare the result {result!r} of {what}, whose inputs are known: add its dtype and shape "
         f"to value_info{remedy}."

@@ -284,7 +284,8 @@ def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
     """Creates the loss from its specification.
 
     Args:
-        spec: a :class:`LossType`, the name of a loss, or a loss, block or None, which are returned unchanged.
+        spec: a :class:`LossType`, or what :func:`onnxtrain.losses.make_loss` takes; a loss, block or None is returned
+            unchanged.
 
     Raises:
         GraphBuildError: there is no loss of that name.
@@ -294,13 +295,13 @@ def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
         # Members have the names of the classes in `onnxtrain.losses`.
         loss: losses.Loss = getattr(losses, spec.name)()
         return loss
-    if isinstance(spec, str | losses.Loss):
-        return losses.make_loss(spec)
     if spec is None or isinstance(spec, onnxblock.Block):
         return spec
+    if isinstance(spec, str | os.PathLike | losses.Loss | onnx.ModelProto | ir.Model) or callable(spec):
+        return losses.make_loss(spec)
     raise TypeError(
         f"choosing a loss: received a {type(spec).__name__}; pass a LossType, a loss of onnxtrain.losses, its name, "
-        "or an onnxblock block"
+        "a function of PyTorch tensors, a .onnx file, or an onnxblock block"
     )
 
 
@@ -359,12 +360,17 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
         )
     if not isinstance(loss, losses.Loss):
         return model, names[0], recipe
+    op = Emitter(model.graph, functions=model.functions)
+    if isinstance(loss, losses.JointLoss):
+        value = losses.attach_joint_loss(
+            op, loss, names, named=recipe.loss_input_names is not None, sample_weight=recipe.sample_weight
+        )
+        return model, str(value.name), recipe
     # Two outputs of the model are prediction and target only if the user names them.
     if len(names) > 2 or (len(names) == 2 and not recipe.loss_input_names):
         raise GraphBuildError(
             f"appending the loss: {type(loss).__name__} takes one prediction (and optionally the name of "
             f"its target), received {', '.join(names)}; name them in {argument('loss_input_names')}"
         )
-    op = Emitter(model.graph, functions=model.functions)
     value = losses.attach_loss(op, loss, *names, sample_weight=recipe.sample_weight)
     return model, str(value.name), recipe

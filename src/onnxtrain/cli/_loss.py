@@ -12,7 +12,7 @@ import numpy as np
 from onnxtrain.cli._options import ModelOptions
 from onnxtrain.cli._settings import Owner, parse_settings
 from onnxtrain.errors import InputError
-from onnxtrain.losses import CrossEntropyLoss, Loss, loss_class, make_loss
+from onnxtrain.losses import CrossEntropyLoss, Loss, ModelLoss, loss_class, make_loss
 from onnxtrain.runtime.dtypes import BY_NAME
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
 from onnxtrain.trainer import Trainer
@@ -47,7 +47,9 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
     loss = make_loss(options.loss)
     # `replace` keeps the defaults of the settings that were not given.
     owner = loss_settings(loss)._replace(name=options.loss)
-    loss = replace(loss, **parse_settings(owner, options.loss_option))
+    settings = parse_settings(owner, options.loss_option)
+    # The file is no setting, which `replace` would keep.
+    loss = ModelLoss(options.loss, **settings) if isinstance(loss, ModelLoss) else replace(loss, **settings)
     if not mixed:
         return loss
     if isinstance(loss, CrossEntropyLoss):

@@ -58,6 +58,7 @@ STORIES = [
     "docs/guides/train-on-a-table.md",
     "docs/guides/train-lora-adapters.md",
     "docs/guides/train-an-int8-model.md",
+    "docs/guides/train-with-ctc.md",
     "docs/guides/extend-the-trainer.md",
     "docs/guides/compute-derivatives.md",
     "docs/guides/command-line.md",

@@ -17,7 +17,7 @@ from onnxscript import FLOAT, INT64
 from onnxscript import opset18 as op18
 from torch import nn
 
-from onnxtrain import Recipe, Trainer
+from onnxtrain import Recipe, Trainer, generate_artifacts, onnxblock
 from onnxtrain.errors import DivergenceError, GraphBuildError, InputError
 from onnxtrain.losses import CrossEntropyLoss, ModelLoss, MSELoss, TorchLoss, make_loss
 
@@ -462,3 +462,40 @@ def test_a_criterion_of_torch_becomes_the_loss_of_its_name() -> None:
 def test_recipe_takes_functions() -> None:
     recipe = Recipe(loss=LABELS["focal"], optimizer="sgd")
     assert Trainer(_model(), recipe=recipe).loss_name == "TorchLoss"
+
+
+@pytest.mark.parametrize("opset", [21, 23])
+def test_a_function_is_a_block(opset: int, tmp_path: Path) -> None:
+    model = _model(outputs=2)
+    model.opset_import[0].version = opset
+
+    class Span(onnxblock.TrainingBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.span = onnxblock.loss.FunctionLoss(_span)
+            self.margin = onnxblock.loss.FunctionLoss("margin_ranking")
+            self.add = onnxblock.blocks.Add()
+
+        def build(self, start: str, end: str) -> str:
+            return self.add(self.span(start, end), self.margin(start, end))
+
+    generate_artifacts(model, loss=Span(), optimizer="sgd", artifact_directory=tmp_path)
+    run = Trainer.resume(tmp_path)
+    x, first = _data()
+    sign = np.random.default_rng(7).choice([1, -1], (len(x), CLASSES)).astype(np.float32)
+    loss = run.evaluate(x, {"start_y": first, "end_y": first, "target": sign})["loss"]
+    weights = [torch.from_numpy(onnx.numpy_helper.to_array(t).copy()) for t in model.graph.initializer]
+    start, end = (torch.from_numpy(x) @ weight for weight in weights)
+    y = torch.from_numpy(first)
+    expected = _span(start, end, y, y) + F.margin_ranking_loss(start, end, torch.from_numpy(sign))
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_block_of_an_older_opset_says_how_to_convert() -> None:
+    model = _model()
+    model.opset_import[0].version = 17
+    with (
+        onnxblock.base(model),
+        pytest.raises(GraphBuildError, match=r"opset 17, .* opset 21; convert the model"),
+    ):
+        onnxblock.loss.FunctionLoss(lambda scores, y: F.cross_entropy(scores, y))("scores")

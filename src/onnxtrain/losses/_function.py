@@ -209,7 +209,16 @@ def copy_model(op: Emitter, model: ir.Model, values: Sequence[ir.Value], batch: 
         model: the model, in canonical form. It is not modified.
         values: one value per input of the model. Floating-point values are cast to the dtype of the input.
         batch: first dimension of the output, if it has axes.
+
+    Raises:
+        GraphBuildError: the graph has an older opset than the model.
     """
+    opset = model.graph.opset_imports[""]
+    if op.opset < opset:
+        raise GraphBuildError(
+            f"appending a loss: the model has opset {op.opset}, but the loss has opset {opset}; convert the model: "
+            f"onnx.version_converter.convert_version(model, {opset})"
+        )
     copy = model.clone()
     names: dict[str, int | str | None] = {}
     for formal, value in zip(copy.graph.inputs, values, strict=True):

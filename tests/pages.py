@@ -59,6 +59,7 @@ STORIES = [
     "docs/guides/fine-tune-a-hugging-face-model.md",
     "docs/guides/train-lora-adapters.md",
     "docs/guides/train-an-int8-model.md",
+    "docs/guides/train-with-ctc.md",
     "docs/guides/extend-the-trainer.md",
     "docs/guides/compute-derivatives.md",
     "docs/guides/own-ops.md",

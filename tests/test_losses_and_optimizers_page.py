@@ -18,7 +18,7 @@ import torch
 
 from onnxtrain._names import LOSSES as LOSS_NAMES
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.losses import LOSSES, Loss
+from onnxtrain.losses import LOSSES, JointLoss, Loss
 from onnxtrain.optimizers import OPTIMIZERS, Optimizer
 from onnxtrain.trainer import METRICS, SCHEDULES
 
@@ -60,7 +60,12 @@ def _metrics(kind: type[Loss]) -> str:
 
     def labels(shape: Sequence[int | str]) -> bool:
         scores = ir.Value(name="scores", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
-        return kind().targets(scores)[0].class_labels is not None
+        loss = kind()
+        if isinstance(loss, JointLoss):
+            targets = loss.joint_targets([scores] * len(loss.takes))
+        else:
+            targets = loss.targets(scores)
+        return bool(targets) and targets[0].class_labels is not None
 
     try:
         has_labels = labels(("batch", 10))

@@ -116,7 +116,7 @@ QUESTIONS = [
     Question("lr scheduler warmup", "reference/losses-and-optimizers.md", "warmup_ratio=0.1"),
     Question("tensorboard", "guides/extend-the-trainer.md", "TensorBoardLogger"),
     Question("own metric", "guides/extend-the-trainer.md", "worst_class"),
-    Question("custom loss", "guides/extend-the-trainer.md", "FocusedCrossEntropy"),
+    Question("custom loss", "guides/extend-the-trainer.md", "AsymmetricError"),
     Question("fixed batch size", "guides/prepare-your-model.md", "make_batch_dynamic"),
     Question("export from pytorch", "guides/prepare-your-model.md", "optimize=False"),
     Question("perplexity", "guides/train-a-language-model.md", "perplexity"),

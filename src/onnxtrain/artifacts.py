@@ -292,7 +292,8 @@ def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
     """Creates the loss from its specification.
 
     Args:
-        spec: a :class:`LossType`, the name of a loss, or a loss, block or None, which are returned unchanged.
+        spec: a :class:`LossType`, or what :func:`onnxtrain.losses.make_loss` takes; a loss, block or None is returned
+            unchanged.
 
     Raises:
         GraphBuildError: there is no loss of that name.
@@ -302,14 +303,18 @@ def loss_for(spec: LossSpec) -> losses.Loss | onnxblock.Block | None:
         # Members have the names of the classes in `onnxtrain.losses`.
         loss: losses.Loss = getattr(losses, spec.name)()
         return loss
-    if isinstance(spec, str | losses.Loss):
-        return losses.make_loss(spec)
     if spec is None or isinstance(spec, onnxblock.Block):
         return spec
+    if isinstance(spec, str | os.PathLike | losses.Loss | onnx.ModelProto | ir.Model) or callable(spec):
+        return losses.make_loss(spec)
     meant = advice("loss", spec, losses.LOSSES)
     raise TypeError(
         f"choosing a loss: received {_kind(spec)}; "
-        + (meant or "pass a LossType, a loss of onnxtrain.losses, its name, or an onnxblock block")
+        + (
+            meant
+            or "pass a LossType, a loss of onnxtrain.losses, its name, a function of PyTorch tensors, a .onnx file, or "
+            "an onnxblock block"
+        )
     )
 
 
@@ -380,6 +385,17 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
                 f"compared with the teacher's, e.g. {argument('loss', 'cross_entropy')}"
             )
         return model, names[0], recipe
+    op = Emitter(model.graph, functions=model.functions)
+    if isinstance(loss, losses.JointLoss):
+        if recipe.teacher is not None:
+            raise GraphBuildError(
+                f"attaching the teacher: {type(loss).__name__} is a loss of several values, whose teacher would have "
+                f"several outputs; choose a loss of one output, e.g. {argument('loss', 'cross_entropy')}"
+            )
+        value = losses.attach_joint_loss(
+            op, loss, names, named=recipe.loss_input_names is not None, sample_weight=recipe.sample_weight
+        )
+        return model, str(value.name), recipe
     # Two outputs of the model are prediction and target only if the user names them.
     if len(names) > 2 or (len(names) == 2 and not recipe.loss_input_names):
         raise GraphBuildError(
@@ -395,6 +411,5 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
             reduction=loss.reduction,
             total=loss.reduction,
         )
-    op = Emitter(model.graph, functions=model.functions)
     value = losses.attach_loss(op, loss, *names, sample_weight=recipe.sample_weight)
     return model, str(value.name), recipe

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from onnxtrain.errors import GraphBuildError, InputError
 
 # Importing this module must stay cheap: `--help` of the command line reads it, also where onnx is missing.
 if TYPE_CHECKING:
+    from onnx import ModelProto  # noqa: TID251 for type checkers
+
     from onnxtrain.lora import LoraConfig
     from onnxtrain.losses import Loss
     from onnxtrain.onnxblock import Block
@@ -53,7 +56,9 @@ class OptimType(Enum):
     SGD = 2
 
 
-LossSpec: TypeAlias = "LossType | Loss | str | Block | None"
+LossSpec: TypeAlias = (
+    "LossType | Loss | str | os.PathLike[str] | ModelProto | Callable[..., object] | Block | None"
+)
 OptimizerSpec: TypeAlias = "OptimType | Optimizer | str | Block | None"
 
 Names = Sequence[str] | str | None
@@ -177,8 +182,11 @@ class Recipe:
     """
 
     loss: LossSpec = _field(None, "--loss and --loss-option")
-    """The loss: an object of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), a :class:`LossType`, or an
-    onnxblock block. None if the model's first output, a scalar, is the loss."""
+    """The loss: an object of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...); a function of PyTorch
+    tensors, e.g. `lambda scores, y: F.cross_entropy(scores, y)`, or a loss of `torch.nn`
+    (:class:`onnxtrain.losses.TorchLoss`); the path of a `.onnx` file or an onnxscript function
+    (:class:`onnxtrain.losses.ModelLoss`); a :class:`LossType`, or an onnxblock block. None if the model's first output,
+    a scalar, is the loss."""
 
     optimizer: OptimizerSpec = _field("adamw", "--optimizer, --weight-decay and --optimizer-option")
     """The optimizer: an object of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...), with PyTorch's defaults;
@@ -421,8 +429,10 @@ class Recipe:
         ),
     )
     """Inputs of the loss, e.g. ["logits"]. For a loss of `onnxtrain.losses`, the first is the prediction; a second one
-    is used as the target instead of a new input; default: the only output of the model. For a block, the arguments of
-    the call; default: all outputs. Without a loss, the name of the loss; default: the first output."""
+    is used as the target instead of a new input; default: the only output of the model. For a loss of several outputs,
+    e.g. TripletMarginLoss, first the outputs in its order, then existing values to use as targets; default: all outputs
+    of the model. For a function or a `.onnx` file, the values of the model among its arguments. For a block, the
+    arguments of the call; default: all outputs. Without a loss, the name of the loss; default: the first output."""
 
     additional_output_names: Names = _field(None, "the commands return all outputs of the model")
     """Values that the training and eval models return after the loss, e.g. ["logits"]."""

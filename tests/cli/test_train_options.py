@@ -29,7 +29,7 @@ from onnxtrain.cli._train_options import TrainOptions, WorkerOptions
 from onnxtrain.cli._workers import chosen_strategy
 from onnxtrain.distributed import DataParallel
 from onnxtrain.errors import InputError
-from onnxtrain.losses import LOSSES, BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss
+from onnxtrain.losses import LOSSES, BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, ModelLoss
 from onnxtrain.optimizers import OPTIMIZERS
 from onnxtrain.recipe import Recipe, ShellOption
 from onnxtrain.trainer import SWA, CutMix, MixUp, TimeLimit
@@ -76,6 +76,26 @@ def test_fields_of_a_recipe_have_options(kind: type) -> None:
         assert spellings <= declared or (kind, entry.name) == (PlanOptions, "lora")
 
 
+def test_a_file_is_a_loss(shell: Shell, tmp_path: Path, run: Any) -> None:
+    """--loss my_loss.onnx: the output of the model and the labels, in the order of the inputs."""
+    loss = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        loss (float[n, 3] scores, int64[n] labels) => (float[n] each) {
+            log_p = LogSoftmax<axis=1>(scores)
+            each = NegativeLogLikelihoodLoss<reduction="none">(log_p, labels)
+        }"""
+    )
+    path = tmp_path / "my_loss.onnx"
+    onnx.save(loss, path)
+    shell.trains_as(["--loss", path], path)
+    shell.trains_as(["--loss", path, "--loss-option", "reduction=sum"], ModelLoss(path, reduction="sum"))
+    command = ("train", shell.model, "--data", shell.data, "--overwrite", "-o", shell.directory)
+    result = run(*command, "--loss", tmp_path / "none.onnx")
+    assert result.code == 1
+    assert "none.onnx" in result.err
+    assert "Traceback" not in result.err
+
+
 @pytest.mark.parametrize(
     ("option", "kinds", "others"),
     [
@@ -91,7 +111,7 @@ def test_help_lists_the_settings_of_each_class(
     for name, kind in kinds.items():
         for field in fields(kind):
             assert field.name in others or re.search(rf"\b{field.name}\b", text), (name, field.name)
-    assert re.search(r"tversky: alpha, beta, smooth; huber: delta;|sgd: momentum, dampening, nesterov;", text)
+    assert re.search(r"huber: delta; smooth_l1: beta;|sgd: momentum, dampening, nesterov;", text)
     # As it is printed: rich breaks lines.
     assert "Settings:" in run("train", "--help-all").out
 

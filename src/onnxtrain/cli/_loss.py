@@ -12,7 +12,7 @@ import numpy as np
 from onnxtrain.cli._options import ModelOptions
 from onnxtrain.cli._settings import Owner, parse_settings
 from onnxtrain.errors import InputError
-from onnxtrain.losses import CrossEntropyLoss, Loss, loss_class, make_loss
+from onnxtrain.losses import CrossEntropyLoss, Loss, ModelLoss, loss_class, make_loss
 from onnxtrain.runtime.dtypes import BY_NAME
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
 from onnxtrain.trainer import Trainer
@@ -63,7 +63,9 @@ def make_chosen_loss(name: str, settings: Sequence[str] | None) -> Loss:
     loss = make_loss(name)
     # `replace` keeps the defaults of the settings that were not given.
     owner = loss_settings(loss)._replace(name=name)
-    return replace(loss, **parse_settings(owner, settings))
+    parsed = parse_settings(owner, settings)
+    # The file is no setting, which `replace` would keep.
+    return ModelLoss(name, **parsed) if isinstance(loss, ModelLoss) else replace(loss, **parsed)
 
 
 def label_targets(trainer: Trainer) -> Sequence[InputSpec]:

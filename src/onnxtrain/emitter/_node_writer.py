@@ -290,6 +290,20 @@ class NodeWriter:
         self.graph.extend(nodes)
         return outputs
 
+    def add_functions(self, model: ir.Model) -> None:
+        """Adds the functions of another model, and declares the domains of its ops, before its graph is copied here.
+
+        Raises:
+            GraphBuildError: the model has functions, and the emitter has no function table.
+        """
+        if model.functions and self._functions is None:
+            raise GraphBuildError("copying a model with functions: this emitter has no function table")
+        for identifier, function in model.functions.items():
+            assert self._functions is not None
+            self._functions.setdefault(identifier, function)
+        for domain, version in model.graph.opset_imports.items():
+            self._imports.setdefault(domain, version)
+
     @contextlib.contextmanager
     def placing(self, *, before: ir.Node | None = None, after: ir.Node | None = None) -> Iterator[None]:
         """Context manager that inserts the nodes emitted in its block before or after an existing node of the graph.

@@ -18,7 +18,12 @@ from __future__ import annotations
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 import json
+import os
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from onnxtrain._dialects import advice
@@ -28,8 +33,11 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import CASTS, VIEWS
 
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
+from ._binary import BCELoss, HingeEmbeddingLoss, KLDivLoss, MultiLabelSoftMarginLoss, SoftMarginLoss
 from ._causal_lm import CausalLMLoss
 from ._classes import CrossEntropyLoss, NLLLoss
+from ._criterion import of_criterion
+from ._ctc import CTCLoss
 from ._distillation import DistillationLoss
 from ._elementwise import (
     BCEWithLogitsLoss,
@@ -41,11 +49,23 @@ from ._elementwise import (
     SmoothL1Loss,
 )
 from ._focal import FocalLoss
+from ._function import Argument, FunctionLoss
+from ._joint import JointLoss
 from ._label_ops import LABEL_OPS
+from ._margins import ArcFaceLoss, MultiLabelMarginLoss, MultiMarginLoss
 from ._mean import loss_mean
+from ._model_loss import ModelLoss, is_onnxscript
+from ._pairs import (
+    CosineEmbeddingLoss,
+    GaussianNLLLoss,
+    MarginRankingLoss,
+    TripletMarginLoss,
+    TripletMarginWithDistanceLoss,
+)
 from ._poisson import PoissonNLLLoss
 from ._quantile import QuantileLoss
 from ._scores import warn_of_probabilities
+from ._torch_loss import TorchLoss
 from ._tversky import TverskyLoss
 
 __all__ = [
@@ -54,25 +74,45 @@ __all__ = [
     "MEAN_KEY",
     "TARGET_KEY",
     "WEIGHT_NAME",
+    "ArcFaceLoss",
+    "Argument",
+    "BCELoss",
     "BCEWithLogitsLoss",
+    "CTCLoss",
     "CausalLMLoss",
     "ClassLabels",
+    "CosineEmbeddingLoss",
     "CrossEntropyLoss",
     "DistillationLoss",
     "ElementwiseLoss",
     "FocalLoss",
+    "FunctionLoss",
+    "GaussianNLLLoss",
+    "HingeEmbeddingLoss",
     "HuberLoss",
+    "JointLoss",
+    "KLDivLoss",
     "L1Loss",
     "Loss",
     "MSELoss",
+    "MarginRankingLoss",
+    "ModelLoss",
+    "MultiLabelMarginLoss",
+    "MultiLabelSoftMarginLoss",
+    "MultiMarginLoss",
     "NLLLoss",
     "PoissonNLLLoss",
     "QuantileLoss",
     "Reduction",
     "SampleLoss",
     "SmoothL1Loss",
+    "SoftMarginLoss",
     "TargetSpec",
+    "TorchLoss",
+    "TripletMarginLoss",
+    "TripletMarginWithDistanceLoss",
     "TverskyLoss",
+    "attach_joint_loss",
     "attach_loss",
     "loss_class",
     "loss_mean",
@@ -94,11 +134,16 @@ def loss_class(name: str) -> type[Loss]:
 _SAME_ELEMENTS = VIEWS | CASTS
 
 
-def make_loss(spec: str | Loss) -> Loss:
-    """Creates a loss with default settings from its name in :data:`LOSSES`; returns a :class:`Loss` unchanged.
+def make_loss(spec: object) -> Loss:
+    """Creates a loss from its name in :data:`LOSSES`, a function, a criterion of PyTorch, or an ONNX model.
+
+    Args:
+        spec: a name, for default settings; a :class:`Loss`, which is returned unchanged; a loss of `torch.nn`, from
+            which the settings are taken; another function of PyTorch tensors (:class:`TorchLoss`); the path of a
+            `.onnx` file, a model or an onnxscript function (:class:`ModelLoss`).
 
     Raises:
-        GraphBuildError: there is no loss with that name.
+        GraphBuildError: there is no loss with that name, or the function or model cannot be a loss.
 
     Example:
         >>> make_loss("mse")
@@ -106,13 +151,23 @@ def make_loss(spec: str | Loss) -> Loss:
     """
     if isinstance(spec, Loss):
         return spec
-    if not isinstance(spec, str) or spec not in LOSSES:
-        known = f"one of {', '.join(sorted(LOSSES))}, or a Loss object"
-        meant = advice("loss", spec, LOSSES)
+    if isinstance(spec, str) and spec in LOSSES:
+        return LOSSES[spec]()
+    if isinstance(spec, os.PathLike) or (isinstance(spec, str) and spec.endswith(".onnx")):
+        return ModelLoss(spec)
+    if isinstance(spec, onnx.ModelProto | ir.Model) or is_onnxscript(spec):
+        return ModelLoss(spec)
+    meant = advice("loss", spec, LOSSES)
+    if isinstance(spec, type):
         raise GraphBuildError(
-            f"choosing a loss: received {spec!r}; {f'{meant}, or' if meant else 'give'} {known}"
+            f"choosing a loss: received the class {spec.__name__}; {meant or f'pass an object: {spec.__name__}()'}"
         )
-    return LOSSES[spec]()
+    if callable(spec):
+        return of_criterion(spec, {kind.__name__: kind for kind in LOSSES.values()}) or TorchLoss(spec)
+    raise GraphBuildError(
+        f"choosing a loss: received {spec!r}; {f'{meant}, or' if meant else 'give'} one of "
+        f"{', '.join(sorted(LOSSES))}, a Loss object, a function of PyTorch tensors, or a .onnx file"
+    )
 
 
 def attach_loss(
@@ -166,10 +221,72 @@ def attach_loss(
     mean = loss.mean_over(source.name if source else None)
     if weight is not None:
         result = loss.build_weighted(op, scored, value, weight)
-        # None means a sum, which is added up over batches regardless of sample weights.
-        mean = mean if mean is None else mean | {"sample_weight": weight.name}
     else:
         result = loss.build(op, scored, value)
+    return _described(op, result, mean, weight)
+
+
+def attach_joint_loss(
+    op: Emitter,
+    loss: JointLoss,
+    names: Sequence[str],
+    *,
+    named: bool,
+    new_targets: Mapping[str, str] | None = None,
+    origin: ir.Graph | None = None,
+    sample_weight: bool = False,
+) -> ir.Value:
+    """Appends a loss of several outputs or with several targets to a graph, with new graph inputs for its targets.
+
+    Args:
+        op: emitter of the model's graph.
+        loss: the loss to append, e.g. TripletMarginLoss().
+        names: names of values of the model: all of its outputs; or, if `named`, those that the user chose, first the
+            outputs that the loss takes, then existing values to use as its first targets.
+        named: True if the user chose the values.
+        new_targets: names of new inputs by the names of targets; default: the names of the targets. If a name is in
+            use, a number is appended.
+        origin: as for :func:`attach_loss`.
+        sample_weight: as for :func:`attach_loss`.
+
+    Returns:
+        The loss, as for :func:`attach_loss`.
+
+    Raises:
+        GraphBuildError: a name does not exist in the graph, or the loss does not support the number, dtypes or shapes
+            of the values.
+    """
+    of_model = {name: _find(origin or op.graph, name, loss) for name in names}
+    scores, given = loss.chosen(list(of_model.values()), named=named)
+    specs = loss.joint_targets(scores)
+    if len(given) > len(specs):
+        raise GraphBuildError(
+            f"attaching {type(loss).__name__}: received {', '.join(names)}, but it has {len(specs)} targets; leave "
+            f"{', '.join(str(value.name) for value in given[len(specs) :])} out"
+        )
+    targets = []
+    for spec, existing in zip_longest(specs, given):
+        if existing is not None:
+            mark_target(existing, spec)
+            targets.append(_find(op.graph, str(existing.name), loss))
+            continue
+        value = spec.as_input()
+        value.name = op.unique_name((new_targets or {}).get(spec.name, spec.name))
+        op.graph.inputs.append(value)
+        targets.append(value)
+    scored = [_find(op.graph, str(value.name), loss) for value in scores]
+    weight = _add_weight(op, scored[0], loss) if sample_weight else None
+    warn_of_probabilities(loss, scores[0])
+    return _described(op, loss.build_joint(op, scored, targets, weight), loss.mean_over(None), weight)
+
+
+def _described(
+    op: Emitter, result: ir.Value, mean: dict[str, Any] | None, weight: ir.Value | None
+) -> ir.Value:
+    """Names a loss, and describes in its metadata what it is averaged over; returns the loss."""
+    # None means a sum, which is added up over batches regardless of sample weights.
+    if mean is not None and weight is not None:
+        mean = mean | {"sample_weight": weight.name}
     result.name = op.unique_name("loss")
     # A model may scale this loss or add others before it is trained; `loss_mean` then starts from this metadata.
     result.metadata_props[MEAN_KEY] = json.dumps(mean)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxtrain._names import enumerated
 from onnxtrain._settings import integers_to_floats, require
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
@@ -105,17 +106,20 @@ class Loss(ABC):
             the scores do not represent probabilities, as in regression.
         label_metrics: names of the metrics that `Trainer` records for class labels, e.g. ("accuracy",).
         default_metrics: names of the metrics that `Trainer` records for targets without class labels, e.g. ("mae",).
+        reductions: the values of `reduction` that the loss has.
     """
 
     reduction: Reduction = "mean"
     activation: ClassVar[Activation | None] = None
     label_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
     default_metrics: ClassVar[tuple[str, ...]] = ()
+    reductions: ClassVar[tuple[str, ...]] = ("mean", "sum", "none")
 
     def __post_init__(self) -> None:
         # Subclasses call this method before their own checks, whose messages then show the converted number.
         integers_to_floats(self)
-        require(self, "reduction", lambda value: value in ("mean", "sum", "none"), "'mean', 'sum' or 'none'")
+        allowed = [repr(name) for name in self.reductions]
+        require(self, "reduction", lambda value: value in self.reductions, enumerated(allowed))
 
     @abstractmethod
     def targets(self, scores: ir.Value) -> list[TargetSpec]:

@@ -19,7 +19,7 @@ from ._base import Activation, ClassLabels, Loss, TargetSpec, narrow, numbers, r
 
 # Without `eq`, because a weight may be an array, whose comparison returns an array.
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _ClassLoss(Loss):
+class ClassLoss(Loss):
     """A loss with one class label per position.
 
     Scores are [N, C, d1, ...], or [N, d1, ..., C] with `axis=-1`; labels are [N, d1, ...], in 0 .. C-1 or
@@ -157,7 +157,7 @@ class _ClassLoss(Loss):
     def build_weighted(self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value) -> ir.Value:
         # Here as well as in `build`, because the counts of the mean are gathered along axis 1, too.
         loss, scores, target = self._with_classes_second(op, scores, target)
-        return super(_ClassLoss, loss).build_weighted(op, scores, target, weight)
+        return super(ClassLoss, loss).build_weighted(op, scores, target, weight)
 
     @abstractmethod
     def _build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
@@ -216,7 +216,7 @@ class _ClassLoss(Loss):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class NLLLoss(_ClassLoss):
+class NLLLoss(ClassLoss):
     """Negative log-likelihood: -weight[label]·scores[label], for scores that are log-probabilities.
 
     Attributes:
@@ -237,7 +237,7 @@ class NLLLoss(_ClassLoss):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CrossEntropyLoss(_ClassLoss):
+class CrossEntropyLoss(ClassLoss):
     """Cross-entropy of softmax(scores) along the class axis: -log softmax(scores)[label].
 
     With `probabilities`, the target is not a label but one probability per class, in the shape and dtype of the scores,
@@ -282,7 +282,7 @@ class CrossEntropyLoss(_ClassLoss):
     def _build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         wide = widen(op, scores)
         weight = self._class_weights(op, scores, wide)
-        positions = ir.Shape(_ClassLoss.targets(self, scores)[0].shape)
+        positions = ir.Shape(ClassLoss.targets(self, scores)[0].shape)
         if self.probabilities:
             terms = self._probability_terms(op, wide, widen(op, target), weight)
             terms.shape = positions

@@ -16,7 +16,7 @@ from onnxtrain.emitter import Emitter, static_dims
 from ._base import Activation, Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
-class _TermwiseLoss(Loss):
+class TermwiseLoss(Loss):
     """Base class for losses whose target has the shape and dtype of the scores; subclasses define the terms."""
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
@@ -40,7 +40,7 @@ class _TermwiseLoss(Loss):
         """Returns the shape of the terms, or None if the shape of the scores is unknown."""
 
 
-class ElementwiseLoss(_TermwiseLoss):
+class ElementwiseLoss(TermwiseLoss):
     """A loss with one term per element, and a target with the scores' shape and dtype; subclasses define `_terms`."""
 
     # For regression; subclasses for probabilities override them.
@@ -50,7 +50,7 @@ class ElementwiseLoss(_TermwiseLoss):
         return scores.shape
 
 
-class SampleLoss(_TermwiseLoss):
+class SampleLoss(TermwiseLoss):
     """A loss with one term per sample, shape [N], for scores and targets of shape [N, d1, ...].
 
     Subclasses define `_terms`, and call :func:`sample_sum` to sum over the positions of each sample.
@@ -65,6 +65,34 @@ class SampleLoss(_TermwiseLoss):
 
     def _terms_shape(self, scores: ir.Value) -> ir.Shape | None:
         return None if scores.shape is None else ir.Shape(scores.shape[:1])
+
+
+class BroadcastWeights(Loss):
+    """Base class of losses with settings that are arrays of weights, which broadcast to the scores."""
+
+    def _weight_for(self, field: str, value: npt.ArrayLike, scores: ir.Value) -> np.ndarray:
+        """Returns a setting, e.g. `weight`, as an array, after checking that it broadcasts to the scores.
+
+        Args:
+            field: name of the field, e.g. "pos_weight", for error messages.
+            value: value of the field.
+            scores: the scores. The axes of the weights are aligned with their last axes, as in NumPy.
+
+        Raises:
+            GraphBuildError: the weights are not finite numbers, or do not broadcast to the scores.
+        """
+        array = numbers(self, field, value)
+        # NumPy's and ONNX's broadcasting aligns the last axes; a symbolic size (None) matches any weight.
+        dims = static_dims(scores) or ()
+        tail = dims[len(dims) - array.ndim :] if array.ndim <= len(dims) else ()
+        if array.ndim > len(dims) or any(
+            n not in (1, dim) for n, dim in zip(array.shape, tail, strict=True) if dim
+        ):
+            raise self._error(
+                f"{field} has shape {list(array.shape)}, which does not broadcast to the scores' "
+                f"{scores.shape}; pass one weight per element of the last dimensions"
+            )
+        return array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +155,7 @@ class SmoothL1Loss(ElementwiseLoss):
 
 # Without `eq`, because weights may be arrays, whose comparison returns an array.
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BCEWithLogitsLoss(ElementwiseLoss):
+class BCEWithLogitsLoss(BroadcastWeights, ElementwiseLoss):
     """Binary cross-entropy -t·log(p) - (1 - t)·log(1 - p) of p = sigmoid(score), for targets t in [0, 1].
 
     Computed in a numerically stable form, (1 - t)·x + (1 + (w - 1)·t)·softplus(-x) with x = score and w = pos_weight.
@@ -155,30 +183,6 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         if self.weight is not None:
             terms = op.Mul(terms, op.const(self._weight_for("weight", self.weight, scores), like=scores))
         return terms
-
-    def _weight_for(self, field: str, value: npt.ArrayLike, scores: ir.Value) -> np.ndarray:
-        """Returns `weight` or `pos_weight` as an array, after checking that it broadcasts to the scores.
-
-        Args:
-            field: name of the field, "weight" or "pos_weight", for error messages.
-            value: value of the field.
-            scores: the scores. The axes of the weights are aligned with their last axes, as in NumPy.
-
-        Raises:
-            GraphBuildError: the weights are not finite numbers, or do not broadcast to the scores.
-        """
-        array = numbers(self, field, value)
-        # NumPy's and ONNX's broadcasting aligns the last axes; a symbolic size (None) matches any weight.
-        dims = static_dims(scores) or ()
-        tail = dims[len(dims) - array.ndim :] if array.ndim <= len(dims) else ()
-        if array.ndim > len(dims) or any(
-            n not in (1, dim) for n, dim in zip(array.shape, tail, strict=True) if dim
-        ):
-            raise self._error(
-                f"{field} has shape {list(array.shape)}, which does not broadcast to the scores' "
-                f"{scores.shape}; pass one weight per element of the last dimensions"
-            )
-        return array
 
 
 def softplus(op: Emitter, x: ir.Value) -> ir.Value:

@@ -21,6 +21,7 @@ __all__ = [
     "BCEWithLogitsLoss",
     "CausalLMLoss",
     "CrossEntropyLoss",
+    "FunctionLoss",
     "HuberLoss",
     "L1Loss",
     "LossBlock",
@@ -75,6 +76,44 @@ class LossBlock(Block):
                 del info.metadata_props[:]
                 for key, text in marks[info.name].items():
                     info.metadata_props.add(key=key, value=text)
+
+
+class FunctionLoss(LossBlock):
+    """A loss that is a function of PyTorch tensors, an ONNX model, or has several outputs or targets.
+
+    Args:
+        loss: the function, e.g. `lambda scores, y: F.cross_entropy(scores, y)`, the path of a `.onnx` file, or a loss
+            of `onnxtrain.losses`, e.g. TripletMarginLoss(). See :func:`onnxtrain.losses.make_loss`.
+
+    Example:
+        >>> from onnxtrain import losses, onnxblock
+        >>> block = onnxblock.loss.FunctionLoss(losses.TripletMarginLoss(margin=0.5))
+    """
+
+    def __init__(self, loss: object) -> None:
+        super().__init__(losses.make_loss(loss))
+
+    def build(self, *input_names: str) -> str:
+        """Appends the loss, with a new input for each target that is not named.
+
+        Args:
+            input_names: names of the outputs of the model that the loss takes, then of existing values to use as
+                targets.
+
+        Returns:
+            The name of the loss.
+        """
+        loss = self.loss
+        if not isinstance(loss, losses.JointLoss):
+            return self._build_loss(*(input_names if len(input_names) > 1 else (*input_names, "target")))
+        origin = self._accessor.to_ir().graph
+
+        def write(op: Emitter, *_: ir.Value) -> ir.Value:
+            return losses.attach_joint_loss(op, loss, input_names, named=True)
+
+        result = self._append(write, *input_names, wish="loss")
+        self._keep_marks(origin)
+        return result
 
 
 @dataclass(eq=False, repr=False)

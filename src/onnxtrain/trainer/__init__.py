@@ -20,6 +20,7 @@ from onnxtrain.trainer._callbacks.wandb import WandbLogger
 from onnxtrain.trainer._fit.events import StepGradients
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange
 from onnxtrain.trainer._metrics.metrics import METRICS, Metric
+from onnxtrain.trainer._metrics.torch_metric import torch_metric
 from onnxtrain.trainer._run.history import History
 from onnxtrain.trainer._trainer import Callback, Trainer
 from onnxtrain.trainer.data import pack_tokens
@@ -49,4 +50,5 @@ __all__ = [
     "Trainer",
     "WandbLogger",
     "pack_tokens",
+    "torch_metric",
 ]

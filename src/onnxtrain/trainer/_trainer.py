@@ -20,6 +20,7 @@ import onnx_ir as ir
 from onnxtrain._dialects import explains_arguments, missing_attribute
 from onnxtrain._printable import printable
 from onnxtrain._words import argument
+from onnxtrain.artifacts import loss_for
 from onnxtrain.distributed._strategy import Strategy
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
@@ -90,7 +91,8 @@ class Trainer(NotCopyable):
 
     Args:
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not modified.
-        loss: the loss or its name, e.g. "cross_entropy"; see :class:`onnxtrain.Recipe`.
+        loss: the loss or its name, e.g. "cross_entropy", a function of PyTorch tensors, or a `.onnx` file; see
+            :class:`onnxtrain.Recipe`.
         optimizer: the optimizer or its name, e.g. "sgd", with PyTorch's defaults; see :class:`onnxtrain.Recipe`.
         learning_rate: learning rate, e.g. 1e-3; with a schedule, its highest value.
         requires_grad: see :class:`onnxtrain.Recipe`.
@@ -238,6 +240,8 @@ class Trainer(NotCopyable):
         )
         if isinstance(recipe.teacher, str | os.PathLike):
             recipe = replace(recipe, teacher=Path(recipe.teacher).absolute())
+        # A function or file becomes a loss once: a fit with sample weights builds its models again.
+        recipe = replace(recipe, loss=loss_for(recipe.loss))
         # All arguments are checked before a file is written, so that an error leaves no directory.
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
         metrics = [metrics] if isinstance(metrics, str) else metrics

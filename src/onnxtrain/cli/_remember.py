@@ -229,7 +229,9 @@ def _validation_file(directory: Path, data: Path, path: Path) -> Path | None:
     beside = _inside(data.absolute().parent, path.absolute())
     if beside is not None and beside.parent != data.resolve().parent:
         beside = None
-    return next((found for found in (inside, beside) if found is not None and found.is_file()), None)
+    # A folder of images is a directory.
+    found_ones = (found for found in (inside, beside) if found is not None)
+    return next((found for found in found_ones if found.is_file() or found.is_dir()), None)
 
 
 def _same(value: object, before: object, *, named_again: bool) -> bool:

@@ -11,7 +11,9 @@ from PIL import Image, ImageDraw
 CLASSES = ("circle", "square", "triangle")
 
 
-def network(classes: int = 3, channels: int = 3, dtype: str = "float", shape: str | None = None) -> onnx.ModelProto:
+def network(
+    classes: int = 3, channels: int = 3, dtype: str = "float", shape: str | None = None
+) -> onnx.ModelProto:
     """A convolution, a mean over the pixels and a linear layer."""
     rng = np.random.default_rng(0)
     shape = shape or f"n, {channels}, 24, 24"
@@ -21,7 +23,11 @@ def network(classes: int = 3, channels: int = 3, dtype: str = "float", shape: st
         "v": rng.standard_normal((8, classes)) * 0.3,
         "c": np.zeros(classes),
     }
-    pixels = "p = Cast<to = 1>(x) s = Constant<value_float = 255.0>() q = Div(p, s)" if dtype == "uint8" else "q = Identity(x)"
+    pixels = (
+        "p = Cast<to = 1>(x) s = Constant<value_float = 255.0>() q = Div(p, s)"
+        if dtype == "uint8"
+        else "q = Identity(x)"
+    )
     order = "t = Transpose<perm = [0, 3, 1, 2]>(q)" if shape.endswith(f" {channels}") else "t = Identity(q)"
     model = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 21]>

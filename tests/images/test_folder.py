@@ -26,10 +26,15 @@ def test_classes_are_sorted_and_files_belong_to_them(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("x")
     folder = ImageFolder(tmp_path)
     assert folder.classes == list(CLASSES)
-    assert folder.files[:5] == [*(f"circle/00{i}.png" for i in range(3)), "circle/deep/a.JPG", "square/000.png"]
+    assert folder.files[:5] == [
+        *(f"circle/00{i}.png" for i in range(3)),
+        "circle/deep/a.JPG",
+        "square/000.png",
+    ]
     assert folder.labels is not None
     assert folder.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert len(folder) == 10 and Path(folder.path(3)).is_file()
+    assert len(folder) == 10
+    assert Path(folder.path(3)).is_file()
     assert folder.open(0).size == (48, 40)
 
 
@@ -62,10 +67,13 @@ def test_splits_are_recognized(tmp_path: Path) -> None:
     write(tmp_path / "test", 1)
     folder = ImageFolder(tmp_path, size=24, flip=True)
     assert folder.splits == ["train", "valid", "test"]
-    assert folder.classes == list(CLASSES) and folder.files[0] == "train/circle/000.png"
+    assert folder.classes == list(CLASSES)
+    assert folder.files[0] == "train/circle/000.png"
     assert folder.open(0).size == (48, 40)
     validation = folder.validation
-    assert validation is not None and len(validation) == 6 and validation.passed.size == (24, 24)
+    assert validation is not None
+    assert len(validation) == 6
+    assert validation.passed.size == (24, 24)
     assert len(folder.split("test")) == 3
     with pytest.raises(InputError, match="no split 'val'"):
         folder.split("val")
@@ -87,7 +95,9 @@ def test_classes_may_be_called_train_and_test(tmp_path: Path) -> None:
 def test_flat_folders_and_lists_have_no_classes(tmp_path: Path) -> None:
     draw("circle", 0).save(tmp_path / "a.png")
     for folder in (ImageFolder(tmp_path), ImageFolder([tmp_path / "a.png"])):
-        assert folder.classes == [] and folder.labels is None and len(folder) == 1
+        assert folder.classes == []
+        assert folder.labels is None
+        assert len(folder) == 1
         with pytest.raises(InputError, match="have no classes"):
             folder.labels_for(())
 
@@ -95,7 +105,9 @@ def test_flat_folders_and_lists_have_no_classes(tmp_path: Path) -> None:
 def test_labels_follow_the_names_of_the_model_s_classes(tmp_path: Path) -> None:
     folder = ImageFolder(write(tmp_path, 1))
     assert folder.labels_for(["triangle", "dog", "circle", "square"]).tolist() == [2, 3, 0]
-    with pytest.raises(InputError, match="has the subfolders triangle, but the classes of the model are circle"):
+    with pytest.raises(
+        InputError, match="has the subfolders triangle, but the classes of the model are circle"
+    ):
         folder.labels_for(["circle", "square"])
 
 
@@ -111,9 +123,12 @@ def test_readable_leaves_out_damaged_files(tmp_path: Path) -> None:
     (tmp_path / "square" / "000.png").write_bytes(b"")
     folder = ImageFolder(tmp_path)
     whole = folder.readable()
-    assert len(whole) == 5 and "square/000.png" not in whole.files
-    assert list(folder.unreadable) == [2] and "is not an image" in folder.unreadable[2]
-    assert whole.labels is not None and whole.labels.tolist() == [0, 0, 1, 2, 2]
+    assert len(whole) == 5
+    assert "square/000.png" not in whole.files
+    assert list(folder.unreadable) == [2]
+    assert "is not an image" in folder.unreadable[2]
+    assert whole.labels is not None
+    assert whole.labels.tolist() == [0, 0, 1, 2, 2]
 
 
 def test_the_digest_depends_on_names_and_sizes(tmp_path: Path) -> None:
@@ -147,7 +162,12 @@ def test_impossible_arguments_are_refused(settings: Any, words: str, tmp_path: P
 
 def test_numpy_numbers_are_numbers(tmp_path: Path) -> None:
     folder = ImageFolder(
-        write(tmp_path, 1), size=np.int64(9), mean=np.float32([0.5] * 3), std=np.ones(3), crop=True, workers=np.int32(2)
+        write(tmp_path, 1),
+        size=np.int64(9),
+        mean=np.float32([0.5] * 3),
+        std=np.ones(3),
+        crop=True,
+        workers=np.int32(2),
     )
     assert (folder.passed.size, folder.passed.mean, folder.crop) == ((9, 9), (0.5, 0.5, 0.5), (0.08, 1.0))
 

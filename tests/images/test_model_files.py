@@ -56,16 +56,27 @@ def test_hugging_face(tmp_path: Path, config: Any, size: Any, resize: Any, inter
 def test_hugging_face_without_normalization_or_scaling(tmp_path: Path) -> None:
     plain = {"size": {"height": 8, "width": 8}, "do_normalize": False}
     got = found(tmp_path, "preprocessor_config.json", plain)
-    assert got is not None and (got.mean, got.std, got.scale) == ((0.0,), (1.0,), 1 / 255)
-    got = found(tmp_path, "preprocessor_config.json", plain | {"do_rescale": False, "do_flip_channel_order": True})
-    assert got is not None and (got.scale, got.bgr) == (1.0, True)
+    assert got is not None
+    assert (got.mean, got.std, got.scale) == ((0.0,), (1.0,), 1 / 255)
+    got = found(
+        tmp_path, "preprocessor_config.json", plain | {"do_rescale": False, "do_flip_channel_order": True}
+    )
+    assert got is not None
+    assert (got.scale, got.bgr) == (1.0, True)
     # Defaults differ between image processors, so a missing mean is unknown.
     got = found(tmp_path, "preprocessor_config.json", {"size": 8, "do_normalize": True})
-    assert got is not None and got.mean is None
+    assert got is not None
+    assert got.mean is None
 
 
 def test_timm(tmp_path: Path) -> None:
-    config = {"mean": MEAN, "std": STD, "input_size": [3, 224, 224], "crop_pct": 0.95, "interpolation": "bicubic"}
+    config = {
+        "mean": MEAN,
+        "std": STD,
+        "input_size": [3, 224, 224],
+        "crop_pct": 0.95,
+        "interpolation": "bicubic",
+    }
     got = found(tmp_path, "config.json", {"architecture": "resnet50", "pretrained_cfg": config})
     # floor(224 / 0.95) = 235
     expected = Preprocessing(
@@ -82,11 +93,16 @@ def test_timm(tmp_path: Path) -> None:
 def test_metadata_comes_first_and_folders_of_exports_are_searched(tmp_path: Path) -> None:
     (tmp_path / "onnx").mkdir()
     assert find_image_metadata({}, tmp_path / "onnx" / "model.onnx") is None
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(NORMAL | {"size": {"height": 9, "width": 9}}))
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps(NORMAL | {"size": {"height": 9, "width": 9}})
+    )
     beside = find_image_metadata({}, tmp_path / "onnx" / "model.onnx")
-    assert beside is not None and beside.preprocessing.size == (9, 9)
+    assert beside is not None
+    assert beside.preprocessing.size == (9, 9)
     ours = ImageMetadata(
-        preprocessing=Preprocessing(size=(5, 5), mean=(0.5,), std=(0.1,)), classes=("a", "b"), activation="softmax"
+        preprocessing=Preprocessing(size=(5, 5), mean=(0.5,), std=(0.1,)),
+        classes=("a", "b"),
+        activation="softmax",
     )
     assert find_image_metadata({PROPERTY: ours.to_json()}, tmp_path / "onnx" / "model.onnx") == ours
 
@@ -96,13 +112,21 @@ def test_metadata_comes_first_and_folders_of_exports_are_searched(tmp_path: Path
     [
         ("preprocessor_config.json", NORMAL | {"size": {"longest_edge": 5}}, "the size .* is not supported"),
         ("preprocessor_config.json", NORMAL | {"size": {"shortest_edge": 5}}, "differ in size"),
-        ("preprocessor_config.json", NORMAL | {"size": 5, "include_top": True}, "include_top is not supported"),
+        (
+            "preprocessor_config.json",
+            NORMAL | {"size": 5, "include_top": True},
+            "include_top is not supported",
+        ),
         ("preprocessor_config.json", NORMAL | {"size": 5, "resample": 9}, "resample is '9'"),
         ("preprocessor_config.json", NORMAL | {"size": 5, "image_mean": ["x"]}, "not a number"),
         ("preprocessor_config.json", NORMAL | {"size": {"height": -5, "width": 5}}, "between 1 and"),
         ("preprocessor_config.json", [], "not a JSON object"),
         ("config.json", {"mean": MEAN, "std": STD, "input_size": [224]}, "input_size"),
-        ("config.json", {"mean": MEAN, "std": STD, "input_size": [3, 8, 8], "crop_mode": "border"}, "crop_mode"),
+        (
+            "config.json",
+            {"mean": MEAN, "std": STD, "input_size": [3, 8, 8], "crop_mode": "border"},
+            "crop_mode",
+        ),
         ("config.json", {"mean": MEAN, "std": STD, "input_size": [3, 8, 8], "crop_pct": 7}, "crop_pct"),
     ],
 )

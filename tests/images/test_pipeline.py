@@ -24,7 +24,9 @@ def spec(*shape: Any, dtype: str = "float32") -> InputSpec:
     return InputSpec("x", BY_NAME[dtype], shape)
 
 
-def pipeline(*shape: Any, dtype: str = "float32", found: Preprocessing | None = None, **settings: Any) -> Pipeline:
+def pipeline(
+    *shape: Any, dtype: str = "float32", found: Preprocessing | None = None, **settings: Any
+) -> Pipeline:
     augment = {name: settings.pop(name) for name in ("flip", "crop") if name in settings}
     if dtype != "uint8" and found is None:
         settings = {"mean": MEAN, "std": STD} | settings
@@ -63,7 +65,7 @@ def test_resize_and_center_crop_are_those_of_torchvision(
     else:
         new_width, new_height = int(short * width / height), short
     expected = image.resize((new_width, new_height), Image.Resampling[name.upper()])
-    top, left = int(round((new_height - 24) / 2.0)), int(round((new_width - 24) / 2.0))
+    top, left = round((new_height - 24) / 2.0), round((new_width - 24) / 2.0)
     expected = expected.crop((left, top, left + 24, top + 24))
     np.testing.assert_array_equal(got, np.moveaxis(np.asarray(expected), -1, 0))
 
@@ -73,7 +75,12 @@ def test_the_pixels_are_those_of_torchvision_itself(tmp_path: Path) -> None:
     for width, height in ((50, 37), (31, 80), (24, 24)):
         image = picture(width, height)
         chain = transforms.Compose(
-            [transforms.Resize(28), transforms.CenterCrop(24), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+            [
+                transforms.Resize(28),
+                transforms.CenterCrop(24),
+                transforms.ToTensor(),
+                transforms.Normalize(MEAN, STD),
+            ]
         )
         got = loaded(pipeline(3, 24, 24, resize=28), image, tmp_path)
         np.testing.assert_array_equal(got, chain(image).numpy())
@@ -119,7 +126,9 @@ def test_a_scale_of_hugging_face(tmp_path: Path) -> None:
 def test_rectangles_are_covered() -> None:
     for width, height in ((100, 37), (37, 100), (64, 48), (48, 64), (7, 5)):
         new_width, new_height = resized(width, height, (20, 30), None)
-        assert new_width >= 30 and new_height >= 20 and (new_width == 30 or new_height == 20)
+        assert new_width >= 30
+        assert new_height >= 20
+        assert new_width == 30 or new_height == 20
         assert math.isclose(new_width / new_height, width / height, rel_tol=0.06)
 
 
@@ -128,21 +137,27 @@ def test_random_boxes_have_shares_and_ratios_in_bounds(width: int, height: int) 
     shares, ratios = [], []
     for seed in range(800):
         left, top, right, bottom = random_box(width, height, (0.3, 0.8), np.random.default_rng(seed))
-        assert 0 <= left < right <= width and 0 <= top < bottom <= height
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
         shares.append((right - left) * (bottom - top) / (width * height))
         ratios.append((right - left) / (bottom - top))
     if width == 30:
         # No box fits: the largest one with a ratio of 3 / 4, at the center.
         assert random_box(width, height, (0.3, 0.8), np.random.default_rng(0)) == (0, 180, 30, 220)
         return
-    assert min(shares) > 0.28 and max(shares) < 0.82
-    assert min(ratios) > 0.73 and max(ratios) < 1.36
+    assert min(shares) > 0.28
+    assert max(shares) < 0.82
+    assert min(ratios) > 0.73
+    assert max(ratios) < 1.36
     if width == 500:
         # All boxes of these shares fit, so both the share and the logarithm of the ratio are uniform.
         draws = [random_box(width, height, (0.1, 0.4), np.random.default_rng(seed)) for seed in range(800)]
         boxes = np.array(draws)
         w, h = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
-        for values, low, high in ((w * h / (width * height), 0.1, 0.4), (np.log(w / h), *np.log([3 / 4, 4 / 3]))):
+        for values, low, high in (
+            (w * h / (width * height), 0.1, 0.4),
+            (np.log(w / h), *np.log([3 / 4, 4 / 3])),
+        ):
             assert abs(np.mean(values) - (low + high) / 2) < 0.04 * (high - low)
             assert abs(np.std(values) - (high - low) / math.sqrt(12)) < 0.04 * (high - low)
 

@@ -48,7 +48,9 @@ def photos(tmp_path: Path) -> Path:
 
 
 def trainer(model: Any = None, **settings: Any) -> Trainer:
-    return Trainer(network() if model is None else model, **({"loss": "cross_entropy", "learning_rate": 0.01} | settings))
+    return Trainer(
+        network() if model is None else model, **({"loss": "cross_entropy", "learning_rate": 0.01} | settings)
+    )
 
 
 def weights(trained: Trainer) -> dict[str, np.ndarray]:
@@ -157,7 +159,8 @@ def test_the_run_and_the_exported_file_know_the_images(photos: Path, tmp_path: P
     one.export(tmp_path / "a.onnx")
     stored = {p.key: p.value for p in onnx.load(tmp_path / "a.onnx").metadata_props}
     content = json.loads(stored[PROPERTY])
-    assert content["classes"] == list(CLASSES) and content["activation"] == "softmax"
+    assert content["classes"] == list(CLASSES)
+    assert content["activation"] == "softmax"
     assert content["preprocessing"]["mean"] == [0.3]
     # Another folder and a new head replace the entry.
     again = trainer(tmp_path / "a.onnx")
@@ -165,14 +168,20 @@ def test_the_run_and_the_exported_file_know_the_images(photos: Path, tmp_path: P
     again.fit(ImageFolder(photos / "train", **PLAIN), verbose=False)
     again.export(tmp_path / "b.onnx")
     entries = [p for p in onnx.load(tmp_path / "b.onnx").metadata_props if p.key == PROPERTY]
-    assert len(entries) == 1 and json.loads(entries[0].value)["preprocessing"]["mean"] == [0.0]
+    assert len(entries) == 1
+    assert json.loads(entries[0].value)["preprocessing"]["mean"] == [0.0]
 
 
 def test_the_file_beside_the_model_is_used(photos: Path, tmp_path: Path) -> None:
     onnx.save(network(), tmp_path / "model.onnx")
     with pytest.raises(InputError, match="it is not known how the model's inputs were normalized"):
         trainer(tmp_path / "model.onnx").fit(photos / "train", verbose=False)
-    config = {"image_mean": [0.0], "image_std": [1.0], "do_normalize": True, "size": {"height": 24, "width": 24}}
+    config = {
+        "image_mean": [0.0],
+        "image_std": [1.0],
+        "do_normalize": True,
+        "size": {"height": 24, "width": 24},
+    }
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
     by_file, by_hand = trainer(tmp_path / "model.onnx"), trainer()
     by_file.fit(photos / "train", epochs=2, verbose=False)
@@ -200,9 +209,7 @@ def test_another_number_of_classes_is_refused(photos: Path) -> None:
         trainer(network(1), loss="bce_with_logits").fit(ImageFolder(photos / "train", **PLAIN))
 
 
-def test_unreadable_files_are_skipped_and_named_once(
-    photos: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_files_are_skipped_and_named_once(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = [photos / "train" / name for name in ("circle/003.png", "square/000.png", "square/007.png")]
     whole = trainer()
     for path in broken:
@@ -271,7 +278,8 @@ def test_a_fixed_batch_size_is_filled(photos: Path) -> None:
     model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 4
     one = trainer(model)
     history = one.fit(ImageFolder(photos / "train", **PLAIN), shuffle=False, verbose=False)
-    assert one.global_step == 7 and np.isfinite(history.last["loss"])
+    assert one.global_step == 7
+    assert np.isfinite(history.last["loss"])
     assert one.predict(photos / "val").shape == (12, 3)
 
 
@@ -329,7 +337,9 @@ def test_mistakes_are_the_worst_and_show_the_files(photos: Path) -> None:
     assert len(wrong) > 3
 
     figure = one.plot_mistakes(photos / "val", count=3)
-    assert figure._suptitle.get_text() == f"{len(wrong)} of 11 images are assigned to a wrong class; the 3 worst"
+    assert (
+        figure._suptitle.get_text() == f"{len(wrong)} of 11 images are assigned to a wrong class; the 3 worst"
+    )
     assert len(figure.axes) == 3
     for axes, index in zip(figure.axes, worst, strict=True):
         assert axes.get_title().strip() == CLASSES[true[index]]
@@ -380,7 +390,9 @@ def test_memory_holds_a_few_batches(photos: Path, monkeypatch: pytest.MonkeyPatc
 
     decoded: list[str] = []
     load = Pipeline.load
-    monkeypatch.setattr(Pipeline, "load", lambda self, path, *rest: (decoded.append(path), load(self, path, *rest)))
+    monkeypatch.setattr(
+        Pipeline, "load", lambda self, path, *rest: (decoded.append(path), load(self, path, *rest))
+    )
     ahead: list[int] = []
 
     class Watch(Callback):
@@ -390,4 +402,5 @@ def test_memory_holds_a_few_batches(photos: Path, monkeypatch: pytest.MonkeyPatc
     trainer().fit(
         ImageFolder(photos / "train", workers=2, **PLAIN), batch_size=2, callbacks=[Watch()], verbose=False
     )
-    assert len(decoded) == 30 and max(ahead) <= 4
+    assert len(decoded) == 30
+    assert max(ahead) <= 4

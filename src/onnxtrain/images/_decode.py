@@ -16,8 +16,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode by number of channels."""
 
-# Pillow's other decoders are less tested, and no file with one of the suffixes needs them.
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "GIF")
+# Pillow's other decoders are less tested, and no file with one of the suffixes needs them. JPEG includes MPO.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 _ORIENTATION = 0x0112
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         per_sample_gradients,
         vjp,
     )
+    from onnxtrain.images import ImageFolder
     from onnxtrain.planning import PlanChoice, plan_training
     from onnxtrain.recipe import Recipe
     from onnxtrain.surgery import lower_training_ops, make_batch_dynamic, replace_head, restore_dropout
@@ -54,6 +55,7 @@ __all__ = [
     "CheckpointState",
     "EarlyStopping",
     "History",
+    "ImageFolder",
     "LinearLRScheduler",
     "LossType",
     "ModelCheckpoint",
@@ -100,6 +102,7 @@ _HOME = {
         "errors": "OnnxTrainError",
         "estimators": "OnnxClassifier OnnxRegressor",
         "functional": "check_gradients check_op hessian_vector_product jvp per_sample_gradients vjp",
+        "images": "ImageFolder",
         "planning": "PlanChoice plan_training",
         "recipe": "Recipe",
         "surgery": "lower_training_ops make_batch_dynamic replace_head restore_dropout",

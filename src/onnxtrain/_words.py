@@ -62,6 +62,10 @@ class Words:
         """Returns advice on training with one-hot labels."""
         return "Pass labels.argmax(axis=1), or train with CrossEntropyLoss(probabilities=True)"
 
+    def new_head(self, classes: int) -> str:
+        """Returns advice on giving a model a last layer for a number of classes, without a period at the end."""
+        return f"Give it a new last layer: Trainer(onnxtrain.replace_head(model, {classes}), ...)"
+
     def drop_last(self) -> str:
         """Returns advice on dropping the incomplete last batch, as a clause to append to a sentence."""
         return ", or drop incomplete batches (drop_last=True)"

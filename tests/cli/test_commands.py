@@ -19,7 +19,7 @@ import pytest
 import models
 from cli.files import arrays_in
 from cli.processes import environment
-from onnxtrain import Trainer
+from onnxtrain import ImageFolder, Trainer
 from onnxtrain.cli._declared import options_of
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.errors import OnnxTrainError
@@ -592,7 +592,8 @@ def test_help_names_every_choice(option: str, names: dict[str, Any]) -> None:
 
 def test_options_name_arguments_of_python() -> None:
     """An option whose rule names no argument would be called by a name that nobody knows."""
-    arguments = {*inspect.signature(Trainer).parameters, *inspect.signature(Trainer.fit).parameters}
+    callables = (Trainer, Trainer.fit, ImageFolder)
+    arguments = {name for entry in callables for name in inspect.signature(entry).parameters}
     named = {option.rule.python for option in options_of(TrainOptions).values() if option.rule.python}
     assert named
     assert named <= arguments

@@ -214,14 +214,18 @@ def test_errors_of_data_that_is_not_transformed_name_the_argument() -> None:
     problem = problems.classes(samples=40)
     images = np.zeros((40, 4), np.uint8)
     trainer = Trainer(problem.model, "cross_entropy")
+
+    def shifted(x: Any, y: Any, rng: np.random.Generator) -> tuple[Any, Any]:
+        return _scaled(x, y)[0] + np.float32(rng.normal()), y
+
     for validation in (0.25, (images, problem.y)):
         with pytest.raises(
             InputError, match=r"Validation data: .*received dtype uint8.*pass validation_transform="
         ):
-            trainer.fit(images, problem.y, validation=validation, transform=_scaled, verbose=False)
+            trainer.fit(images, problem.y, validation=validation, transform=shifted, verbose=False)
     with pytest.raises(InputError, match="validation_transform needs validation data"):
         trainer.check_data(images, problem.y, transform=_scaled, validation_transform=_scaled)
-    trainer.fit(images, problem.y, transform=_scaled, verbose=False)
+    trainer.fit(images, problem.y, transform=shifted, verbose=False)
     for call in (lambda: trainer.evaluate(images, problem.y), lambda: trainer.predict(images)):
         with pytest.raises(InputError, match=r"received dtype uint8.*to convert it, pass transform="):
             call()

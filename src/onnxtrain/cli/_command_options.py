@@ -118,9 +118,9 @@ class EvaluateOptions:
 
     source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
     data: Path = option(
-        "FILE",
+        "FILE|DIR",
         "Evaluate on this file, in the format of the training data and with the target: .npz arrays, or a .csv or "
-        ".parquet table.",
+        ".parquet table. Or on a folder of images with one subfolder per class, e.g. photos/val.",
         default=REQUIRED,
         show_default=False,
     )
@@ -144,6 +144,11 @@ class EvaluateOptions:
         "its own metrics.",
         python="metrics",
     )
+    mistakes: Path | None = option(
+        "FILE.png",
+        "Plot the images that the model is most wrong about, with true and predicted classes, to this file (.png, .pdf "
+        "or .svg), e.g. mistakes.png. Default: no plot.",
+    )
     batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
     config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
     json: bool = switch(JSON_HELP)
@@ -159,9 +164,9 @@ class PredictOptions:
 
     source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
     data: Path = option(
-        "FILE",
+        "FILE|DIR",
         "Predict the samples in this file, in the format of the training data: .npz arrays, or a .csv or .parquet "
-        "table. The target may be left out.",
+        "table. The target may be left out. Or predict the images in a folder and its subfolders, e.g. photos/new.",
         default=REQUIRED,
         show_default=False,
     )

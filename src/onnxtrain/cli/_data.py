@@ -11,18 +11,21 @@ import numpy as np
 
 from onnxtrain.cli._output import info
 from onnxtrain.errors import InputError
+from onnxtrain.images import ImageFolder
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 from onnxtrain.tables import TABLE_SUFFIXES, Table, TableEncoder, read_table
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def load_data(path: Path) -> Arrays | Table:
-    """Loads an .npz file or a .csv or .parquet table.
+def load_data(path: Path) -> Arrays | Table | ImageFolder:
+    """Loads an .npz file or a .csv or .parquet table, or finds the images in a folder.
 
     Raises:
-        InputError: the file is missing or damaged.
+        InputError: the file is missing or damaged, or the folder contains no images.
     """
+    if path.is_dir():
+        return ImageFolder(path)
     if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES:
         return read_table(path)
     return load_arrays(path)

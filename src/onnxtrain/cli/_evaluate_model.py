@@ -13,6 +13,7 @@ from onnxtrain.cli._data import Arrays, assign, load_data
 from onnxtrain.cli._loss import fit_targets, label_targets, make_chosen_loss
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.errors import InputError
+from onnxtrain.images import ImageFolder
 from onnxtrain.losses import Loss, make_loss
 from onnxtrain.tables import Table, TableEncoder
 from onnxtrain.trainer import Trainer
@@ -47,6 +48,11 @@ def score_model(options: EvaluateOptions) -> Scored:
             targets tell which metrics to compute.
     """
     data = load_data(options.data)
+    if isinstance(data, ImageFolder):
+        raise InputError(
+            f"Evaluating '{options.source}': a folder of images needs the run that trained the model, which knows how "
+            "its labels follow from the folders. Pass the directory of the run, or an .npz file."
+        )
     outputs, encoder = model_predictions(options.source, data, options.data, options.batch_size)
     name = _output(outputs, options)
     scores = outputs.pop(name)

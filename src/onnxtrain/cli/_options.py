@@ -192,6 +192,57 @@ class TableOptions:
         return [flag(name) for name, value in vars(self).items() if value and value != defaults[name]]
 
 
+@dataclass(frozen=True)
+class ImageOptions:
+    """Options for a folder of images."""
+
+    panel: ClassVar[str] = "Images (a folder)"
+    kept: ClassVar[Kept] = "run"
+
+    # Strings, because typer has no type for one number or several; `_images.py` parses them.
+    image_size: str | None = option(
+        "PIXELS|HEIGHT,WIDTH",
+        "Feed images of this size to the model, e.g. 224. Default: the size of the model's input, or that in a file "
+        "beside the model.",
+        python="size",
+    )
+    mean: str | None = option(
+        "NUMBER|RED,GREEN,BLUE",
+        "Subtract this mean from pixels that are scaled to 0 to 1, e.g. 0.485,0.456,0.406. Default: the mean in the "
+        "model's metadata, or in preprocessor_config.json or config.json beside the model.",
+    )
+    std: str | None = option(
+        "NUMBER|RED,GREEN,BLUE",
+        "Divide by this standard deviation after subtracting --mean, e.g. 0.229,0.224,0.225. Default: as for --mean.",
+    )
+    resize: str | None = option(
+        "PIXELS|HEIGHT,WIDTH",
+        "Resize the shorter side of images to this length before the center is cropped, e.g. 256. Default: that of the "
+        "model, or the smallest that covers --image-size.",
+    )
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"] | None = option(
+        None,
+        "Resize images with this filter of Pillow, e.g. bicubic. Default: that of the model, or bilinear.",
+    )
+    flip: bool = switch("Flip half of the training images horizontally. Default: off.", kept="fit")
+    crop: str | None = option(
+        "LEAST|LEAST,MOST",
+        "Train on random crops of images with at least this share of the area, e.g. 0.25. Default: the center.",
+        kept="fit",
+    )
+    image_workers: int | None = option(
+        "COUNT",
+        "Decode images with this many threads, e.g. 4. Default: one per core, at most 8.",
+        kept="anew",
+        min=1,
+        max=64,
+    )
+
+    def given(self) -> list[str]:
+        """Returns the options that differ from the defaults, e.g. ["--mean", "--flip"]."""
+        return [flag(name) for name, value in vars(self).items() if value]
+
+
 def parse_dims(items: Sequence[str]) -> dict[str, int]:
     """Parses the values of `--dim` into sizes by dimension name, e.g. {"sequence": 16} for ["sequence=16"].
 

@@ -139,9 +139,9 @@ def data_file(trainer: Trainer, options: TrainOptions) -> Path:
 
 
 def _regular_file(path: Path) -> Path | None:
-    """Returns a path if it is that of a regular file on this machine, else None."""
+    """Returns a path if it is that of a regular file or a folder on this machine, else None."""
     # Opening a file on another machine would send the user's name and a hash of the password there.
-    if path.drive.startswith("\\\\") or is_stream(path) or not path.is_file():
+    if path.drive.startswith("\\\\") or is_stream(path) or not path.exists():
         return None
     # Shorter in messages, if it is below the working directory.
     path = path.resolve()
@@ -300,7 +300,9 @@ def _validation_file(directory: Path, data: Path, path: Path) -> Path | None:
     beside = _inside(data.absolute().parent, path.absolute())
     if beside is not None and beside.parent != data.resolve().parent:
         beside = None
-    return next((found for found in (inside, beside) if found is not None and found.is_file()), None)
+    # A folder of images is a directory.
+    found_ones = (found for found in (inside, beside) if found is not None)
+    return next((found for found in found_ones if found.is_file() or found.is_dir()), None)
 
 
 def _same(value: object, before: object, *, named_again: bool) -> bool:

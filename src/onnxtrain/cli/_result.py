@@ -29,6 +29,7 @@ class Fitted(NamedTuple):
         encoder: encoder of the table; None for a run on arrays.
         early: callback that restored the best epoch; None if the last epoch is exported.
         averaged: True if the exported weights are an average over epochs (SWA).
+        classes: names of the classes; None for a numeric target.
     """
 
     trainer: Trainer
@@ -38,6 +39,7 @@ class Fitted(NamedTuple):
     encoder: TableEncoder | None
     early: EarlyStopping | None
     averaged: bool = False
+    classes: list[str] | None = None
 
 
 def print_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None:
@@ -74,7 +76,7 @@ def print_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None
         history = trainer.history
         print_json({**document, "epochs": history.epochs, "evaluations": history.evaluations})
         return
-    labels = metric_labels(trainer, None if encoder is None else encoder.classes_, list(values))
+    labels = metric_labels(trainer, fitted.classes, list(values))
     rows: list[tuple[str, object]] = [(labels[key], f"{value:,.5g}") for key, value in values.items()]
     rows.append(("learning_rate", f"{record['learning_rate']:,.5g}"))
     # The median, because the first epoch is slow on a cold machine.

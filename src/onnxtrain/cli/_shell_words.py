@@ -117,6 +117,10 @@ class ShellWords(Words):
             "--loss-option probabilities=true"
         )
 
+    def new_head(self, classes: int) -> str:
+        """Returns the option that gives a model a last layer for a number of classes."""
+        return f"Give it a new last layer with {self.argument('replace_head', classes)}"
+
     def drop_last(self) -> str:
         """Returns advice to drop the incomplete last batch, as a clause that ends a sentence."""
         return f", or drop incomplete batches ({flag('drop_last')})"

@@ -19,6 +19,7 @@ from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive
 from onnxtrain.cli._config import RUN_FILE, write_config
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._declared import flag
+from onnxtrain.cli._images import chosen_images, require_folder
 from onnxtrain.cli._interrupts import uninterrupted
 from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import INTERRUPTED, info
@@ -41,6 +42,7 @@ from onnxtrain.cli._tables import chosen_encoder, fit_encoder
 from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions, WorkerOptions
 from onnxtrain.cli._workers import chosen_strategy, leads
 from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.images import ImageFolder
 from onnxtrain.passes import canonicalize
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.schedules import SCHEDULES, Schedule
@@ -83,10 +85,10 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             options = replace(options, data=data_file(trainer, options))
             data = load_data(_data(options))
             encoder = saved_encoder(trainer, options.source)
-            arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
+            arrays = _arrays(data, encoder, trainer)
             weights = _table_weights(data, encoder)
             # The code below reads the options of the run, not the defaults of this command.
-            options = recall(trainer, options, given, digest(arrays | weights))
+            options = recall(trainer, options, given, _digest(data, arrays | weights))
         path = _data(options)
         assert data is not None
         callbacks = chosen_callbacks(
@@ -97,28 +99,39 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         held_out = _validation_data(options.validation)
         if not resuming:
             options.table.check()
+            if not isinstance(data, ImageFolder):
+                require_folder(options.images, path)
             encoder = (
                 chosen_encoder(options.table, data, options.sample_weight)
                 if isinstance(data, Table)
                 else None
             )
             # Class names are needed before the models are built, because --positive may be one of them.
-            classes = encoder.find_classes(data) if encoder is not None else None
-            trainer = _begin(options, classes, directory)
+            classes = encoder.find_classes(data) if isinstance(data, Table) and encoder is not None else None
+            trainer = _begin(options, data.classes if isinstance(data, ImageFolder) else classes, directory)
             encoder = _fitted_encoder(encoder, trainer, data, options)
-            arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
+            arrays = _arrays(data, encoder, trainer)
             weights = _table_weights(data, encoder)
         sample_weight = _sample_weight(arrays | weights, options, encoder)
-        x, y = _assign(trainer, _without_weights(arrays, options), path)
         validation: Any = held_out
-        if isinstance(held_out, dict | Table):
-            others = to_arrays(held_out, encoder, trainer.manifest, label_targets(trainer))
-            validation = _assign(trainer, others, Path(str(options.validation)))
-        if transform is not None:
-            x, y = prepare_for_transform(x, y)
-        class_weight = chosen_class_weight(
-            options.class_weight, None if encoder is None else encoder.classes_
-        )
+        x: Any
+        y: Any
+        if isinstance(data, ImageFolder):
+            if isinstance(held_out, dict | Table):
+                raise InputError(
+                    f"--validation is '{options.validation}', but --data is a folder of images: pass a folder, "
+                    "too, or a fraction."
+                )
+            x, y = chosen_images(options.images, data), None
+        else:
+            x, y = _assign(trainer, _without_weights(arrays, options), path)
+            if held_out is not None and not isinstance(held_out, float):
+                others = _arrays(held_out, encoder, trainer)
+                validation = _assign(trainer, others, Path(str(options.validation)))
+            if transform is not None:
+                x, y = prepare_for_transform(x, y)
+        classes = data.classes if isinstance(data, ImageFolder) else encoder.classes_ if encoder else None
+        class_weight = chosen_class_weight(options.class_weight, classes)
         datasets: dict[str, Any] = {
             "batch_size": options.batch_size,
             "validation": validation,
@@ -133,12 +146,12 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         if isinstance(data, Table) and encoder is not None and not resuming:
             print_table_summary(data, encoder, _labels(trainer, arrays))
         # Printed before training, so that users notice a wrong class before a long run.
-        if remark := positive_remark(trainer, None if encoder is None else encoder.classes_):
+        if remark := positive_remark(trainer, classes):
             info(remark)
         # An interrupted fit is resumed with its saved learning rate and options.
         if not trainer.resumes_fit:
             trainer.learning_rate = options.rate.learning_rate
-            remember(trainer, options, digest(arrays | weights))
+            remember(trainer, options, _digest(data, arrays | weights))
             # Saved, so that the run can be resumed even if the process is killed in the first epoch.
             trainer.save(trainer.directory)
             # A resumed run keeps the options file of its first command.
@@ -169,7 +182,21 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     averaged = options.callbacks.regularize.swa_start is not None
-    print_result(Fitted(trainer, x, y, validation, encoder, early, averaged), options, directory)
+    print_result(Fitted(trainer, x, y, validation, encoder, early, averaged, classes), options, directory)
+
+
+def _arrays(data: Arrays | Table | ImageFolder, encoder: TableEncoder | None, trainer: Trainer) -> Arrays:
+    """Returns the arrays of training or validation data by name; {} for images, which are decoded in batches."""
+    if isinstance(data, ImageFolder):
+        if encoder is not None:
+            raise InputError(f"The run was trained on a table; '{data.root}' is a folder. Pass a table.")
+        return {}
+    return to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
+
+
+def _digest(data: Arrays | Table | ImageFolder, arrays: Arrays) -> str:
+    """Returns a digest of the training data, by which a resumed run knows it."""
+    return data.digest() if isinstance(data, ImageFolder) else digest(arrays)
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
@@ -177,7 +204,7 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
     return x, fit_targets(trainer, y)
 
 
-def _table_weights(data: Arrays | Table, encoder: TableEncoder | None) -> Arrays:
+def _table_weights(data: Arrays | Table | ImageFolder, encoder: TableEncoder | None) -> Arrays:
     """Returns a dict with the sample weights of a table; an empty dict if the data has no weight column."""
     weights = encoder.sample_weights(data) if isinstance(data, Table) and encoder is not None else None
     return {} if weights is None else {WEIGHT: weights}
@@ -193,6 +220,10 @@ def _sample_weight(arrays: Arrays, options: TrainOptions, encoder: TableEncoder 
         return None
     # `_table_weights` stores the column of a table under the trainer's name for weights.
     name = options.sample_weight if encoder is None else WEIGHT
+    if options.data.is_dir():
+        raise InputError(
+            "--sample-weight is a column of a table or an array; images of a folder have no weights."
+        )
     if name not in arrays:
         raise InputError(
             f"--sample-weight is '{options.sample_weight}', but '{options.data}' contains "
@@ -307,7 +338,7 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
     recipe = chosen_recipe(options, mixed=chosen_transform(options.callbacks) is not None)
     model = prepared(options.source, options.model, seed=options.seed)
     check_loss(canonicalize(model), options.model.loss)
-    return _CommandTrainer(
+    trainer = _CommandTrainer(
         model,
         recipe=recipe,
         learning_rate=options.rate.learning_rate,
@@ -324,6 +355,9 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
         threads=options.threads,
         strategy=chosen_strategy(options.workers),
     )
+    # The files of Hugging Face and timm are beside the model's file.
+    trainer._state.image_origin = options.source.absolute()
+    return trainer
 
 
 def _schedule(options: ScheduleOptions) -> Schedule | None:
@@ -350,7 +384,7 @@ def _schedule(options: ScheduleOptions) -> Schedule | None:
     return named_schedule(options.schedule, parameters)
 
 
-def _validation_data(text: str | None) -> float | Arrays | Table | None:
+def _validation_data(text: str | None) -> float | Arrays | Table | ImageFolder | None:
     fraction = _validation_fraction(text)
     return load_data(Path(text)) if text is not None and fraction is None else fraction
 
@@ -365,7 +399,7 @@ def _validation_fraction(text: str | None) -> float | None:
 
 
 def _fitted_encoder(
-    encoder: TableEncoder | None, trainer: Trainer, data: Arrays | Table, options: TrainOptions
+    encoder: TableEncoder | None, trainer: Trainer, data: Arrays | Table | ImageFolder, options: TrainOptions
 ) -> TableEncoder | None:
     """Fits a new run's table encoder to the training table, and stores the encoder in the run.
 

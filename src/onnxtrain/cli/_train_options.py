@@ -14,6 +14,7 @@ from onnxtrain.cli._options import (
     CONFIG_HELP,
     CONFIG_SETTINGS,
     JSON_HELP,
+    ImageOptions,
     LoraOptions,
     MemoryOptions,
     ModelOptions,
@@ -125,22 +126,24 @@ class TrainOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
-        table, model, memory, optimizer, lora, rate, callbacks, workers: groups of options.
+        table, images, model, memory, optimizer, lora, rate, callbacks, workers: groups of options.
     """
 
     source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to resume.")
     data: Path | None = option(
-        "FILE",
+        "FILE|DIR",
         "Train on this file: an .npz file with arrays named like the model's inputs and targets (or x and y), "
-        "or a .csv or .parquet table. Required for a new run. Default for a resumed run: the file that it was trained "
-        "on, if that has not changed.",
+        "or a .csv or .parquet table. Or on a folder of images with one subfolder per class, e.g. photos/train. "
+        "Required for a new run. Default for a resumed run: the data that it was trained on, if that has not changed.",
     )
     table: TableOptions = field(default_factory=TableOptions)
+    images: ImageOptions = field(default_factory=ImageOptions)
     # A string for both: a number is a fraction, anything else a path.
     validation: str | None = option(
-        "FRACTION|FILE",
+        "FRACTION|FILE|DIR",
         "Validate after each epoch on a random fraction of the samples, which is excluded from training, e.g. 0.1, or "
-        "on a second file in the format of --data, e.g. valid.npz. Default: no validation.",
+        "on a second file or folder in the format of --data, e.g. valid.npz. Default: no validation, or the subfolder "
+        "val of a folder of images.",
         kept="fit",
     )
     stratify: bool = switch(

@@ -20,38 +20,60 @@ from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._declared import flag
 from onnxtrain.cli._evaluate_model import score_model
 from onnxtrain.cli._export import export_model
+from onnxtrain.cli._images import (
+    check_figure,
+    model_image_predictions,
+    run_image_predictions,
+    save_mistakes,
+    table_of,
+)
 from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import heading, print_json, print_next, print_table, summary_table, table
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import write_file
 from onnxtrain.cli._remember import saved_encoder
 from onnxtrain.errors import InputError, ModelError
+from onnxtrain.images import ImageFolder
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.artifact_folder import keep_inside
+from onnxtrain.runtime.device import CPU
+from onnxtrain.runtime.session import open_session
 from onnxtrain.tables import TABLE_SUFFIXES, Table, TableEncoder
 from onnxtrain.trainer import Trainer
+from onnxtrain.trainer._fit.images import image_classes
 from onnxtrain.trainer._metrics.probabilities import probabilities
 
 
 def evaluate_run(options: EvaluateOptions) -> None:
     """Prints the loss and metrics of a run or an .onnx file on a dataset, for a classifier also a report per class."""
+    check_figure(options.mistakes)
     has_loss = True
+    x: Any
+    y: Any = None
     if options.source.is_dir():
         _refuse_model_options(options)
         trainer, encoder = _open(options.source)
-        arrays = to_arrays(load_data(options.data), encoder, trainer.manifest, label_targets(trainer))
-        x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
-        y = fit_targets(trainer, y)
+        data = load_data(options.data)
+        if isinstance(data, ImageFolder):
+            x = data
+        else:
+            arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
+            x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
+            y = fit_targets(trainer, y)
     else:
         trainer, encoder, x, y, has_loss = score_model(options)
     values = trainer.evaluate(x, y, batch_size=options.batch_size)
     if not has_loss:
         # Loss and metrics come from one function, which knows no metrics without a loss.
         del values["loss"]
-    classes = None if encoder is None else encoder.classes_
+    classes = image_classes(trainer._state) if encoder is None else encoder.classes_
     names = class_names(trainer, classes)
     matrix = confusion_matrix_if_small(trainer, x, y, names, options.batch_size)
     report = None if matrix is None or names is None else class_report(matrix, names)
+    if options.mistakes is not None:
+        if options.source.is_dir():
+            keep_inside(options.mistakes, options.source)
+        save_mistakes(trainer, x, y, names, options.mistakes, options.batch_size)
     if options.json:
         document: dict[str, Any] = {
             "directory" if options.source.is_dir() else "model": str(options.source),
@@ -60,11 +82,15 @@ def evaluate_run(options: EvaluateOptions) -> None:
         }
         if matrix is not None:
             document |= {"classes": report, "confusion_matrix": matrix.tolist()}
+        if options.mistakes is not None:
+            document["mistakes"] = str(options.mistakes)
         print_json(document)
         return
     labels = metric_labels(trainer, classes, list(values))
     rows = [(labels[key], f"{value:,.6g}") for key, value in values.items()]
     print_table(heading(f"{options.source} on {options.data.name}"), summary_table(None, rows))
+    if options.mistakes is not None:
+        print_table(f"Worst mistakes: {options.mistakes}")
     if matrix is not None and names is not None and report is not None:
         _print_classes(names, matrix, report)
     print_next("predict", options.source, "--data", "FILE", "-o", "predictions.csv")
@@ -119,14 +145,18 @@ def write_predictions(options: PredictOptions) -> None:
     data = load_data(path)
     if options.id and not isinstance(data, Table):
         raise InputError(f"--id names columns of a table (.csv, .parquet); '{path}' is not a table.")
-    if source.is_dir():
+    columns: Arrays = {}
+    if isinstance(data, ImageFolder):
+        predictions, columns = _image_predictions(source, data, options.batch_size)
+    elif source.is_dir():
         predictions = _run_predictions(source, data, path, options.batch_size)
     else:
         values, encoder = model_predictions(source, data, path, options.batch_size)
         predictions = _Predictions(values, None if encoder is None else encoder.classes_, encoder)
     if options.probabilities:
         predictions = predictions._replace(outputs=_only_probabilities(predictions, source))
-    columns = _ids(data, options.id, predictions.encoder) if isinstance(data, Table) else {}
+    if isinstance(data, Table):
+        columns = _ids(data, options.id, predictions.encoder)
     try:
         if source.is_dir():
             keep_inside(output, source)
@@ -206,6 +236,38 @@ class _Predictions(NamedTuple):
     encoder: TableEncoder | None
 
 
+def _image_predictions(
+    source: Path, folder: ImageFolder, batch_size: int | None
+) -> tuple[_Predictions, Arrays]:
+    """Computes the predictions of a run or model for a folder of images.
+
+    Args:
+        source: directory of the run, or path of the model.
+        folder: the images.
+        batch_size: samples per batch; None for the default.
+
+    Returns:
+        The predictions, and the column with the paths of the images.
+    """
+    names: list[str] | None
+    if source.is_dir():
+        trainer, encoder = _open(source)
+        if encoder is not None:
+            raise InputError(
+                f"The run '{source}' was trained on a table; '{folder.root}' is a folder. Pass a table."
+            )
+        found = run_image_predictions(trainer, folder, batch_size)
+        named = image_classes(trainer._state)
+        names = class_names(trainer, named)
+        outputs = _with_classes(trainer, found.outputs, None, names if named is not None else None)
+        found = found._replace(outputs=outputs)
+    else:
+        session = open_session(source, "model", CPU, None)
+        found, names = model_image_predictions(session, source, folder, batch_size)
+    columns, outputs = table_of(found)
+    return _Predictions(outputs, names, None), columns
+
+
 def _run_predictions(
     directory: Path, data: Arrays | Table, path: Path, batch_size: int | None
 ) -> _Predictions:
@@ -226,22 +288,39 @@ def _run_predictions(
     result = trainer.predict(x, batch_size=batch_size)
     outputs = result if isinstance(result, dict) else {trainer.outputs[0]: result}
     names = class_names(trainer, None if encoder is None else encoder.classes_)
-    named = encoder is not None and encoder.classes_ is not None
-    scores = outputs.get(trainer.prediction or "")
-    if scores is None or not manifest.targets:
+    named = names if encoder is not None and encoder.classes_ is not None else None
+    if outputs.get(trainer.prediction or "") is None or not manifest.targets:
         return _Predictions(outputs, None, encoder)
+    return _Predictions(_with_classes(trainer, outputs, encoder, named), named, encoder)
+
+
+def _with_classes(
+    trainer: Trainer, outputs: Arrays, encoder: TableEncoder | None, names: Sequence[str] | None
+) -> Arrays:
+    """Adds the arrays `probability` and `class` to the outputs of a run, if its loss is a classification loss.
+
+    Args:
+        trainer: trainer of the run.
+        outputs: outputs by name, [samples, ...].
+        encoder: the run's table encoder; None if it has none.
+        names: names of the classes; None for class indices.
+    """
+    scores = outputs.get(trainer.prediction or "")
+    if scores is None or not trainer.manifest.targets:
+        return outputs
     labels = label_targets(trainer)[0].class_labels
     probability = probabilities(trainer.loss_name, scores, labels.axis if labels is not None else 1)
     chosen = _chosen(trainer, scores)
-    if chosen is not None and named and names is not None:
+    if chosen is not None and names is not None:
         chosen = np.array(names)[chosen]
     # In the dtype of the logits, as the exported model returns them.
     probability = None if probability is None else probability.astype(scores.dtype)
+    result = dict(outputs)
     for kind, array in (("probability", probability), ("class", chosen)):
         name = kind if encoder is None else encoder.output_name(kind)
-        if array is not None and name not in outputs:
-            outputs[name] = array
-    return _Predictions(outputs, names if named else None, encoder)
+        if array is not None and name not in result:
+            result[name] = array
+    return result
 
 
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:

@@ -183,7 +183,7 @@ def _function_name(function: Bytes) -> tuple[str, str]:
     return wire.string(function, proto.FUNCTION_DOMAIN), wire.string(function, proto.FUNCTION_NAME)
 
 
-def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
+def _model_parts(model: list[wire.Field], graph: Graph, metadata: Mapping[str, str]) -> list[Bytes]:
     """Returns the encoded fields of the exported ModelProto, except its graph.
 
     These are the fields of the eval model, except the manifest, functions that `graph` does not call, and opset imports
@@ -192,6 +192,7 @@ def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
     Args:
         model: fields of the eval model.
         graph: the pruned graph.
+        metadata: entries to add to the metadata.
     """
     functions = {_function_name(f.payload): f for f in model if f.number == proto.MODEL_FUNCTION}
     # Functions may call functions, so calls are followed from the nodes of the graph.
@@ -211,7 +212,7 @@ def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
         if part.number == proto.MODEL_GRAPH:
             continue
         # The exported model does not belong to a training run, and `Module` must reject it.
-        if part.number == proto.MODEL_METADATA and wire.string(part.payload, 1) == METADATA_KEY:
+        if part.number == proto.MODEL_METADATA and wire.string(part.payload, 1) in {METADATA_KEY, *metadata}:
             continue
         # An unused domain would only require readers of the model to know its ops.
         if part.number == proto.MODEL_OPSET and wire.string(part.payload, 1) not in domains:
@@ -219,6 +220,10 @@ def _model_parts(model: list[wire.Field], graph: Graph) -> list[Bytes]:
         if part.number == proto.MODEL_FUNCTION and _function_name(part.payload) not in called_functions:
             continue
         parts.append(part.raw)
+    parts += [
+        wire.embed(proto.MODEL_METADATA, wire.text(1, key), wire.text(2, value))
+        for key, value in metadata.items()
+    ]
     return parts
 
 
@@ -287,6 +292,7 @@ def export_inference_model(
     parameters: Mapping[str, Buffer],
     uri: str | os.PathLike[str],
     output_names: Sequence[str],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Exports the part of the eval model that computes `output_names`, with the parameters as initializers.
 
@@ -296,6 +302,7 @@ def export_inference_model(
         uri: path of the model file, which is replaced atomically. If the model exceeds 2 GB, a second file in the same
             directory contains the data of its tensors.
         output_names: names of the outputs, in order, e.g. ["logits"].
+        metadata: entries to add to the model's metadata, by key; they replace entries of the eval model.
 
     Raises:
         InputError: `output_names` is empty, contains a name twice, contains a name that is not a value of the eval
@@ -326,7 +333,7 @@ def export_inference_model(
         for name in [n for n in group if n not in needed]:
             del group[name]
     try:
-        model_parts = _model_parts(model, graph)
+        model_parts = _model_parts(model, graph, metadata or {})
     # Names of functions and domains are only read here; in a damaged file they may not be UTF-8.
     except ValueError as error:
         raise ModelLoadError(f"Exporting for inference: reading the {source} failed: {error}.") from error

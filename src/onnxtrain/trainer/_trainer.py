@@ -36,13 +36,21 @@ from onnxtrain.trainer._checks import check_integer, check_switch
 from onnxtrain.trainer._fit.datasets import (
     Data,
     Validation,
-    advising_transform,
     enable_sample_weights,
     fit_datasets,
+    prediction_source,
     weighted_dataset,
 )
 from onnxtrain.trainer._fit.events import Event, Events, StepGradients
+from onnxtrain.trainer._fit.images import (
+    bound_images,
+    image_arguments,
+    image_metadata,
+    image_origin,
+    remember_images,
+)
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange, find_range
+from onnxtrain.trainer._fit.mistakes import plot_mistakes
 from onnxtrain.trainer._fit.moving_average import check_decay
 from onnxtrain.trainer._fit.schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._fit.state import TrainingState, scheduler_settings
@@ -62,15 +70,15 @@ from onnxtrain.trainer._workers import join_workers, run_fit
 from onnxtrain.trainer.data import (
     ClassWeightedSource,
     ClassWeights,
-    Layout,
     Options,
     Pass,
     TransformFunction,
-    open_source,
     warn_of_fixed_batch,
 )
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from onnxtrain.lora import LoraConfig
     from onnxtrain.passes import ModelSource
     from onnxtrain.recipe import (
@@ -288,6 +296,7 @@ class Trainer(NotCopyable):
         # Read back, so that this trainer has exactly the settings of one that resumes the run.
         _, settings, _ = Position.from_json(str(run.state.properties[PROPERTY]), f"'{run.directory}'")
         self._state = TrainingState(run, workspace, position, settings, schedule, metrics, workers)
+        self._state.image_origin = image_origin(model)
         run.optimizer.set_learning_rate(position.learning_rate)
 
     def __repr__(self) -> str:
@@ -407,8 +416,10 @@ class Trainer(NotCopyable):
         Args:
             inputs: samples along axis 0; for several inputs, a list in the model's order or a dict by name.
                 Floating-point data is cast to the model's dtype. Other accepted types: a pandas or polars frame; a
-                map-style dataset (PyTorch's, Hugging Face's); a DataLoader; an iterable of batches `(inputs, targets)`,
-                `(inputs, targets, sample_weight)` or dicts by name; or a function that returns such an iterable.
+                map-style dataset (PyTorch's, Hugging Face's); an :class:`ImageFolder <onnxtrain.images.ImageFolder>` or
+                the path of a folder with one subfolder of images per class; a DataLoader; an iterable of batches
+                `(inputs, targets)`, `(inputs, targets, sample_weight)` or dicts by name; or a function that returns
+                such an iterable.
             targets: targets of the samples; integers for class labels. None if the model needs none, or if the data
                 includes them. For a frame, column names are accepted as well.
             epochs: number of passes over the data, in addition to the epochs of earlier fits. A call that resumes an
@@ -418,7 +429,8 @@ class Trainer(NotCopyable):
                 batch size uses that size and skips the incomplete last batch of each epoch, with a warning (shuffling
                 varies which samples are skipped).
             validation: `(inputs, targets)` or `(inputs, targets, sample_weight)` to evaluate after each epoch, other
-                data that includes its targets, or the fraction of the samples to split off at random, e.g. 0.1.
+                data that includes its targets, such as a folder of images, or the fraction of the samples to split off
+                at random, e.g. 0.1.
             callbacks: callbacks, e.g. `[EarlyStopping()]`; see :class:`Callback`.
             shuffle: shuffle the samples in each epoch.
             accumulate: number of batches per optimizer step (gradient accumulation); a step uses the gradient of the
@@ -429,9 +441,11 @@ class Trainer(NotCopyable):
             verbose: show a progress bar, or one line per epoch if standard error is not a terminal.
             sample_weight: a weight w for each sample: the loss is sum(w·l) / sum(w), over all batches of a step.
                 Metrics count each sample once.
-            transform: augmentation: a function `(inputs, targets) -> (inputs, targets)` that is applied to the arrays
-                of each training batch. A third required parameter, or one named `rng` or `generator`, is passed a numpy
-                Generator.
+            transform: augmentation or conversion: a function `(inputs, targets) -> (inputs, targets)` that is applied
+                to the arrays of each training batch. A third required parameter, or one named `rng` or `generator`, is
+                passed a numpy Generator. If the results do not depend on random numbers, as when `uint8` images are
+                divided by 255, the function is also applied to data for validation, :meth:`evaluate` and
+                :meth:`predict` that the model does not accept without it.
             validation_transform: like `transform`, for the batches of `validation`, e.g. to convert `uint8` images
                 without augmenting them.
             steps_per_epoch: optimizer steps per epoch; required for an endless stream.
@@ -450,6 +464,7 @@ class Trainer(NotCopyable):
             TrainingStateError: a fit of this trainer is already running, in another thread or because `fit` was called
                 from a callback; or `fit` was called inside a `with trainer.averaged():` block.
         """
+        inputs, validation = image_arguments(inputs, validation)
         epochs = check_integer(argument("epochs"), epochs)
         shuffle, drop_last = (
             check_switch(argument(name), value)
@@ -487,6 +502,7 @@ class Trainer(NotCopyable):
         state = self._state
         with state.fitting():
             data, held_out = fit_datasets(state, user_data)
+            images = bound_images(data)
             held_out_size = None
             if held_out is not None:
                 held_out_size = validation if isinstance(validation, float) else held_out.samples or 0
@@ -507,6 +523,7 @@ class Trainer(NotCopyable):
                 class_weight=data.weights.tolist() if isinstance(data, ClassWeightedSource) else None,
                 stratify=user_data.stratify,
                 evaluate_every=evaluate_every,
+                images=None if images is None else images.pipeline.describe(),
             )
             state.position.check(plan)
             state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
@@ -514,6 +531,8 @@ class Trainer(NotCopyable):
             state.validating, state.training_data = held_out is not None, data
             warn_of_fixed_batch(state.run.batch_size, data.samples)
             state.workers.check_fixed_batch(state.run.batch_size)
+            remember_images(state, images)
+            state.transform = transform
             events = _CallbackEvents(called_back, self)
             report = make_report(verbose and state.workers.leads)
             try:
@@ -544,6 +563,7 @@ class Trainer(NotCopyable):
         """
         if isinstance(inputs, Iterator):
             return
+        inputs, validation = image_arguments(inputs, validation)
         data = Data(
             inputs,
             targets,
@@ -639,7 +659,7 @@ class Trainer(NotCopyable):
         Targets in the data are ignored.
 
         Args:
-            inputs: see :meth:`fit`; targets are not needed.
+            inputs: see :meth:`fit`; targets are not needed. For images, also a list of paths of files.
             batch_size: samples per batch, 32 by default.
             transform: function `(inputs, targets) -> (inputs, targets)` that converts each batch, as in :meth:`fit`;
                 called with None for the targets.
@@ -651,9 +671,7 @@ class Trainer(NotCopyable):
         Raises:
             InputError: the inputs do not match the model, or an output has no sample axis.
         """
-        layout = Layout.of(self.manifest, predicting=True)
-        with advising_transform(self._state, transform):
-            data = open_source(layout, inputs, options=Options(batch_size), transform=transform)
+        data = prediction_source(self._state, inputs, Options(batch_size), transform)
         with self.averaged():
             result = self._state.run.predict(data.read(Pass()))
         return result if len(result) > 1 else next(iter(result.values()))
@@ -731,6 +749,42 @@ class Trainer(NotCopyable):
         prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return confusion_matrix(state.task, prediction, target)
 
+    def plot_mistakes(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        count: int = 16,
+        classes: Sequence[str] | None = None,
+        batch_size: int | None = None,
+        transform: TransformFunction | None = None,
+    ) -> Figure:
+        """Plots the images that a classifier is most wrong about, with their true and predicted classes.
+
+        The worst mistakes come first: those with the least probability of the true class. Images of a folder are shown
+        as they are; of arrays, the inputs of the model, scaled from their least to their greatest value. Notebooks
+        display the figure, and `figure.savefig("mistakes.png")` writes it.
+
+        Args:
+            inputs: a folder of images, or arrays of images; see :meth:`fit`.
+            targets: see :meth:`fit`.
+            count: number of images to show.
+            classes: names of the classes. Default: those of the folder that the run was trained on, or their indices.
+            batch_size: samples per batch, 32 by default.
+            transform: see :meth:`evaluate`.
+
+        Raises:
+            InputError: the data does not match the model, the targets are not one class per sample, or the inputs are
+                not images.
+            MissingPackageError: matplotlib is not installed.
+        """
+        count = check_integer("count", count)
+        state = self._state
+        data = weighted_dataset(state, inputs, targets, None, Options(batch_size), transform)
+        images = bound_images(data)
+        names = classes if classes is not None or images is None else images.classes
+        return plot_mistakes(state, data, count, names)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the run to a directory from which :meth:`resume` restores it; creates the directory if missing.
 
@@ -798,7 +852,7 @@ class Trainer(NotCopyable):
         with self.averaged(), self._state.workers.writing() as writes:
             if writes:
                 keep_inside(path, self.directory)
-                self._state.run.export(path, names)
+                self._state.run.export(path, names, image_metadata(self._state))
 
     def model_card(
         self,

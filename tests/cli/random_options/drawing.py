@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from onnxtrain._names import LOSSES, OPTIMIZERS
 from onnxtrain.cli._command_options import ArtifactsOptions
 from onnxtrain.cli._declared import Option, options_of
-from onnxtrain.cli._options import TableOptions
+from onnxtrain.cli._options import ImageOptions, TableOptions
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.schedules import SCHEDULES
 
@@ -104,7 +104,9 @@ NEEDS = {
 PROCESSES = {"workers", "hosts", "restarts", "save_steps", "shard_optimizer", "compress"}
 # A run that is repeated stops at another epoch if the machine is slower.
 CLOCKS = {"time_limit"}
-LEFT_OUT = {"source", "data", "output", "config", "overwrite", "json", *PROCESSES, *CLOCKS}
+# Options of folders of images, which these jobs have none of; tests/cli/test_images.py has them.
+OF_IMAGES = set(options_of(ImageOptions))
+LEFT_OUT = {"source", "data", "output", "config", "overwrite", "json", *PROCESSES, *CLOCKS, *OF_IMAGES}
 OF_TABLES = set(options_of(TableOptions))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
+from onnxtrain.trainer._fit.images import are_images, bind_images, bound_images
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer._run.run import Run
 from onnxtrain.trainer.data import (
@@ -22,9 +25,14 @@ from onnxtrain.trainer.data import (
     open_source,
     split,
 )
+from onnxtrain.trainer.data._indexed import IndexedSource
 
 Validation = Any
 """`(inputs, targets)`, `(inputs, targets, sample_weight)`, a fraction, or data that :meth:`Trainer.fit` accepts."""
+
+
+# Random numbers with which a transform is tried, to see whether it depends on them.
+_TRIED = 8
 
 
 class Data(NamedTuple):
@@ -72,18 +80,15 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
         )
     if validation is None and data.validation_transform is not None:
         raise InputError("validation_transform needs validation data; pass validation, too.")
-    held_out, transform = None, data.validation_transform
-    if isinstance(validation, float):
-        source, held_out = split(
-            source, validation, state.position.seed, stratify=data.stratify, transform=transform
-        )
-    elif validation is not None:
+    held_out = None
+    if validation is not None:
         try:
-            held_out = _validation_source(state, validation, data.batch_size, transform)
-        except InputError as error:
-            alone = data.transform is not None and transform is None
-            remark = words().untransformed("validation_transform") if alone else ""
-            raise InputError(f"Validation data: {error}{remark}") from error
+            source, held_out = _with_validation(state, source, data, data.validation_transform)
+        except InputError:
+            if data.validation_transform is not None or not converts(source):
+                raise
+            # Only such a transform makes the data fit, and it does not augment.
+            source, held_out = _with_validation(state, source, data, data.transform)
     if held_out is not None:
         _require_loss_of_incomplete(state.run, held_out)
     if data.class_weight is not None:
@@ -92,9 +97,56 @@ def fit_datasets(state: TrainingState, data: Data) -> tuple[Source, Source | Non
     return source, held_out
 
 
+def _with_validation(
+    state: TrainingState, source: Source, data: Data, transform: TransformFunction | None
+) -> tuple[Source, Source]:
+    """Opens the validation data of a fit. Returns the training source without it, and the validation source.
+
+    Args:
+        state: the trainer's state.
+        source: the training data.
+        data: data arguments of the fit, with validation data.
+        transform: function that converts validation batches; None to leave them unchanged.
+    """
+    validation = data.validation
+    if isinstance(validation, float):
+        return split(source, validation, state.position.seed, stratify=data.stratify, transform=transform)
+    try:
+        images = bound_images(source)
+        classes = () if images is None else images.classes
+        return source, _validation_source(state, validation, data.batch_size, transform, classes)
+    except InputError as error:
+        alone = data.transform is not None and transform is None
+        remark = words().untransformed("validation_transform") if alone else ""
+        raise InputError(f"Validation data: {error}{remark}") from error
+
+
+def converts(source: Source) -> bool:
+    """True if the transform of a source only converts its data, e.g. scales uint8 images, and does not augment it.
+
+    Such a transform also suits validation data that the model does not accept otherwise. It gives the same result for
+    different random numbers. The first batch is transformed several times, as augmentation may leave a batch unchanged.
+    """
+    if not isinstance(source, IndexedSource) or source.transform is None:
+        return False
+    try:
+        passes = [source.read(Pass(seed, training=True)) for seed in range(_TRIED)]
+        first, *others = ([array.copy() for array in next(batches)] for batches in passes)
+    # The function may need targets, which predictions have not.
+    except Exception:
+        return False
+    return all(all(map(np.array_equal, first, other)) for other in others)
+
+
 def _validation_source(
-    state: TrainingState, validation: Any, batch_size: int | None, transform: TransformFunction | None
+    state: TrainingState,
+    validation: Any,
+    batch_size: int | None,
+    transform: TransformFunction | None,
+    classes: tuple[str, ...] = (),
 ) -> Source:
+    if are_images(validation):
+        return open_dataset(state, validation, None, None, Options(batch_size), transform, classes)
     # A tuple is (inputs, targets), a list of tuples or dicts is a list of batches. A list of two arrays is ambiguous,
     # and taken as [inputs, targets].
     pair = isinstance(validation, tuple) or (isinstance(validation, list) and len(validation) == 2)
@@ -134,14 +186,56 @@ def open_dataset(
     weights: Any,
     options: Options,
     transform: TransformFunction | None = None,
+    classes: tuple[str, ...] = (),
 ) -> Source:
-    """Opens data as a source of batches, which are checked against the model's inputs and targets."""
+    """Opens data as a source of batches, which are checked against the model's inputs and targets.
+
+    `classes` are the names of the classes that the training images of the same fit define.
+    """
     layout, position = Layout.of(state.run.manifest), state.position
+    if are_images(inputs):
+        _require_alone(targets, weights)
+        inputs = bind_images(state, layout, inputs, training=options.training, classes=classes)
     if targets is not None and not layout.targets:
         raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
     start = position.fit_start if position.unfinished else position.epoch
     at = Pass(position.seed, position.epoch, start) if options.training else Pass()
     return open_source(layout, inputs, targets, weights, options, transform, at)
+
+
+def prediction_source(
+    state: TrainingState,
+    inputs: Any,
+    options: Options,
+    transform: TransformFunction | None = None,
+    *,
+    skips: bool = False,
+) -> Source:
+    """Opens data for prediction, which needs no targets.
+
+    Args:
+        state: the trainer's state.
+        inputs: the data.
+        options: options for reading.
+        transform: function that converts the batches; None to leave them unchanged.
+        skips: True to leave out images that cannot be read; False to raise an error.
+    """
+    layout = Layout.of(state.run.manifest, predicting=True)
+    if are_images(inputs):
+        inputs = bind_images(state, layout, inputs, skips=skips)
+    return _opened(
+        state, transform, lambda chosen: open_source(layout, inputs, options=options, transform=chosen)
+    )
+
+
+def _require_alone(targets: Any, weights: Any) -> None:
+    """Raises InputError if targets or weights are passed in addition to a folder of images."""
+    for name, value in (("targets", targets), (argument("sample_weight"), weights)):
+        if value is not None:
+            raise InputError(
+                f"{name} are passed in addition to a folder of images, whose classes are its subfolders. Leave "
+                "them out."
+            )
 
 
 def enable_sample_weights(state: TrainingState, *sources: Source | None, for_fit: bool = False) -> None:
@@ -182,27 +276,38 @@ def weighted_dataset(
     transform: TransformFunction | None = None,
 ) -> Source:
     """Opens data; if it has sample weights, also rebuilds the models with an input for them."""
-    with advising_transform(state, transform):
-        source = open_dataset(state, inputs, targets, weights, options, transform)
+    source = _opened(
+        state, transform, lambda chosen: open_dataset(state, inputs, targets, weights, options, chosen)
+    )
     enable_sample_weights(state, source)
     return source
 
 
-@contextlib.contextmanager
-def advising_transform(state: TrainingState, transform: TransformFunction | None) -> Iterator[None]:
-    """Context manager that adds a hint to an InputError if the user may have forgotten to pass `transform`.
-
-    The hint says that the training transform is not applied to this data. It is added if the last fit used a transform
-    and `transform` is None.
+def _opened(
+    state: TrainingState,
+    transform: TransformFunction | None,
+    open_with: Callable[[TransformFunction | None], Source],
+) -> Source:
+    """Opens data; if it does not fit the model, converts it with the transform of the last fit if that only converts.
 
     Args:
         state: the trainer's state.
-        transform: transform of the data that is opened in the block; None for no transform.
+        transform: transform that the user passed for this data; None for none.
+        open_with: function that opens the data with a transform.
+
+    Raises:
+        InputError: the data does not match the model. If the last fit augmented its data, the message says that this
+            data is not transformed.
     """
     try:
-        yield
+        return open_with(transform)
     except InputError as error:
         plan = state.position.plan
         if transform is not None or plan is None or not plan.transform:
             raise
+        if state.transform is not None:
+            with contextlib.suppress(InputError):
+                source = open_with(state.transform)
+                if converts(source):
+                    return source
         raise InputError(f"{error}{words().untransformed('transform')}") from error

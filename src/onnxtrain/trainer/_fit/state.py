@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from onnxtrain.trainer._run.position import CUSTOM, PROPERTY, Plan, Position, Se
 from onnxtrain.trainer._run.predictions import read_predictions, remove_other_predictions, write_predictions
 from onnxtrain.trainer._run.run import Run, Step
 from onnxtrain.trainer._run.workspace import Workspace
-from onnxtrain.trainer.data import Source
+from onnxtrain.trainer.data import Source, TransformFunction
 
 _log = get_logger()
 
@@ -88,6 +88,9 @@ class TrainingState:
         training_data: data of the current fit; None between fits.
         guard: guard that allows only one fit at a time.
         resume_hint: sentence shown after Ctrl-C; `{}` is replaced with the directory.
+        transform: transform of the last fit of this process; None if it had none.
+        image_origin: where to look for the preprocessing of the model's images: its path, or its metadata; None for a
+            resumed run.
     """
 
     def __init__(
@@ -111,6 +114,8 @@ class TrainingState:
             self.average = MovingAverage(run.store)
         self.validating = False
         self.training_data: Source | None = None
+        self.transform: TransformFunction | None = None
+        self.image_origin: Path | Mapping[str, str] | None = None
         self.guard = FitGuard(run.lock)
         self.resume_hint = "Trainer.resume('{}') and the same call to fit resume it."
         # A model that computes its loss from its inputs alone has no target to compare predictions with.

@@ -16,8 +16,12 @@ def probabilities(loss: str, scores: Array, axis: int = 1) -> Array | None:
         scores: logits, float, e.g. [samples, classes].
         axis: class axis of the logits, for losses that compare classes.
     """
+    return probabilities_of(loss_class(loss).activation, scores, axis)
+
+
+def probabilities_of(activation: str | None, scores: Array, axis: int = 1) -> Array | None:
+    """Applies an activation, "softmax", "sigmoid" or "exp", to logits; see :func:`probabilities`."""
     exact = scores.astype(np.float64)
-    activation = loss_class(loss).activation
     if activation == "sigmoid":
         # exp(-|x|) does not overflow.
         small = np.exp(-np.abs(exact))

@@ -84,6 +84,7 @@ class Plan:
         evaluate_every: optimizer steps between evaluations in the middle of epochs; None to evaluate only after epochs.
         transform: True if batches are augmented. The function itself is not saved, so a resumed fit may pass a
             different function without an error.
+        images: settings of a folder of images that change the model's inputs, as text; None for other data.
     """
 
     samples: int | None
@@ -100,6 +101,7 @@ class Plan:
     class_weight: list[float] | None = None
     stratify: bool = False
     evaluate_every: int | None = None
+    images: str | None = None
 
     def differences(self, other: Plan) -> str:
         """Describes the differences between two plans for an error message, e.g. "epochs 6, now 7"."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -314,15 +314,25 @@ class Run:
             )
         return self.predicted
 
-    def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None) -> None:
-        """Writes a model that contains the parameters and computes `outputs`, by default :attr:`exported`."""
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        outputs: Sequence[str] | None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """Writes a model that contains the parameters and computes `outputs`, by default :attr:`exported`.
+
+        Args:
+            path: file to write.
+            outputs: names of the outputs.
+            metadata: entries to add to the model's metadata, by key.
+        """
         names = (self.require_outputs() and self.exported) if outputs is None else outputs
         # Intermediate values are not outputs of the inference model, and are cut out of the eval model.
-        if self._inference is None or not set(names) <= set(self.exported):
-            self.module.export_model_for_inferencing(path, names)
-            return
+        whole = self._inference is not None and set(names) <= set(self.exported)
+        source = self._inference if whole and self._inference is not None else self.eval_model
         self.store.require_defined("Exporting for inference")
-        export_inference_model(self._inference, self._buffers, path, names)
+        export_inference_model(source, self._buffers, path, names, metadata)
 
     def save(
         self,

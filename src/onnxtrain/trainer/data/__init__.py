@@ -8,6 +8,7 @@ from onnxtrain.trainer.data._class_weights import (
     chosen_weights,
 )
 from onnxtrain.trainer.data._convert import ArrayLike, fill, relaxed
+from onnxtrain.trainer.data._images import BoundImages, ImageSource
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._open import TransformFunction, open_source, split
 from onnxtrain.trainer.data._packing import pack_tokens
@@ -15,8 +16,10 @@ from onnxtrain.trainer.data._source import Options, Pass, Source, Worker, own_ba
 
 __all__ = [
     "ArrayLike",
+    "BoundImages",
     "ClassWeightedSource",
     "ClassWeights",
+    "ImageSource",
     "Layout",
     "Options",
     "Pass",

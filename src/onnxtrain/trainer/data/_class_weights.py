@@ -175,6 +175,11 @@ class ClassWeightedSource:
         self.weights = weights
 
     @property
+    def wrapped(self) -> Source:
+        """The source whose samples are weighted."""
+        return self._source
+
+    @property
     def layout(self) -> Layout:
         """Names, dtypes and shapes of a batch's arrays; setting it sets the layout of the wrapped source."""
         return self._source.layout

@@ -16,6 +16,7 @@ from onnxtrain.trainer.data._class_weights import read_labels
 from onnxtrain.trainer.data._convert import is_sparse, names_of
 from onnxtrain.trainer.data._frames import is_frame, is_series
 from onnxtrain.trainer.data._held import held
+from onnxtrain.trainer.data._images import BoundImages, ImageSource
 from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._samples import SampleSource, collate
@@ -41,7 +42,7 @@ def open_source(
 
     Args:
         layout: names, dtypes and shapes of a batch's arrays.
-        inputs: arrays, a frame, a dataset, or a stream of batches that include their targets.
+        inputs: arrays, a frame, a dataset, images, or a stream of batches that include their targets.
         targets: targets, if `inputs` is arrays or a frame.
         weights: sample weights, if `inputs` is arrays or a frame.
         options: batch size and other options for reading.
@@ -52,6 +53,8 @@ def open_source(
         InputError: the data does not match the model.
     """
     augment = None if transform is None else Transform(transform)
+    if isinstance(inputs, BoundImages):
+        return ImageSource.open(layout, inputs, options, augment)
     padding = Padding.of(layout)
     if padding is not None and (columns := padding.columns(inputs, targets, weights)) is not None:
         return SampleSource.open(layout, columns, options, augment, padding)

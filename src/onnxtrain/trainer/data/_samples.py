@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain._words import words
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.store import require_unmasked
@@ -137,6 +138,18 @@ class SampleSource(IndexedSource):
             samples: indices of the samples, [n].
             transform: function that converts the batches, instead of :attr:`transform`; None to leave them unchanged.
         """
+        if self.transform is not None and transform is None:
+            # Without the transform, the samples themselves must fit; one of them is checked, as in `open`.
+            try:
+                with seeded(0, STREAM):
+                    first = _fetch(
+                        self.dataset, [int(samples[0] if self.chosen is None else self.chosen[samples[0]])]
+                    )
+                self.layout.convert(self.layout.batch(self._joined(first)))
+            except InputError as error:
+                raise InputError(
+                    f"Validation data: {error}{words().untransformed('validation_transform')}"
+                ) from error
         return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=transform)
 
 

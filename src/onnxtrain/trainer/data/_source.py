@@ -14,7 +14,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._layout import Layout
 
 # Each use of the trainer's seed has its own number, so that shuffling and augmentation are independent.
-SHUFFLE, SPLIT, TRANSFORM, STREAM = 0, 1, 2, 3
+SHUFFLE, SPLIT, TRANSFORM, STREAM, IMAGES = 0, 1, 2, 3, 4
 
 
 class Worker(NamedTuple):
@@ -184,6 +184,10 @@ def own_batches(data: Source, worker: Worker) -> Iterator[list[Array]]:
 
     Batches are not split between workers, so results are the same as in a single process.
     """
+    # Images are decoded ahead, which a pass per batch would prevent.
+    if (read_own := getattr(data, "read_own", None)) is not None:
+        yield from read_own(worker)
+        return
     # All workers read the whole stream, whose length is unknown before it ends.
     if data.samples is None or data.batches is None:
         yield from islice(data.read(Pass()), worker.rank, None, worker.size)

@@ -36,7 +36,7 @@ class Transform:
             raise InputError(
                 f"transform must be a function (inputs, targets) -> (inputs, targets), received {function!r}."
             )
-        self._function = function
+        self.function = function
         self._third, self._named = _generator_argument(function)
 
     def __call__(self, layout: Layout, raw: Raw, epoch: Pass, batch: int, *, lent: bool = False) -> Raw:
@@ -64,7 +64,7 @@ class Transform:
             named[self._named] = np.random.default_rng(key)
         # Most augmentation libraries draw from the process's generators, not from the argument.
         with seeded(*key):
-            result = self._function(*arguments, **named)
+            result = self.function(*arguments, **named)
         # Without targets, the function may return only the inputs.
         if not layout.targets and not isinstance(result, tuple):
             result = (result, None)

@@ -1,0 +1,170 @@
+"""Folders of images from the shell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pandas as pd
+import pytest
+from PIL import Image
+
+from images.problems import CLASSES, network, write
+from onnxtrain import ImageFolder, Trainer
+from onnxtrain.images import PROPERTY
+
+PLAIN = ("--mean", 0, "--std", 1)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    write(tmp_path / "photos" / "train", 8)
+    write(tmp_path / "photos" / "val", 3, seed=500)
+    onnx.save(network(), tmp_path / "m.onnx")
+    return tmp_path / "photos"
+
+
+def train(run: Any, photos: Path, *options: object, model: str = "m.onnx") -> Any:
+    return run(
+        *("train", photos.parent / model, "--loss", "cross_entropy", "--lr", 0.01, "--epochs", 2, "--json"),
+        *("--data", photos / "train", "-o", photos.parent / "run", *options),
+    )
+
+
+def test_train_evaluate_predict_and_resume(run: Any, photos: Path, tmp_path: Path) -> None:
+    options = ("--validation", photos / "val", "--flip", "--crop", "0.4,0.9", *PLAIN)
+    result = train(run, photos, *options)
+    assert result.code == 0, result.err
+    trainer = Trainer(network(), "cross_entropy", learning_rate=0.01)
+    folder = ImageFolder(photos / "train", flip=True, crop=(0.4, 0.9), mean=0, std=1)
+    history = trainer.fit(folder, validation=photos / "val", epochs=2, verbose=False)
+    assert result.json()["epochs"] == history.epochs
+
+    shown = run("evaluate", tmp_path / "run", "--data", photos / "val", "--json").json()
+    expected = trainer.evaluate(photos / "val")
+    assert {key: shown[key] for key in expected} == expected
+    assert [row["class"] for row in shown["classes"]] == list(CLASSES)
+    assert shown["confusion_matrix"] == trainer.confusion_matrix(photos / "val").tolist()
+
+    assert run("predict", tmp_path / "run", "--data", photos / "val", "-o", tmp_path / "p.csv").code == 0
+    frame = pd.read_csv(tmp_path / "p.csv")
+    assert list(frame) == ["path", "class", *(f"probability_{name}" for name in CLASSES)]
+    assert list(frame["path"]) == [str(path) for path in sorted((photos / "val").rglob("*.png"))]
+    probability = trainer.predict_proba(photos / "val")
+    np.testing.assert_allclose(frame.iloc[:, 2:], probability, rtol=1e-5)
+    assert list(frame["class"]) == [CLASSES[index] for index in probability.argmax(axis=1)]
+
+    # The run remembers the options, and the validation folder beside its data.
+    more = run("train", tmp_path / "run", "--data", photos / "train", "--epochs", 1, "--json")
+    assert more.code == 0, more.err
+    assert "val_loss" in more.json()["epochs"][2]
+    assert len(more.json()["epochs"]) == 3
+    again = trainer.fit(folder, validation=photos / "val", epochs=1, verbose=False)
+    assert more.json()["epochs"] == again.epochs
+    refused = run("train", tmp_path / "run", "--data", photos / "train", "--mean", 0.5)
+    assert "--mean 0.5 (it was 0)" in " ".join(refused.err.split())
+
+
+def test_the_exported_file_predicts_the_same(run: Any, photos: Path, tmp_path: Path) -> None:
+    assert train(run, photos, *PLAIN).code == 0
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for index, path in enumerate(sorted((photos / "val").rglob("*.png"))):
+        path.rename(flat / f"{index}.png")
+    (flat / "broken.jpg").write_bytes(b"x")
+    frames = []
+    for name in ("run", "run/trained.onnx"):
+        result = run("predict", tmp_path / name, "--data", flat, "-o", tmp_path / "p.csv")
+        assert result.code == 0, result.err
+        assert "1 of 10 images cannot be read and are skipped" in " ".join(result.err.split())
+        frames.append(pd.read_csv(tmp_path / "p.csv"))
+    assert list(frames[0]["path"]) == [str(flat / f"{index}.png") for index in range(9)]
+    assert list(frames[0]["class"]) == list(frames[1]["class"])
+    np.testing.assert_allclose(frames[0].iloc[:, 2:], frames[1].iloc[:, 2:], rtol=1e-4)
+    # By ONNX Runtime alone, with what the file says.
+    session = ort.InferenceSession(tmp_path / "run" / "trained.onnx")
+    content = json.loads(session.get_modelmeta().custom_metadata_map[PROPERTY])
+    with Image.open(flat / "0.png") as image:
+        small = image.resize((int(24 * image.width / image.height), 24), Image.Resampling.BILINEAR)
+    left = round((small.width - 24) / 2)
+    x = np.moveaxis(np.asarray(small.crop((left, 0, left + 24, 24)), np.float32), -1, 0)[None] / 255
+    (scores,) = session.run(None, {"x": x})
+    assert content["classes"][scores[0].argmax()] == frames[0]["class"][0]
+
+
+def test_a_picture_of_mistakes(run: Any, photos: Path, tmp_path: Path) -> None:
+    assert train(run, photos, *PLAIN).code == 0
+    arguments = ("evaluate", tmp_path / "run", "--data", photos / "val", "--mistakes")
+    result = run(*arguments, tmp_path / "m.png")
+    assert result.code == 0, result.err
+    assert "m.png" in result.out
+    with Image.open(tmp_path / "m.png") as image:
+        assert image.format == "PNG"
+        assert image.width > 400
+    assert run(*arguments, tmp_path / "m.txt").code == 1
+    assert "--mistakes" in run(*arguments, tmp_path / "m.txt").err
+
+
+def test_the_model_s_own_split_and_fractions(run: Any, photos: Path, tmp_path: Path) -> None:
+    split = train(run, photos, *PLAIN, "--data", photos)
+    assert split.code == 0
+    assert "val_loss" in split.json()["epochs"][0]
+    options = ("--validation", 0.25, "--stratify", "--class-weight", "circle=2", "--overwrite", *PLAIN)
+    fraction = train(run, photos, *options, "--metric", "f1", "--positive", "square")
+    assert fraction.code == 0, fraction.err
+    assert "val_f1" in fraction.json()["epochs"][0]
+    mixed = train(run, photos, "--mixup", 0.3, "--validation", photos / "val", "--overwrite", *PLAIN)
+    assert mixed.code == 0, mixed.err
+
+
+def test_files_beside_the_model_and_new_heads(run: Any, photos: Path, tmp_path: Path) -> None:
+    config = {"mean": [0.0] * 3, "std": [1.0] * 3, "input_size": [3, 24, 24], "crop_pct": 1.0}
+    (tmp_path / "config.json").write_text(json.dumps({"pretrained_cfg": config}))
+    by_file = train(run, photos)
+    assert by_file.code == 0, by_file.err
+    by_hand = train(run, photos, "--resize", 24, "--image-workers", 2, "--overwrite", *PLAIN)
+    assert by_file.json()["epochs"] == by_hand.json()["epochs"]
+    onnx.save(network(7), tmp_path / "seven.onnx")
+    refused = train(run, photos, "--overwrite", model="seven.onnx")
+    assert "Give it a new last layer with --replace-head 3" in " ".join(refused.err.split())
+    assert train(run, photos, "--overwrite", "--replace-head", 3, model="seven.onnx").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225"),
+        (("--mean", "a", "--std", 1), "--mean is 'a'"),
+        (("--mean", 0.5), "--mean is given without --std"),
+        (("--image-size", "24,-1", *PLAIN), "--image-size is '24,-1'"),
+        (("--image-size", 32, *PLAIN), "--size is 32|--image-size is 32 x 32"),
+        (("--crop", 2, *PLAIN), "--crop must be the smallest share"),
+        (("--sample-weight", "w", *PLAIN), "images of a folder have no weights"),
+        (("--target", "class", *PLAIN), "are for tables"),
+        (("--validation", "x.npz", *PLAIN), "no such file"),
+        (("--class-weight", "dog=2", *PLAIN), "the classes are circle, square, triangle"),
+    ],
+)
+def test_what_does_not_fit_is_refused(run: Any, photos: Path, options: Any, words: str) -> None:
+    result = train(run, photos, *options)
+    assert result.code == 1
+    assert any(text in " ".join(result.err.split()) for text in words.split("|"))
+    assert not (photos.parent / "run").exists()
+
+
+def test_options_for_images_need_a_folder(run: Any, mlp: Path, data: Path) -> None:
+    result = run("train", mlp, "--data", data, "--loss", "cross_entropy", "--flip", "--image-size", 24)
+    assert result.code == 1
+    assert "--image-size, --flip are for folders of images" in " ".join(result.err.split())
+
+
+def test_a_table_does_not_fit_a_run_on_images(run: Any, photos: Path, tmp_path: Path) -> None:
+    assert train(run, photos, *PLAIN).code == 0
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    refused = run("evaluate", tmp_path / "run", "--data", tmp_path / "a.csv")
+    assert refused.code == 1
+    assert "was not trained on a table" in " ".join(refused.err.split())

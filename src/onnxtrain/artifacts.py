@@ -23,6 +23,7 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
 from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.lora import LoraConfig, train_adapters
+from onnxtrain.losses._target_scale import ScaledTargetLoss, restore_units
 from onnxtrain.onnxblock.onnxblock import build_forward
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.recipe import (
@@ -358,6 +359,11 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
             f"{argument('loss_input_names')} gives {len(names)} ({', '.join(names)}); name one"
         )
     if not isinstance(loss, losses.Loss):
+        if recipe.target_scale is not None:
+            raise GraphBuildError(
+                f"choosing a loss: {argument('target_scale')} needs a loss of onnxtrain.losses, e.g. "
+                f"{argument('loss', 'mse')}"
+            )
         return model, names[0], recipe
     # Two outputs of the model are prediction and target only if the user names them.
     if len(names) > 2 or (len(names) == 2 and not recipe.loss_input_names):
@@ -366,5 +372,9 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
             f"its target), received {', '.join(names)}; name them in {argument('loss_input_names')}"
         )
     op = Emitter(model.graph, functions=model.functions)
+    if recipe.target_scale is not None:
+        loss = ScaledTargetLoss(loss, recipe.target_scale)
     value = losses.attach_loss(op, loss, *names, sample_weight=recipe.sample_weight)
+    if recipe.target_scale is not None:
+        restore_units(op, names[0], recipe.target_scale)
     return model, str(value.name), recipe

@@ -23,7 +23,7 @@ from onnxtrain.errors import GraphBuildError, InputError
 # Importing this module must stay cheap: `--help` of the command line reads it, also where onnx is missing.
 if TYPE_CHECKING:
     from onnxtrain.lora import LoraConfig
-    from onnxtrain.losses import Loss
+    from onnxtrain.losses import Loss, TargetScale
     from onnxtrain.onnxblock import Block
     from onnxtrain.optimizers import Optimizer
 
@@ -365,6 +365,11 @@ class Recipe:
     """Inputs of the loss, e.g. ["logits"]. For a loss of `onnxtrain.losses`, the first is the prediction; a second one
     is used as the target instead of a new input; default: the only output of the model. For a block, the arguments of
     the call; default: all outputs. Without a loss, the name of the loss; default: the first output."""
+
+    target_scale: TargetScale | None = _field(None, "--scale-target, which computes it from a table")
+    """Mean and standard deviation of the target of a regression, e.g. `TargetScale(mean=22.5, deviation=9.2)` of
+    `onnxtrain.losses`. The loss then compares standardized targets, and the models return predictions in the target's
+    units."""
 
     additional_output_names: Names = _field(None, "the commands return all outputs of the model")
     """Values that the training and eval models return after the loss, e.g. ["logits"]."""

@@ -17,6 +17,7 @@ from onnxtrain.cli._options import (
     MemoryOptions,
     ModelOptions,
     OptimizerOptions,
+    TextOptions,
 )
 
 
@@ -114,16 +115,18 @@ class EvaluateOptions:
 
     Attributes:
         directory: directory of the run.
+        text: group of options.
     """
 
     directory: Path = argument("RUN", RUN_HELP)
     data: Path = option(
         "FILE",
-        "Evaluate on this file, in the format of the training data and with the target: .npz arrays, or a .csv or "
-        ".parquet table.",
+        "Evaluate on this file, in the format of the training data and with the target: .npz arrays, or a .csv, .tsv "
+        "or .parquet table.",
         default=REQUIRED,
         show_default=False,
     )
+    text: TextOptions = field(default_factory=TextOptions)
     batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
     config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
     json: bool = switch(JSON_HELP)
@@ -135,16 +138,18 @@ class PredictOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
+        text: group of options.
     """
 
     source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
     data: Path = option(
         "FILE",
-        "Predict the samples in this file, in the format of the training data: .npz arrays, or a .csv or .parquet "
-        "table. The target may be left out.",
+        "Predict the samples in this file, in the format of the training data: .npz arrays, or a .csv, .tsv or "
+        ".parquet table. The target may be left out.",
         default=REQUIRED,
         show_default=False,
     )
+    text: TextOptions = field(default_factory=TextOptions)
     output: Path = option(
         "FILE",
         "Write the predictions to this .npz, .csv or .parquet file.",

@@ -44,6 +44,7 @@ from ._mean import loss_mean
 from ._poisson import PoissonNLLLoss
 from ._quantile import QuantileLoss
 from ._scores import warn_of_probabilities
+from ._target_scale import TargetScale
 from ._tversky import TverskyLoss
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "Reduction",
     "SampleLoss",
     "SmoothL1Loss",
+    "TargetScale",
     "TargetSpec",
     "TverskyLoss",
     "attach_loss",

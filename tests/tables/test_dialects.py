@@ -149,7 +149,7 @@ def test_other_encodings_are_asked_for(tmp_path: Path) -> None:
     frame = prices()
     frame.to_csv(path, sep=";", encoding="cp1252", index=False)
     with pytest.raises(
-        InputError, match=r"not in the encoding utf-8. Pass encoding='cp1252' if it contains 'größe'"
+        InputError, match=r"not in the encoding utf-8\. Pass encoding='cp1252' if it contains 'größe'"
     ):
         read_table(path)
     table = read_table(path, encoding="windows-1252")
@@ -167,7 +167,7 @@ def test_other_encodings_are_asked_for(tmp_path: Path) -> None:
         read_table(path)
     path.write_bytes("a;y\n1,5;2\n".encode("utf-16-le"))
     with pytest.raises(
-        InputError, match="null characters. If it is a text in UTF-16, pass encoding='utf-16-le'"
+        InputError, match=r"null characters\. If it is a text in UTF-16, pass encoding='utf-16-le'"
     ):
         read_table(path)
     assert read_table(path, encoding="utf-16-le").columns == ["a", "y"]

@@ -24,8 +24,8 @@ from onnxtrain.cli._network import (
     check_network,
     made_network,
     standardizes_target,
+    with_epochs,
     with_loss,
-    with_network_defaults,
 )
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._recipe import chosen_recipe
@@ -79,7 +79,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
     if not resuming:
         check_network(options)
         data = load_data(options.data, options.text)
-        options = with_network_defaults(options, given)
+        options = with_epochs(options, given, len(data))
     directory = resumed or _new_directory(options)
     # If the command fails, a resumed run is not changed, and a new run leaves no files.
     encoder: TableEncoder | None = None

@@ -130,9 +130,9 @@ class NetworkOptions:
 
     network: Literal["mlp"] | None = option(
         None,
-        "Train a new network instead of a MODEL: a multilayer perceptron for the columns of --data, e.g. mlp. It "
-        "trains for 100 epochs unless --epochs is given. Categories are one-hot encoded, numbers and a numeric target "
-        "standardized. Default: a MODEL is required.",
+        "Train a new network instead of a MODEL: a multilayer perceptron for the columns of --data, e.g. mlp. Unless "
+        "--epochs is given, it trains for at least 20 epochs and 250 steps. Categories are one-hot encoded, numbers "
+        "and a numeric target standardized. Default: a MODEL is required.",
     )
     hidden: str = option(
         "SIZES", "Give the network hidden layers of these sizes, e.g. 64,32, or 0 for none.", default="128,64"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import tempfile
+import weakref
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -338,16 +340,17 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
     def _continued(self) -> Trainer | None:
         """Returns the trainer of an earlier :meth:`partial_fit`; None if there is none."""
         if "_saved_run" in self.__dict__:
-            self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+            folder = tempfile.mkdtemp()
             with zipfile.ZipFile(io.BytesIO(self._saved_run)) as archive:
-                archive.extractall(self._folder.name)
-            self._trainer = Trainer.resume(self._folder.name, device=self.device, threads=self.threads)
+                archive.extractall(folder)
+            self._trainer = Trainer.resume(folder, device=self.device, threads=self.threads)
+            weakref.finalize(self._trainer, shutil.rmtree, folder, ignore_errors=True)
             del self._saved_run
         return self.__dict__.get("_trainer")
 
     def _forget_trainer(self) -> None:
         """Drops the trainer of an earlier :meth:`partial_fit`, because the model has been trained anew."""
-        for name in ("_trainer", "_saved_run", "_folder"):
+        for name in ("_trainer", "_saved_run"):
             self.__dict__.pop(name, None)
 
     def _prepared(self, x: Array, outputs: int, seed: int, *, logits: bool) -> tuple[Any, Any]:
@@ -438,8 +441,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no
         state = dict(super().__getstate__())
         # Sessions and trainers cannot be pickled; `__setstate__` and `_continued` open new ones.
         trainer = state.pop("_trainer", None)
-        for name in ("_session", "_folder"):
-            state.pop(name, None)
+        state.pop("_session", None)
         if trainer is not None:
             state["_saved_run"] = _archived(trainer)
         return state

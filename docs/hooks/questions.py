@@ -215,7 +215,8 @@ WORDS = {
         "parallel",
         "several",
     ],
-    "guides/train-on-a-table.md": ["categorical", "csv", "missing values", "table"],
+    "guides/train-on-a-table.md": ["categorical", "csv", "missing values", "table", "tsv", "decimal comma"],
+    "guides/train-without-a-model-file.md": ["mlp", "perceptron", "no model"],
     "guides/train-a-language-model.md": ["padding", "perplexity", "tokens"],
     "tutorials/from-pytorch.md": ["loop", "nn.module", "pytorch", "torch"],
     "guides/save-stop-and-resume.md": [

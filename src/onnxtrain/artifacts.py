@@ -24,6 +24,7 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
 from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.lora import LoraConfig, train_adapters
+from onnxtrain.losses._target_scale import ScaledTargetLoss, restore_units
 from onnxtrain.onnxblock.onnxblock import build_forward
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.recipe import (
@@ -384,9 +385,19 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
                 f"attaching the teacher: {argument('teacher')} needs a loss of onnxtrain.losses, whose scores are "
                 f"compared with the teacher's, e.g. {argument('loss', 'cross_entropy')}"
             )
+        if recipe.target_scale is not None:
+            raise GraphBuildError(
+                f"choosing a loss: {argument('target_scale')} needs a loss of onnxtrain.losses, e.g. "
+                f"{argument('loss', 'mse')}"
+            )
         return model, names[0], recipe
     op = Emitter(model.graph, functions=model.functions)
     if isinstance(loss, losses.JointLoss):
+        if recipe.target_scale is not None:
+            raise GraphBuildError(
+                f"choosing a loss: {argument('target_scale')} needs a loss of one output and one target, e.g. "
+                f"{argument('loss', 'mse')}"
+            )
         if recipe.teacher is not None:
             raise GraphBuildError(
                 f"attaching the teacher: {type(loss).__name__} is a loss of several values, whose teacher would have "
@@ -411,5 +422,14 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
             reduction=loss.reduction,
             total=loss.reduction,
         )
+    if recipe.target_scale is not None:
+        if recipe.teacher is not None:
+            raise GraphBuildError(
+                f"attaching the teacher: {argument('teacher')} cannot be combined with {argument('target_scale')}, "
+                "because the teacher's outputs are in other units; pass only one of them"
+            )
+        loss = ScaledTargetLoss(loss, recipe.target_scale)
     value = losses.attach_loss(op, loss, *names, sample_weight=recipe.sample_weight)
+    if recipe.target_scale is not None:
+        restore_units(op, names[0], recipe.target_scale)
     return model, str(value.name), recipe

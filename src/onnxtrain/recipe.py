@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto  # noqa: TID251 for type checkers
 
     from onnxtrain.lora import LoraConfig
-    from onnxtrain.losses import Loss
+    from onnxtrain.losses import Loss, TargetScale
     from onnxtrain.onnxblock import Block
     from onnxtrain.optimizers import Optimizer
     from onnxtrain.passes import ModelSource
@@ -433,6 +433,11 @@ class Recipe:
     e.g. TripletMarginLoss, first the outputs in its order, then existing values to use as targets; default: all outputs
     of the model. For a function or a `.onnx` file, the values of the model among its arguments. For a block, the
     arguments of the call; default: all outputs. Without a loss, the name of the loss; default: the first output."""
+
+    target_scale: TargetScale | None = _field(None, "--scale-target, which computes it from a table")
+    """Mean and standard deviation of the target of a regression, e.g. `TargetScale(mean=22.5, deviation=9.2)` of
+    `onnxtrain.losses`. The loss then compares standardized targets, and the models return predictions in the target's
+    units."""
 
     additional_output_names: Names = _field(None, "the commands return all outputs of the model")
     """Values that the training and eval models return after the loss, e.g. ["logits"]."""

@@ -27,8 +27,8 @@ from sklearn.utils.estimator_checks import check_estimator
 import models
 from onnxtrain import OnnxClassifier, OnnxRegressor, make_batch_dynamic
 from onnxtrain.errors import InputError
-from onnxtrain.estimators._perceptron import perceptron
 from onnxtrain.losses import CrossEntropyLoss
+from onnxtrain.surgery._perceptron import perceptron
 
 LINEAR: dict[str, Any] = {
     "hidden_layer_sizes": (),

@@ -17,6 +17,7 @@ from onnxtrain.cli._options import (
     MemoryOptions,
     ModelOptions,
     OptimizerOptions,
+    TextOptions,
 )
 
 
@@ -114,16 +115,18 @@ class EvaluateOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
+        text: group of options.
     """
 
     source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
     data: Path = option(
         "FILE|DIR",
-        "Evaluate on this file, in the format of the training data and with the target: .npz arrays, or a .csv or "
-        ".parquet table. Or on a folder of images with one subfolder per class, e.g. photos/val.",
+        "Evaluate on this file, in the format of the training data and with the target: .npz arrays, or a .csv, .tsv "
+        "or .parquet table. Or on a folder of images with one subfolder per class, e.g. photos/val.",
         default=REQUIRED,
         show_default=False,
     )
+    text: TextOptions = field(default_factory=TextOptions)
     loss: str | None = option(
         "NAME",
         f"Compute this loss of an .onnx file: {losses_by_targets()}. Default: no loss, only the metrics that suit the "
@@ -160,16 +163,19 @@ class PredictOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
+        text: group of options.
     """
 
     source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
     data: Path = option(
         "FILE|DIR",
-        "Predict the samples in this file, in the format of the training data: .npz arrays, or a .csv or .parquet "
-        "table. The target may be left out. Or predict the images in a folder and its subfolders, e.g. photos/new.",
+        "Predict the samples in this file, in the format of the training data: .npz arrays, or a .csv, .tsv or "
+        ".parquet table. The target may be left out. Or predict the images in a folder and its subfolders, e.g. "
+        "photos/new.",
         default=REQUIRED,
         show_default=False,
     )
+    text: TextOptions = field(default_factory=TextOptions)
     output: Path = option(
         "FILE",
         "Write the predictions to this .npz, .csv or .parquet file.",

@@ -166,8 +166,12 @@ def write_config(options: object, path: Path, version: str) -> None:
     values = flat(options)
     for name, option in options_of(type(options)).items():
         value = _written(values[name], option.annotation.__metadata__[0].metavar or "")
-        # TOML has no null, so options that are not given are left out, as are switches that are off.
-        if name not in _NOT_WRITTEN and value is not None and value is not False and value != []:
+        # TOML has no null, so options that are not given are left out, as are switches that are off by default.
+        if (
+            name not in _NOT_WRITTEN
+            and value not in (None, [])
+            and (value is not False or option.default is None)
+        ):
             panels.setdefault(option.panel, []).append((option.key, value))
     for panel, entries in panels.items():
         document.add(tomlkit.nl())

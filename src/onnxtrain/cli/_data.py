@@ -9,26 +9,36 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.cli._options import TextOptions
 from onnxtrain.cli._output import info
 from onnxtrain.errors import InputError
 from onnxtrain.images import ImageFolder
 from onnxtrain.runtime.manifest import InputSpec, Manifest
-from onnxtrain.tables import TABLE_SUFFIXES, Table, TableEncoder, read_table
+from onnxtrain.tables import Dialect, Table, TableEncoder, read_table, table_suffix
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def load_data(path: Path) -> Arrays | Table | ImageFolder:
-    """Loads an .npz file or a .csv or .parquet table, or finds the images in a folder.
+def load_data(path: Path, text: TextOptions, like: Dialect | None = None) -> Arrays | Table | ImageFolder:
+    """Loads an .npz file or a table, or finds the images in a folder.
+
+    Args:
+        path: path of the file or folder.
+        text: how to read a text file.
+        like: dialect of the table that a run was trained on, for what the file leaves open.
 
     Raises:
-        InputError: the file is missing or damaged, or the folder contains no images.
+        InputError: the file is missing or damaged, or can be read in several ways; or the folder contains no images.
     """
     if path.is_dir():
         return ImageFolder(path)
-    if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES:
-        return read_table(path)
-    return load_arrays(path)
+    if not path.is_file() or table_suffix(path) is None:
+        return load_arrays(path)
+    table = read_table(path, **vars(text), like=like)
+    # A new file may be read in another way than the table of the run. That table's summary says how it is read.
+    if like is not None and table.dialect not in (None, like):
+        info(f"'{path}': {table.dialect.description or 'fields separated by commas, decimal point'}")
+    return table
 
 
 def load_arrays(path: Path) -> Arrays:
@@ -43,8 +53,8 @@ def load_arrays(path: Path) -> Arrays:
     # For other files, numpy's own error message is about pickles.
     if not zipfile.is_zipfile(path):
         raise InputError(
-            f"Reading the data '{path}': it is not an .npz file. {remedy} Tables are .parquet files, or .csv files "
-            "with commas between the fields: convert a table in another format (.tsv, .xlsx) to one of these."
+            f"Reading the data '{path}': it is not an .npz file. {remedy} Tables are .csv, .tsv or .parquet files: "
+            "save a table in another format (.xlsx) as one of these."
         )
     try:
         # Unpickling can run arbitrary code.

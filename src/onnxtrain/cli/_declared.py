@@ -71,13 +71,13 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def switch(help: str, python: str = "", kept: Kept | None = None) -> Any:
-    """Declares a field as a switch: a Boolean option that takes no value and defaults to False.
+def switch(help: str, python: str = "", kept: Kept | None = None, default: bool | None = False) -> Any:
+    """Declares a field as a switch: a Boolean option that takes no value and defaults to False, or to None.
 
     Each switch also has an opposite spelling, which turns off a switch that an options file turns on: `--no-recompute`
     for `--recompute`, `--shuffle` for `--no-shuffle`. For the arguments, see :func:`option`.
     """
-    return option(None, help, default=False, python=python, kept=kept)
+    return option(None, help, default=default, python=python, kept=kept)
 
 
 def argument(metavar: str, help: str, default: Any = REQUIRED) -> Any:
@@ -120,7 +120,8 @@ def options_of(kind: type) -> Mapping[str, Option]:
         metadata = entry.metadata
         rule = replace(metadata["rule"], kept=metadata["rule"].kept or getattr(kind, "kept", None))
         # For a field "no_shuffle", typer would generate "--no-no-shuffle".
-        names = metadata["names"] or ((f"{flag(entry.name)}/{off_flag(entry.name)}",) if hint is bool else ())
+        is_switch = hint in (bool, bool | None)
+        names = metadata["names"] or ((f"{flag(entry.name)}/{off_flag(entry.name)}",) if is_switch else ())
         panel = getattr(kind, "panel", None)
         settings = metadata["settings"]
         if settings["metavar"] is None and (choices := _choices(hint)):

@@ -47,13 +47,18 @@ def score_model(options: EvaluateOptions) -> Scored:
         InputError: the data does not match the model, the loss does not match the output, or neither `--loss` nor the
             targets tell which metrics to compute.
     """
-    data = load_data(options.data)
-    if isinstance(data, ImageFolder):
+    if options.data.is_dir():
         raise InputError(
             f"Evaluating '{options.source}': a folder of images needs the run that trained the model, which knows how "
             "its labels follow from the folders. Pass the directory of the run, or an .npz file."
         )
-    outputs, encoder = model_predictions(options.source, data, options.data, options.batch_size)
+
+    def load(encoder: TableEncoder | None) -> Arrays | Table:
+        data = load_data(options.data, options.text, None if encoder is None else encoder.dialect_)
+        assert not isinstance(data, ImageFolder)
+        return data
+
+    outputs, encoder, data = model_predictions(options.source, load, options.data, options.batch_size)
     name = _output(outputs, options)
     scores = outputs.pop(name)
     loss = _loss(options, scores, data, encoder)

@@ -123,12 +123,35 @@ class LoraOptions:
     )
 
 
+TABLES = "Tables (.csv, .tsv, .parquet)"
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """Options for reading a text file with a table, for files that can be read in several ways."""
+
+    panel: ClassVar[str] = TABLES
+    kept: ClassVar[Kept] = "run"
+
+    separator: str | None = option(
+        "CHARACTER",
+        "Split the fields of a text file at this character, e.g. semicolon, or comma, tab, pipe, space. Default: "
+        "recognized.",
+    )
+    decimal: Literal[".", ","] | None = option(
+        None, "Read the numbers of a text file with this decimal mark, e.g. ','. Default: recognized."
+    )
+    encoding: str | None = option(
+        "NAME", "Decode a text file from this encoding, e.g. cp1252. Default: UTF-8 or UTF-16, recognized."
+    )
+
+
 @dataclass(frozen=True)
 class TableOptions:
-    """Options for encoding the columns of a .csv or .parquet file. The encoding is fitted to the training data."""
+    """Options for encoding the columns of a table. The encoding is fitted to the training data."""
 
     # Panels group the options in `--help`; otherwise typer would list all fifty in one table.
-    panel: ClassVar[str] = "Tables (.csv, .parquet)"
+    panel: ClassVar[str] = TABLES
     kept: ClassVar[Kept] = "run"
 
     target: list[str] | None = option(
@@ -175,8 +198,17 @@ class TableOptions:
         "--one-hot (ignore), or encode them all as one additional category (own).",
         default="error",
     )
-    scale: bool = switch(
-        "Standardize numeric columns of a table to mean 0 and standard deviation 1. Default: off."
+    # None: on for a network that the command makes, off for a model that the user passes.
+    scale: bool | None = switch(
+        "Standardize numeric columns of a table to mean 0 and standard deviation 1. Default: on with --network, else "
+        "off.",
+        default=None,
+    )
+    scale_target: bool | None = switch(
+        "Standardize the target of a regression in training. Predictions and metrics, except the loss, keep the "
+        "target's units. Default: on with --network, else off.",
+        python="target_scale",
+        default=None,
     )
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,21 @@ _BATCH = 32
 
 
 def model_predictions(
-    path: Path, data: Arrays | Table, source: Path, batch_size: int | None
-) -> tuple[Arrays, TableEncoder | None]:
+    path: Path,
+    load: Callable[[TableEncoder | None], Arrays | Table],
+    source: Path,
+    batch_size: int | None,
+) -> tuple[Arrays, TableEncoder | None, Arrays | Table]:
     """Computes the outputs of the model in an .onnx file.
 
     Args:
         path: path of the model.
-        data: the samples.
+        load: function that loads the samples, given the model's table encoder.
         source: path of the data, for error messages.
         batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
 
     Returns:
-        The outputs by name, [samples, ...], and the model's table encoder, which is None if the model has none.
+        The outputs by name, [samples, ...]; the model's table encoder, None if the model has none; the samples.
 
     Raises:
         InputError: the data does not match the model, or an output has no batch axis.
@@ -43,12 +46,14 @@ def model_predictions(
     session = open_session(path, "model", CPU, None)
     metadata = session.get_modelmeta().custom_metadata_map
     if PROPERTY not in metadata:
-        return _plain_predictions(session, path, data, source, batch_size), None
+        data = load(None)
+        return _plain_predictions(session, path, data, source, batch_size), None, data
     encoder = TableEncoder.from_json(metadata[PROPERTY], str(path))
+    data = load(encoder)
     if not isinstance(data, Table):
         raise InputError(
-            f"The model '{path}' takes the columns of a table; '{source}' is not a table. Pass a .csv or "
-            ".parquet file."
+            f"The model '{path}' takes the columns of a table; '{source}' is not a table. Pass a .csv, "
+            ".tsv or .parquet file."
         )
     names = [value.name for value in session.get_inputs()]
     sizes = [value.shape[0] for value in session.get_inputs()]
@@ -58,7 +63,7 @@ def model_predictions(
     ]
     feeds = list(encoder.raw_columns(data).values())
     outputs = [value.name for value in session.get_outputs()]
-    return _run(session, path, outputs, specs, feeds, batch_size, check=False), encoder
+    return _run(session, path, outputs, specs, feeds, batch_size, check=False), encoder, data
 
 
 def _fixed(size: object) -> int | None:

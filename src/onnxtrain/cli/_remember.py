@@ -18,6 +18,7 @@ import numpy as np
 
 from onnxtrain.cli._config import names_file
 from onnxtrain.cli._declared import build, flag, flat, off_flag, options_of
+from onnxtrain.cli._options import TextOptions
 from onnxtrain.cli._settings import number_or_text
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.errors import CheckpointError, InputError
@@ -178,6 +179,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
             different data, or a path outside the run's directory has to be passed again.
         CheckpointError: the stored options are damaged.
     """
+    assert options.source is not None
     # A run saves to its own directory, so a different --output would be ignored.
     if options.output is not None and options.output.resolve() != options.source.resolve():
         raise InputError(
@@ -238,6 +240,14 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
             f"'{options.data}'. Pass the same data to resume it."
         )
     return build(TrainOptions, values | {name: value for name, value in saved.items() if name not in given})
+
+
+def recall_text(trainer: Trainer, options: TrainOptions) -> TextOptions:
+    """Returns how to read the data of a resumed run: as given with this command, else as given when it was started."""
+    saved = _saved(trainer, options).options
+    return TextOptions(
+        **{name: saved.get(name) if value is None else value for name, value in vars(options.text).items()}
+    )
 
 
 def paths_outside(options: TrainOptions, directory: Path) -> str:

@@ -75,7 +75,8 @@ class ShellWords(Words):
         # The options of `train` are a superset of those of `artifacts`.
         declared = {**options_of(MergeOptions), **options_of(PlanOptions), **options_of(TrainOptions)}
         for option, found in declared.items():
-            if name == (found.rule.python or option):
+            # Some arguments have an option's name in one class, and another name in `Trainer`.
+            if name in (found.rule.python, option):
                 items = [item for one in value for item in _typed(one)]
                 spelling = off_flag(option) if any(one is False for one in value) else flag(option)
                 # A command without the option, such as `ops`, may give advice for `onnxtrain train`.

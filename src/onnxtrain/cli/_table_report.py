@@ -51,7 +51,13 @@ def print_table_summary(data: Table, encoder: TableEncoder, labels: Array | None
         count = missing[column.name]
         rows.append((column.name, column.description, f"{count:,}", filled if count else ""))
     titles = ("column", "encoding", "missing", "filled by")
-    info_table(table(f"{Path(data.source).name}: {len(data):,} rows", titles, rows, right=(2,)))
+    how = "" if data.dialect is None else data.dialect.description
+    title = ", ".join(filter(None, (f"{Path(data.source).name}: {len(data):,} rows", how)))
+    info_table(table(title, titles, rows, right=(2,)))
+    if encoder.target_scale_ is not None:
+        scale = encoder.target_scale_
+        for name, mean, deviation in zip(encoder.target, scale.mean, scale.deviation, strict=True):
+            info(f"Target '{name}', standardised in training: mean {mean:.5g}, deviation {deviation:.5g}")
     for column in encoder.columns_:
         if isinstance(column, CategoryColumn):
             # A category that the user chose for missing values, as in `--impute COLUMN=value=none`, needs no note.

@@ -16,13 +16,16 @@ from onnxtrain.trainer.data._arrays import split_order
 _ALL = "*"
 
 
-def chosen_encoder(options: TableOptions, table: Table, sample_weight: str | None = None) -> TableEncoder:
+def chosen_encoder(
+    options: TableOptions, table: Table, sample_weight: str | None = None, *, network: bool = False
+) -> TableEncoder:
     """Creates the encoder from the options, without fitting it.
 
     Args:
         options: options of the command.
         table: the training table. Its column names show whether a comma in an option is part of a name.
         sample_weight: column given with `--sample-weight`; None for equal weights.
+        network: True for a network that the command makes, with other defaults than a model that the user passes.
 
     Raises:
         InputError: an option names a column that does not exist, or options cannot be combined.
@@ -35,16 +38,16 @@ def chosen_encoder(options: TableOptions, table: Table, sample_weight: str | Non
         missing=options.missing or (),
         impute=parse_impute(options.impute, table),
         categorical=_names(options.categorical, table),
-        encode="one-hot" if options.one_hot else "ordinal" if options.ordinal else None,
+        encode="ordinal" if options.ordinal else "one-hot" if options.one_hot or network else None,
         unknown_category=options.unknown_category,
-        scale=options.scale,
+        scale=network if options.scale is None else options.scale,
     )
 
 
 def fit_encoder(
     encoder: TableEncoder,
     table: Table,
-    targets: Sequence[InputSpec],
+    targets: Sequence[InputSpec] | None,
     *,
     validation: float | None,
     seed: int,
@@ -55,7 +58,7 @@ def fit_encoder(
     Args:
         encoder: encoder to fit.
         table: the training table.
-        targets: targets of the model.
+        targets: targets of the model; None if there is no model yet, which will have one.
         validation: fraction of the rows to be split off for validation; None for no split.
         seed: seed of the run.
         stratify: True if the same fraction of each class will be split off.
@@ -63,18 +66,19 @@ def fit_encoder(
     Raises:
         InputError: the table does not match the encoder or the model, or `--target` is missing or superfluous.
     """
-    if bool(targets) != bool(encoder.target):
+    needs_target = targets is None or bool(targets)
+    if needs_target != bool(encoder.target):
         raise InputError(
             f"The table '{table.source}': name the column to predict with --target; its columns are "
             f"{some_names(table.columns)}."
-            if targets
+            if needs_target
             else "The model computes its loss from its inputs alone; leave --target out."
         )
     if validation is None:
         encoder.fit(table)
         return
     labels = None
-    if stratify and targets:
+    if stratify and needs_target:
         # Class indices do not depend on the split.
         labels = encoder.fit(table).transform_target(table).reshape(-1).astype(np.int64)
     rows, _ = split_order(len(table), validation, seed, labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,6 +22,13 @@ from onnxtrain.cli._declared import flag
 from onnxtrain.cli._images import chosen_images, require_folder
 from onnxtrain.cli._interrupts import uninterrupted
 from onnxtrain.cli._loss import fit_targets, label_targets
+from onnxtrain.cli._network import (
+    check_network,
+    made_network,
+    standardizes_target,
+    with_epochs,
+    with_loss,
+)
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.cli._remember import (
@@ -30,6 +37,7 @@ from onnxtrain.cli._remember import (
     digest,
     paths_outside,
     recall,
+    recall_text,
     remember,
     require_options,
     saved_encoder,
@@ -43,11 +51,12 @@ from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions, WorkerOp
 from onnxtrain.cli._workers import chosen_strategy, leads
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.images import ImageFolder
-from onnxtrain.passes import canonicalize
+from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.runtime.artifact_folder import keep_inside
+from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.tables import PROPERTY as ENCODER
-from onnxtrain.tables import Table, TableEncoder
+from onnxtrain.tables import Dialect, Table, TableEncoder, table_suffix
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._fit.schedule import named_schedule
 from onnxtrain.trainer._run.files import CHECKPOINT, holds_run, is_run_file, require_free
@@ -69,22 +78,31 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         finished: True to skip training and only write the results, because the workers were restarted after the last
             epoch had been saved.
     """
-    resuming = options.source.is_dir()
-    data = None if resuming else load_data(_data(options))
-    directory = options.source if resuming else _new_directory(options)
+    resumed = resumed_directory(options)
+    resuming = resumed is not None
+    data: Arrays | Table | ImageFolder | None = None
+    if not resuming:
+        check_network(options)
+        data = load_data(_data(options), options.text)
+        if isinstance(data, Table):
+            options = with_epochs(options, given, len(data))
+    directory = resumed or _new_directory(options)
     # If the command fails, a resumed run is not changed, and a new run leaves no files.
+    encoder: TableEncoder | None = None
     with nullcontext() if resuming or not leads() else _removed_on_failure(directory):
-        if resuming:
+        if resumed is not None:
             trainer = Trainer.resume(
-                options.source,
+                resumed,
                 device=options.device,
                 threads=options.threads,
                 strategy=chosen_strategy(options.workers),
             )
-            require_options(trainer, options.source)
+            require_options(trainer, resumed)
             options = replace(options, data=data_file(trainer, options))
-            data = load_data(_data(options))
-            encoder = saved_encoder(trainer, options.source)
+            encoder = saved_encoder(trainer, resumed)
+            data = load_data(
+                _data(options), recall_text(trainer, options), None if encoder is None else encoder.dialect_
+            )
             arrays = _arrays(data, encoder, trainer)
             weights = _table_weights(data, encoder)
             # The code below reads the options of the run, not the defaults of this command.
@@ -96,19 +114,18 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         )
         transform = chosen_transform(options.callbacks)
         # Loaded before the models are built, so that a wrong file is reported immediately.
-        held_out = _validation_data(options.validation)
+        held_out = _validation_data(options, None if encoder is None else encoder.dialect_)
         if not resuming:
             options.table.check()
             if not isinstance(data, ImageFolder):
                 require_folder(options.images, path)
-            encoder = (
-                chosen_encoder(options.table, data, options.sample_weight)
-                if isinstance(data, Table)
-                else None
-            )
-            # Class names are needed before the models are built, because --positive may be one of them.
-            classes = encoder.find_classes(data) if isinstance(data, Table) and encoder is not None else None
-            trainer = _begin(options, data.classes if isinstance(data, ImageFolder) else classes, directory)
+            if isinstance(data, Table):
+                network = options.net.network is not None
+                encoder = chosen_encoder(options.table, data, options.sample_weight, network=network)
+                if network:
+                    options = with_loss(options, encoder, data)
+                encoder.scale_target = standardizes_target(options)
+            trainer = _begin(options, encoder, data, directory)
             encoder = _fitted_encoder(encoder, trainer, data, options)
             arrays = _arrays(data, encoder, trainer)
             weights = _table_weights(data, encoder)
@@ -260,10 +277,20 @@ def resume_options(options: TrainOptions) -> str:
 
 
 def run_directory(options: TrainOptions) -> Path:
-    """Returns the directory of the resumed run; for a new run, `--output` or the model's name with "-trained"."""
-    if options.source.is_dir():
-        return options.source
-    return options.output or options.source.with_name(f"{options.source.stem}-trained")
+    """Returns the directory of the resumed run; for a new run, `--output` or a name with "-trained".
+
+    It is the name of the model, or with `--network` that of the data.
+    """
+    if (resumed := resumed_directory(options)) is not None:
+        return resumed
+    named = options.source or options.data
+    stem = named.name[: -len((options.source is None and table_suffix(named)) or named.suffix) or None]
+    return options.output or named.with_name(f"{stem}-trained")
+
+
+def resumed_directory(options: TrainOptions) -> Path | None:
+    """Returns the directory of the run that the command resumes; None if it starts a new run."""
+    return options.source if options.source is not None and options.source.is_dir() else None
 
 
 def _new_directory(options: TrainOptions) -> Path:
@@ -326,18 +353,39 @@ def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
     return arrays[targets[0].name] if targets and targets[0].class_labels is not None else None
 
 
-def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) -> Trainer:
+def _begin(
+    options: TrainOptions,
+    encoder: TableEncoder | None,
+    data: Arrays | Table | ImageFolder,
+    directory: Path,
+) -> Trainer:
     """Creates the trainer of a new run, which builds the models.
 
     Args:
         options: options of the command.
-        classes: names of the classes; None for a numeric target.
+        encoder: encoder of the table; None if the data is not a table.
+        data: the training data.
         directory: directory of the run.
     """
+    # Class names are needed before the models are built, because --positive may be one of them.
+    classes: list[str] | None = None
+    if isinstance(data, ImageFolder):
+        classes = data.classes
+    elif isinstance(data, Table) and encoder is not None:
+        classes = encoder.find_classes(data)
     metrics, positive = chosen_metrics(options.metric, options.positive, classes)
     recipe = chosen_recipe(options, mixed=chosen_transform(options.callbacks) is not None)
-    model = prepared(options.source, options.model, seed=options.seed)
-    check_loss(canonicalize(model), options.model.loss)
+    if isinstance(data, Table) and encoder is not None and (options.source is None or encoder.scale_target):
+        # The network depends on the encoding, and so does the scale of the target.
+        _fit_to_rows(encoder, data, None, options)
+        recipe = replace(recipe, target_scale=encoder.target_scale_)
+    if options.source is not None:
+        model = prepared(options.source, options.model, seed=options.seed)
+        check_loss(canonicalize(model), options.model.loss)
+    elif isinstance(data, Table) and encoder is not None:
+        model = load_model(made_network(options, recipe, encoder, data))
+    else:
+        raise InputError(f"--network makes a network for a table; '{options.data}' is not a table.")
     trainer = _CommandTrainer(
         model,
         recipe=recipe,
@@ -356,7 +404,8 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
         strategy=chosen_strategy(options.workers),
     )
     # The files of Hugging Face and timm are beside the model's file.
-    trainer._state.image_origin = options.source.absolute()
+    if options.source is not None:
+        trainer._state.image_origin = options.source.absolute()
     return trainer
 
 
@@ -384,9 +433,11 @@ def _schedule(options: ScheduleOptions) -> Schedule | None:
     return named_schedule(options.schedule, parameters)
 
 
-def _validation_data(text: str | None) -> float | Arrays | Table | ImageFolder | None:
-    fraction = _validation_fraction(text)
-    return load_data(Path(text)) if text is not None and fraction is None else fraction
+def _validation_data(
+    options: TrainOptions, like: Dialect | None
+) -> float | Arrays | Table | ImageFolder | None:
+    text, fraction = options.validation, _validation_fraction(options.validation)
+    return load_data(Path(text), options.text, like) if text is not None and fraction is None else fraction
 
 
 def _validation_fraction(text: str | None) -> float | None:
@@ -419,16 +470,23 @@ def _fitted_encoder(
     if not isinstance(data, Table) or encoder is None:
         if given := options.table.given():
             raise InputError(
-                f"{', '.join(given)} are for tables (.csv, .parquet); '{options.data}' is not a table."
+                f"{', '.join(given)} are for tables (.csv, .tsv, .parquet); '{options.data}' is not a table."
             )
         return None
+    _fit_to_rows(encoder, data, label_targets(trainer), options)
+    trainer.state.properties[ENCODER] = encoder.to_json()
+    return encoder
+
+
+def _fit_to_rows(
+    encoder: TableEncoder, data: Table, targets: Sequence[InputSpec] | None, options: TrainOptions
+) -> None:
+    """Fits an encoder to the rows that are trained on; `targets` are those of the model, None before there is one."""
     fit_encoder(
         encoder,
         data,
-        label_targets(trainer),
+        targets,
         validation=_validation_fraction(options.validation),
         seed=options.seed,
         stratify=options.stratify,
     )
-    trainer.state.properties[ENCODER] = encoder.to_json()
-    return encoder

@@ -17,7 +17,7 @@ from onnxtrain.cli._remember import BEGUN
 from onnxtrain.cli._remember import PROPERTY as OPTIONS
 from onnxtrain.cli._saved_run import saved_position, saved_properties
 from onnxtrain.cli._shell_words import ShellWords
-from onnxtrain.cli._train import resume_options, run_directory, train
+from onnxtrain.cli._train import resume_options, resumed_directory, run_directory, train
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.cli._workers import chosen_strategy, quiet_unless_leading, starts_workers
 from onnxtrain.distributed import launch
@@ -77,7 +77,7 @@ def _start_workers(options: TrainOptions, given: frozenset[str], directory: Path
             "--json cannot be combined with --hosts, because Ray changes the output of the workers. Leave "
             "--json out; `onnxtrain inspect RUN --json` prints the record of the run."
         )
-    before = _saved_epochs(directory) if options.source.is_dir() else None
+    before = _saved_epochs(directory) if resumed_directory(options) is not None else None
     restarts = 3 if options.workers.restarts is None else options.workers.restarts
     arguments = (options, given, directory, 0 if before is None else before.epochs)
     assert options.workers.workers is not None

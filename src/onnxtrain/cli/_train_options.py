@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from onnxtrain._names import enumerated, settings_by_name
 from onnxtrain.cli._callbacks import CallbackOptions
-from onnxtrain.cli._declared import argument, option, switch
+from onnxtrain.cli._declared import Kept, argument, option, switch
 from onnxtrain.cli._options import (
     BATCH_SIZE_HELP,
     CONFIG_HELP,
@@ -20,6 +20,7 @@ from onnxtrain.cli._options import (
     ModelOptions,
     OptimizerOptions,
     TableOptions,
+    TextOptions,
 )
 from onnxtrain.schedules import SCHEDULES
 
@@ -121,21 +122,49 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True)
+class NetworkOptions:
+    """Options for a network that the command makes for the columns of a table."""
+
+    panel: ClassVar[str] = "Network for a table"
+    kept: ClassVar[Kept] = "run"
+
+    network: Literal["mlp"] | None = option(
+        None,
+        "Train a new network instead of a MODEL: a multilayer perceptron for the columns of --data, e.g. mlp. Unless "
+        "--epochs is given, it trains for at least 20 epochs and 250 steps. Categories are one-hot encoded, numbers "
+        "and a numeric target standardized. Default: a MODEL is required.",
+    )
+    hidden: str = option(
+        "SIZES", "Give the network hidden layers of these sizes, e.g. 64,32, or 0 for none.", default="128,64"
+    )
+    activation: Literal["relu", "leaky_relu", "elu", "gelu", "silu", "tanh"] = option(
+        None, "Apply this activation in the hidden layers, e.g. gelu.", default="relu"
+    )
+
+
+# By keyword, because an optional argument comes before a required option.
+@dataclass(frozen=True, kw_only=True)
 class TrainOptions:
     """Options of `onnxtrain train`.
 
     Attributes:
-        source: path of a model, or directory of a run.
-        table, images, model, memory, optimizer, lora, rate, callbacks, workers: groups of options.
+        source: path of a model, or directory of a run; None with `--network`.
+        net, text, table, images, model, memory, optimizer, lora, rate, callbacks, workers: groups of options.
     """
 
-    source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to resume.")
+    source: Path | None = argument(
+        "MODEL|DIR",
+        "Path of an .onnx file, or directory of a run to resume. Leave it out with --network.",
+        default=None,
+    )
     data: Path | None = option(
         "FILE|DIR",
         "Train on this file: an .npz file with arrays named like the model's inputs and targets (or x and y), "
-        "or a .csv or .parquet table. Or on a folder of images with one subfolder per class, e.g. photos/train. "
+        "or a .csv, .tsv or .parquet table. Or on a folder of images with one subfolder per class, e.g. photos/train. "
         "Required for a new run. Default for a resumed run: the data that it was trained on, if that has not changed.",
     )
+    net: NetworkOptions = field(default_factory=NetworkOptions)
+    text: TextOptions = field(default_factory=TextOptions)
     table: TableOptions = field(default_factory=TableOptions)
     images: ImageOptions = field(default_factory=ImageOptions)
     # A string for both: a number is a fraction, anything else a path.

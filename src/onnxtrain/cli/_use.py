@@ -38,7 +38,7 @@ from onnxtrain.losses import loss_class
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.session import open_session
-from onnxtrain.tables import TABLE_SUFFIXES, Table, TableEncoder
+from onnxtrain.tables import Table, TableEncoder
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._fit.images import image_classes
 from onnxtrain.trainer._metrics.probabilities import probabilities
@@ -53,7 +53,7 @@ def evaluate_run(options: EvaluateOptions) -> None:
     if options.source.is_dir():
         _refuse_model_options(options)
         trainer, encoder = _open(options.source)
-        data = load_data(options.data)
+        data = load_data(options.data, options.text, None if encoder is None else encoder.dialect_)
         if isinstance(data, ImageFolder):
             x = data
         else:
@@ -140,18 +140,30 @@ def write_predictions(options: PredictOptions) -> None:
     source, path, output = options.source, options.data, options.output
     # Checked first, because the model may take long.
     suffix = output.suffix.lower()
-    if suffix not in (".npz", *TABLE_SUFFIXES):
+    if suffix not in (".npz", ".csv", ".parquet"):
         raise InputError(f"--output is '{output}'; choose an .npz, .csv or .parquet file.")
-    data = load_data(path)
-    if options.id and not isinstance(data, Table):
-        raise InputError(f"--id names columns of a table (.csv, .parquet); '{path}' is not a table.")
+
+    def load(encoder: TableEncoder | None) -> Arrays | Table:
+        data = load_data(path, options.text, None if encoder is None else encoder.dialect_)
+        if options.id and not isinstance(data, Table):
+            raise InputError(
+                f"--id names columns of a table (.csv, .tsv, .parquet); '{path}' is not a table."
+            )
+        assert not isinstance(data, ImageFolder)
+        return data
+
     columns: Arrays = {}
-    if isinstance(data, ImageFolder):
-        predictions, columns = _image_predictions(source, data, options.batch_size)
+    data: Arrays | Table | None = None
+    if path.is_dir():
+        if options.id:
+            raise InputError(f"--id names columns of a table (.csv, .tsv, .parquet); '{path}' is a folder.")
+        predictions, columns = _image_predictions(source, ImageFolder(path), options.batch_size)
     elif source.is_dir():
-        predictions = _run_predictions(source, data, path, options.batch_size)
+        trainer, encoder = _open(source)
+        data = load(encoder)
+        predictions = _run_predictions(trainer, encoder, data, path, options.batch_size)
     else:
-        values, encoder = model_predictions(source, data, path, options.batch_size)
+        values, encoder, data = model_predictions(source, load, path, options.batch_size)
         predictions = _Predictions(values, None if encoder is None else encoder.classes_, encoder)
     if options.probabilities:
         predictions = predictions._replace(outputs=_only_probabilities(predictions, source))
@@ -269,17 +281,21 @@ def _image_predictions(
 
 
 def _run_predictions(
-    directory: Path, data: Arrays | Table, path: Path, batch_size: int | None
+    trainer: Trainer,
+    encoder: TableEncoder | None,
+    data: Arrays | Table,
+    path: Path,
+    batch_size: int | None,
 ) -> _Predictions:
     """Computes the predictions of a run, including `probability` and `class` if the loss is a classification loss.
 
     Args:
-        directory: directory of the run.
+        trainer: trainer of the run.
+        encoder: table encoder of the run; None if it has none.
         data: the samples.
         path: path of the data, for messages.
         batch_size: samples per batch; None for the default of `Trainer.predict`.
     """
-    trainer, encoder = _open(directory)
     manifest = trainer.manifest
     arrays = to_arrays(data, encoder, manifest, ())
     # Targets in the file are ignored, so their shapes are not checked.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from sklearn.base import ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.metrics import accuracy_score
+from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
 
 from onnxtrain.estimators._base import OnnxEstimator
 from onnxtrain.runtime.dtypes import Array
@@ -46,6 +47,14 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
             None for no validation.
         patience: stop after this many consecutive epochs in which the validation loss (training loss if `validation` is
             None) did not improve, and keep the weights of the best epoch. None to train all epochs.
+        early_stopping: True to hold out `validation_fraction` of the samples, stratified by class, and to stop once the
+            accuracy on them has not improved by `tol` for more than `n_iter_no_change` consecutive epochs. The weights
+            of the epoch with the best score are kept, as in scikit-learn's `MLPClassifier`.
+        validation_fraction: fraction of the samples for `early_stopping`, e.g. 0.1.
+        n_iter_no_change: number of epochs without improvement for `early_stopping`.
+        tol: smallest improvement of the score that counts for `early_stopping`, e.g. 1e-4.
+        warm_start: True to continue a further :meth:`fit` from the weights of the previous one, with a new optimizer
+            state.
         callbacks: callbacks of the training run, e.g. `[ReduceLROnPlateau()]`.
         trainer_options: additional arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
         fit_options: additional arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
@@ -62,6 +71,8 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         feature_names_in_: names of the features, if X was a data frame whose column names are strings.
         history_: record of the epochs, :class:`onnxtrain.History`.
         n_iter_: number of epochs trained.
+        validation_scores_: accuracy on the held-out samples after each epoch; None without `early_stopping`.
+        best_validation_score_: best of `validation_scores_`; None without `early_stopping`.
         onnx_model_: trained model, as the bytes of an `.onnx` file.
 
     Example:
@@ -73,6 +84,8 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         >>> classifier.fit(X, y).score(X, y) > 0.9
         True
     """
+
+    classes_: Array
 
     # Repeated here, because scikit-learn reads the parameters from the signature of this class.
     def __init__(
@@ -89,6 +102,11 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
         class_weight: Mapping[Any, float] | str | None = None,
         validation: float | None = None,
         patience: int | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        tol: float = 1e-4,
+        warm_start: bool = False,
         callbacks: Sequence[Callback] | None = None,
         trainer_options: Mapping[str, Any] | None = None,
         fit_options: Mapping[str, Any] | None = None,
@@ -109,6 +127,11 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
             dtype=dtype,
             validation=validation,
             patience=patience,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            tol=tol,
+            warm_start=warm_start,
             callbacks=callbacks,
             trainer_options=trainer_options,
             fit_options=fit_options,
@@ -135,10 +158,16 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
             ValueError: X or y is not finite or has the wrong shape, or y is continuous.
             InputError: the model has several inputs or a fixed batch size, or the data don't match its input.
         """
-        X, y = self._validated(X, y)
+        X, y = self._validated(X, y, reset=not self._continues)
         check_classification_targets(y)
         # The loss expects class indices 0, 1, 2, ...; labels may be strings or any integers.
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        classes, labels = np.unique(y, return_inverse=True)
+        if self._continues and not np.array_equal(classes, self.classes_):
+            raise ValueError(
+                f"warm_start=True needs the classes of the previous call to fit, {self.classes_.tolist()}, received "
+                f"{classes.tolist()}."
+            )
+        self.classes_ = classes
         sample_weight = self._checked_weight(sample_weight, X)
         if self.class_weight is not None:
             of_class = self._class_weights(labels, sample_weight)[labels]
@@ -154,6 +183,55 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
             stratify=self.validation is not None,
         )
         return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Trains for one epoch on these samples, and keeps the optimizer state for the next call.
+
+        After :meth:`fit`, it continues from the fitted weights, with a new optimizer state.
+
+        Args:
+            X: samples, as for :meth:`fit`.
+            y: class labels [samples]; not all classes have to occur.
+            classes: all class labels; required in the first call, unless the classifier is fitted.
+            sample_weight: weight of each sample, float [samples].
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: `classes` is missing in the first call or differs from that of earlier calls, a label is not
+                among the classes, `class_weight` is "balanced", or `early_stopping` is True.
+        """
+        first = not self.__sklearn_is_fitted__()
+        if self.class_weight == "balanced":
+            raise ValueError(
+                "class_weight='balanced' needs all samples, which partial_fit does not have. Pass a dict of weights, "
+                "e.g. from sklearn.utils.class_weight.compute_class_weight."
+            )
+        _check_partial_fit_first_call(self, classes)
+        X, y = self._validated(X, y, reset=first)
+        check_classification_targets(y)
+        if len(unknown := np.setdiff1d(y, self.classes_)):
+            raise ValueError(
+                f"y has the labels {unknown.tolist()}, but the classes are {self.classes_.tolist()}."
+            )
+        labels = np.searchsorted(self.classes_, y)
+        sample_weight = self._checked_weight(sample_weight, X)
+        if self.class_weight is not None:
+            of_class = self._class_weights(labels, sample_weight)[labels]
+            sample_weight = of_class if sample_weight is None else sample_weight * of_class
+        self._fit_once(
+            X,
+            labels.astype(np.int64),
+            sample_weight,
+            len(self.classes_),
+            "cross_entropy",
+            logits=True,
+        )
+        return self
+
+    def _validation_score(self, y: Array, scores: Array, weight: Array | None) -> float:
+        return float(accuracy_score(y, scores.argmax(axis=1), sample_weight=weight))
 
     def _class_weights(self, labels: Array, sample_weight: Array | None) -> Array:
         """Returns the weight of each class, in the order of `classes_`.

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
 
 from onnxtrain.estimators._base import OnnxEstimator
 from onnxtrain.runtime.dtypes import Array
@@ -33,6 +34,14 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
             validation.
         patience: stop after this many consecutive epochs in which the validation loss (training loss if `validation` is
             None) did not improve, and keep the weights of the best epoch. None to train all epochs.
+        early_stopping: True to hold out `validation_fraction` of the samples, and to stop once the coefficient of
+            determination R² on them has not improved by `tol` for more than `n_iter_no_change` consecutive epochs. The
+            weights of the epoch with the best score are kept, as in scikit-learn's `MLPRegressor`.
+        validation_fraction: fraction of the samples for `early_stopping`, e.g. 0.1.
+        n_iter_no_change: number of epochs without improvement for `early_stopping`.
+        tol: smallest improvement of the score that counts for `early_stopping`, e.g. 1e-4.
+        warm_start: True to continue a further :meth:`fit` from the weights of the previous one, with a new optimizer
+            state.
         callbacks: callbacks of the training run, e.g. `[ReduceLROnPlateau()]`.
         trainer_options: additional arguments of :class:`onnxtrain.Trainer`, e.g. `{"scheduler": "cosine"}`.
         fit_options: additional arguments of :meth:`onnxtrain.Trainer.fit`, e.g. `{"accumulate": 4}`.
@@ -49,6 +58,8 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         n_outputs_: number of target variables.
         history_: record of the epochs, :class:`onnxtrain.History`.
         n_iter_: number of epochs trained.
+        validation_scores_: R² on the held-out samples after each epoch; None without `early_stopping`.
+        best_validation_score_: best of `validation_scores_`; None without `early_stopping`.
         onnx_model_: trained model, as the bytes of an `.onnx` file.
 
     Example:
@@ -58,6 +69,8 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
         >>> regressor.score(X, np.sin(3 * X[:, 0])) > 0.99
         True
     """
+
+    n_outputs_: int
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Trains the model.
@@ -74,16 +87,52 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]  # sci
             ValueError: X or y is not finite or has the wrong shape.
             InputError: the model has several inputs or a fixed batch size, or the data don't match its input.
         """
-        X, y = self._validated(X, y, multi_output=True, y_numeric=True)
-        sample_weight = self._checked_weight(sample_weight, X)
-        self._single = y.ndim == 1
-        # Predictions are computed in the model's dtype and returned in the targets' dtype, usually float64.
-        self._target_dtype = y.dtype if y.dtype.kind == "f" else np.dtype(np.float32)
+        X, targets, sample_weight = self._samples(X, y, sample_weight, reset=not self._continues)
+        self._fit_model(X, targets, sample_weight, self.n_outputs_, "mse", logits=False)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Trains for one epoch on these samples, and keeps the optimizer state for the next call.
+
+        After :meth:`fit`, it continues from the fitted weights, with a new optimizer state.
+
+        Args:
+            X: samples, as for :meth:`fit`.
+            y: targets, float [samples] or [samples, targets].
+            sample_weight: weight of each sample, float [samples].
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: the data has another number of features or targets than in earlier calls, or `early_stopping` is
+                True.
+        """
+        X, targets, sample_weight = self._samples(X, y, sample_weight, reset=not self.__sklearn_is_fitted__())
+        self._fit_once(X, targets, sample_weight, self.n_outputs_, "mse", logits=False)
+        return self
+
+    def _samples(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[Any, Array, Array | None]:
+        """Returns checked samples, targets [samples, targets] and weights.
+
+        Raises:
+            ValueError: the data is not valid, or with `reset` False has other numbers of features or targets.
+        """
+        X, y = self._validated(X, y, reset=reset, multi_output=True, y_numeric=True)
         # The model returns [samples, targets], and the loss expects targets of the same shape.
         targets = y.reshape(len(y), -1)
-        self.n_outputs_ = targets.shape[1]
-        self._fit_model(X, targets.astype(np.float64), sample_weight, self.n_outputs_, "mse", logits=False)
-        return self
+        if not reset and targets.shape[1] != self.n_outputs_:
+            raise ValueError(
+                f"y has {targets.shape[1]} targets, but the regressor was fitted to {self.n_outputs_}."
+            )
+        self._single: bool = y.ndim == 1
+        # Predictions are computed in the model's dtype and returned in the targets' dtype, usually float64.
+        self._target_dtype = y.dtype if y.dtype.kind == "f" else np.dtype(np.float32)
+        self.n_outputs_: int = targets.shape[1]
+        return X, targets.astype(np.float64), self._checked_weight(sample_weight, X)
+
+    def _validation_score(self, y: Array, scores: Array, weight: Array | None) -> float:
+        return float(r2_score(y, scores, sample_weight=weight))
 
     def predict(self, X: Any) -> Array:
         """Returns the predicted targets of each sample.

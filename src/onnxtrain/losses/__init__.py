@@ -65,6 +65,7 @@ from ._pairs import (
 from ._poisson import PoissonNLLLoss
 from ._quantile import QuantileLoss
 from ._scores import warn_of_probabilities
+from ._target_scale import TargetScale
 from ._torch_loss import TorchLoss
 from ._tversky import TverskyLoss
 
@@ -107,6 +108,7 @@ __all__ = [
     "SampleLoss",
     "SmoothL1Loss",
     "SoftMarginLoss",
+    "TargetScale",
     "TargetSpec",
     "TorchLoss",
     "TripletMarginLoss",

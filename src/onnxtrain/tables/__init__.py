@@ -11,8 +11,8 @@ trainer.export("network.onnx")
 onnx.save(encoder.attach("network.onnx", logits="logits", activation="softmax"), "model.onnx")
 ```
 
-The commands `onnxtrain train`, `evaluate`, `predict` and `export` use it for .csv and .parquet files. This package
-requires `pip install 'onnxtrain[data]'`.
+The commands `onnxtrain train`, `evaluate`, `predict` and `export` use it for .csv, .tsv and .parquet files. This
+package requires `pip install 'onnxtrain[data]'`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from __future__ import annotations
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.tables._columns import CategoryColumn, Column, NumberColumn
+from onnxtrain.tables._dialect import Dialect
 from onnxtrain.tables._encoder import PROPERTY, TableEncoder
 from onnxtrain.tables._graph import class_names
 from onnxtrain.tables._impute import is_fill_rule
 from onnxtrain.tables._spelling import category_numbers
-from onnxtrain.tables._table import TABLE_SUFFIXES, Table, Values, read_table
+from onnxtrain.tables._table import TABLE_SUFFIXES, Table, Values, read_table, table_suffix
 
 __all__ = [
     "PROPERTY",
     "TABLE_SUFFIXES",
     "CategoryColumn",
     "Column",
+    "Dialect",
     "NumberColumn",
     "Table",
     "TableEncoder",
@@ -40,4 +42,5 @@ __all__ = [
     "class_names",
     "is_fill_rule",
     "read_table",
+    "table_suffix",
 ]

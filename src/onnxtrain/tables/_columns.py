@@ -329,7 +329,7 @@ def no_encoding(values: Values, *, categorical: bool) -> InputError:
     row = int((~values.missing & (~values.is_number | categorical)).argmax())
     value = str(values.raw[row]).strip()
     comma = re.fullmatch(r"[+-]?\d+,\d+", value) is not None
-    hint = " (numbers are written with a decimal point: 1.5)" if comma else ""
+    hint = f" (for a decimal comma, pass {argument('decimal', ',')})" if comma else ""
     return InputError(
         f"{values.at(row)}: {values.raw[row]!r} is not a number{hint}. Encode columns of texts by "
         f"{argument('encode', 'one-hot')} or {argument('encode', 'ordinal')}, or name the columns to take: "

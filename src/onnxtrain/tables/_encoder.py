@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +12,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain._words import argument
-from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.errors import CheckpointError, InputError, OnnxTrainError
+from onnxtrain.losses import TargetScale
 from onnxtrain.passes import CANONICAL_OPSET, ModelSource, as_given, canonicalize, load_model
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import InputSpec
@@ -27,6 +28,7 @@ from onnxtrain.tables._columns import (
     holds_numbers,
     no_encoding,
 )
+from onnxtrain.tables._dialect import Dialect
 from onnxtrain.tables._graph import Activation, attach_classes, attach_columns, output_name
 from onnxtrain.tables._impute import OTHERS, Impute, check_impute, fill_rule
 from onnxtrain.tables._table import Array, Table, TableLike, Values, as_table
@@ -62,10 +64,16 @@ class TableEncoder:
         unknown_category: treatment of categories that are not in the fitted table: "error"; "ignore" for zeros in a
             one-hot column; "own" for one extra category that covers them all.
         scale: True to scale numbers to mean 0 and standard deviation 1.
+        scale_target: True to compute :attr:`target_scale_`, with which a model learns the target standardized. The
+            encoded target keeps its units.
 
     Attributes:
         columns_: encoding of each input column, once fitted.
         classes_: class names of a string target, indexed by class number; None for a numeric target.
+        target_scale_: mean and standard deviation of the target in the training rows, to pass as
+            `Recipe(target_scale=encoder.target_scale_)`; None without `scale_target`.
+        dialect_: dialect of the text file that the encoder was fitted to; other files are read in the same way where
+            they leave it open. None if it was not fitted to a text file.
 
     Raises:
         InputError: the arguments are invalid or cannot be combined.
@@ -94,8 +102,11 @@ class TableEncoder:
     encode: Encode | None = None
     unknown_category: Unknown = "error"
     scale: bool = False
+    scale_target: bool = False
     columns_: list[Column] = field(default_factory=list, init=False, repr=False)
     classes_: list[str] | None = field(default=None, init=False, repr=False)
+    target_scale_: TargetScale | None = field(default=None, init=False, repr=False)
+    dialect_: Dialect | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("target", "inputs", "id", "missing", "categorical"):
@@ -114,7 +125,7 @@ class TableEncoder:
         """Learns the encoding from a table.
 
         Args:
-            table: a :class:`Table`, the path of a .csv or .parquet file, a pandas `DataFrame`, or an object with
+            table: a :class:`Table`, the path of a .csv, .tsv or .parquet file, a pandas `DataFrame`, or an object with
                 `to_pandas`, e.g. a polars `DataFrame` or a pyarrow `Table`.
             rows: indices or mask of the rows from which means, medians, deviations and frequencies are computed; None
                 for all. Categories are collected from the whole table, so the number of inputs does not depend on the
@@ -127,11 +138,13 @@ class TableEncoder:
             InputError: a column is missing, or contains values that cannot be encoded with these arguments.
         """
         table = as_table(table)
+        self.dialect_ = table.dialect
         inputs = self._input_names(table)
         self.classes_ = self.find_classes(table)
         counted = np.zeros(len(table), bool)
         counted[slice(None) if rows is None else rows] = True
         where = "" if rows is None else " in the rows that are trained on"
+        self.target_scale_ = self._fit_target(table, counted) if self.scale_target else None
         self.columns_ = [self._fit_column(self._values(table, name), counted, where) for name in inputs]
         return self
 
@@ -152,7 +165,7 @@ class TableEncoder:
         Raises:
             InputError: a column is missing, or a value cannot be encoded; the message names its row.
         """
-        table = as_table(table)
+        table = as_table(table, self.dialect_)
         return np.concatenate([c.encode(self._values(table, c.name)) for c in self._fitted()], axis=1)
 
     def transform_target(self, table: TableLike) -> Array:
@@ -165,7 +178,7 @@ class TableEncoder:
         Raises:
             InputError: a value is missing, or a class is not in :attr:`classes_`.
         """
-        table = as_table(table)
+        table = as_table(table, self.dialect_)
         columns = [self._target_column(table, name, classes=True) for name in self.target]
         array = np.stack(columns, axis=1)
         array = array.astype(np.int64) if (array == np.floor(array)).all() else array
@@ -177,7 +190,7 @@ class TableEncoder:
         Raises:
             InputError: the column is missing, or contains both numbers and strings.
         """
-        table = as_table(table)
+        table = as_table(table, self.dialect_)
         if len(self.target) != 1:
             return None
         values = self._values(table, self.target[0])
@@ -203,7 +216,7 @@ class TableEncoder:
         Raises:
             InputError: the columns do not match the model's inputs, or a value cannot be encoded.
         """
-        table = as_table(table)
+        table = as_table(table, self.dialect_)
         blocks = {c.name: c.encode(self._values(table, c.name)) for c in self._fitted()}
         columns = {c.name: [c] for c in self.columns_}
         if len(inputs) == 1:
@@ -229,12 +242,12 @@ class TableEncoder:
         """
         if self.sample_weight is None:
             return None
-        values = self._values(as_table(table), self.sample_weight)
+        values = self._values(as_table(table, self.dialect_), self.sample_weight)
         return NumberColumn(name=self.sample_weight).encode(values)[:, 0]
 
     def missing_counts(self, table: TableLike) -> dict[str, int]:
         """Returns the number of missing values in each input column, by column name."""
-        table = as_table(table)
+        table = as_table(table, self.dialect_)
         return {c.name: int(self._values(table, c.name).missing.sum()) for c in self._fitted()}
 
     def attach(
@@ -288,7 +301,7 @@ class TableEncoder:
         Raises:
             InputError: a value cannot be encoded. The message names the row, which an error from the model would not.
         """
-        table = as_table(table)
+        table = as_table(table, self.dialect_)
         columns = {}
         for column in self._fitted():
             values = self._values(table, column.name)
@@ -308,6 +321,9 @@ class TableEncoder:
         settings = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
         columns = [column.to_dict() for column in self._fitted()]
         content = {"version": _VERSION, "settings": settings, "columns": columns, "classes": self.classes_}
+        for name, value in (("target_scale", self.target_scale_), ("dialect", self.dialect_)):
+            if value is not None:
+                content[name] = asdict(value)
         return json.dumps(content)
 
     @classmethod
@@ -328,7 +344,11 @@ class TableEncoder:
             encoder = cls(**content["settings"])
             encoder.columns_ = [column_from_dict(column) for column in content["columns"]]
             encoder.classes_ = content["classes"]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if "target_scale" in content:
+                encoder.target_scale_ = TargetScale(**content["target_scale"])
+            if "dialect" in content:
+                encoder.dialect_ = Dialect(**content["dialect"])
+        except (KeyError, TypeError, ValueError, AttributeError, OnnxTrainError) as error:
             raise CheckpointError(
                 f"Reading '{source}': its property '{PROPERTY}' is not an encoding of a table ({error})."
             ) from error
@@ -388,6 +408,25 @@ class TableEncoder:
         if self.encode is None:
             raise no_encoding(values, categorical=categorical)
         return CategoryColumn.fit(values, counted, rule, how=self.encode, unknown=self.unknown_category)
+
+    def _fit_target(self, table: Table, counted: Array) -> TargetScale:
+        """Returns mean and standard deviation of each target column, as scikit-learn's `StandardScaler` computes them.
+
+        Args:
+            table: table with the columns.
+            counted: bool [rows]; True for the rows from which statistics are computed.
+
+        Raises:
+            InputError: there is no target, or it has classes.
+        """
+        if not self.target or self.classes_ is not None:
+            kind = "has classes" if self.target else "is not given"
+            raise InputError(
+                f"{argument('scale_target')} standardizes numbers to predict, but the target {kind}. Leave it out."
+            )
+        columns = [self._target_column(table, name, classes=False)[counted] for name in self.target]
+        # Like StandardScaler: a constant column is divided by 1.
+        return TargetScale([c.mean() for c in columns], [float(c.std()) or 1.0 for c in columns])
 
     def _target_column(self, table: Table, name: str, *, classes: bool) -> Array:
         """Returns a target column, float64 [rows].

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from onnxtrain._names import enumerated
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError, MissingPackageError
 from onnxtrain.selection import some_names
+from onnxtrain.tables._dialect import Decimal, Dialect, Given, respelled
 from onnxtrain.tables._spelling import BOOLEANS, as_text, canonical_spelling, spells_number
+from onnxtrain.tables._text_file import read_text_file
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -40,7 +43,8 @@ class Values:
         missing: bool [rows]; True for a missing value.
         numbers: float64 [rows]; NaN where `is_number` is False.
         is_number: bool [rows]; True for numbers and Booleans (0 and 1), False for a missing value.
-        raw: object [rows]; the values as stored in the `DataFrame`. From a .csv file, all are strings.
+        raw: object [rows]; the values as stored in the `DataFrame`. From a text file, all are strings; if all are
+            numbers, they have a decimal point and no separators of thousands.
         text_type: True if the table distinguishes strings from numbers (see :attr:`Table.typed`), and this is a string
             column.
     """
@@ -77,13 +81,14 @@ class Table:
     """A table: a pandas `DataFrame`, with a name for error messages.
 
     If a file needs settings that :func:`read_table` does not have, read it with pandas yourself, e.g.
-    `Table(pandas.read_csv("eu.csv", sep=";", decimal=","))`.
+    `Table(pandas.read_csv("log.csv", comment="#"))`.
 
     Attributes:
         frame: pandas `DataFrame`.
         source: name of the table in error messages, e.g. the path of its file.
         typed: True if the dtypes of the frame distinguish numbers from strings. False if all values are strings,
             which may contain numbers, as in a .csv file.
+        dialect: dialect of the text file that the table was read from; None for other tables.
 
     Raises:
         InputError: the frame has no rows, or two columns with the same name.
@@ -96,6 +101,7 @@ class Table:
     frame: Any
     source: str = "table"
     typed: bool = True
+    dialect: Dialect | None = None
     _cache: dict[tuple[str, frozenset[str]], Values] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -154,8 +160,14 @@ class Table:
             return Values(name, self.source, missing, numbers, ~missing, raw, text_type=False)
         has_objects = kinds.is_object_dtype(series.dtype)
         missing |= np.asarray(series.isin(["", *missing_texts]), bool)
-        missing |= _spelled_as(missing_texts, raw, missing)
-        numbers, is_number = _parse_numbers(raw, missing)
+        spelled, refused = raw, np.zeros(len(raw), bool)
+        if self.dialect is not None:
+            spelled = raw.copy()
+            spelled[~missing], refused[~missing] = respelled(raw[~missing], self.dialect.decimal)
+        missing |= _spelled_as(missing_texts, spelled, missing)
+        numbers, is_number = _parse_numbers(spelled, missing | refused)
+        if (is_number | missing).all():
+            raw = spelled
         # An object column may contain strings or numbers; a single string makes it a string column.
         is_text = not has_objects or any(isinstance(value, str) for value in raw[~missing])
         values = Values(name, self.source, missing, numbers, is_number, raw, is_text and self.typed)
@@ -168,107 +180,91 @@ TableLike: TypeAlias = Any
 """A :class:`Table`, a path, a pandas `DataFrame`, or an object with `to_pandas` (polars, pyarrow, datasets)."""
 
 
-def as_table(data: TableLike) -> Table:
-    """Converts a path, a pandas `DataFrame` or an object with `to_pandas` to a :class:`Table`; returns tables as is."""
+def as_table(data: TableLike, like: Dialect | None = None) -> Table:
+    """Converts a path, a pandas `DataFrame` or an object with `to_pandas` to a :class:`Table`; returns tables as is.
+
+    Args:
+        data: the table.
+        like: dialect of an earlier table, to read what a file leaves open.
+    """
     if isinstance(data, Table):
         return data
     if isinstance(data, str | os.PathLike):
-        return read_table(Path(data))
+        return read_table(Path(data), like=like)
     return Table(data.to_pandas() if hasattr(data, "to_pandas") else data)
 
 
-def read_table(path: str | os.PathLike[str]) -> Table:
-    """Reads a .csv or .parquet file with a header.
+def read_table(
+    path: str | os.PathLike[str],
+    *,
+    separator: str | None = None,
+    decimal: Decimal | None = None,
+    encoding: str | None = None,
+    like: Dialect | None = None,
+) -> Table:
+    """Reads a .csv, .tsv or .parquet file with a header.
 
-    The fields of a .csv file are separated by commas and are kept as strings: "NA", "null" and "007" are strings, and
-    only an empty field is a missing value. A byte order mark is skipped.
+    The separator, decimal mark and encoding of a text file are recognized. If the file can be read in two ways, an
+    error names the argument to pass. Text files may be compressed (.csv.gz, .tsv.gz). Fields are kept as strings:
+    "NA", "null" and "007" are strings, and only an empty field is a missing value.
 
     Args:
         path: path of the file; the suffix determines the format.
+        separator: character between fields, e.g. ";", or "comma", "semicolon", "tab", "pipe" or "space". None to
+            recognize a comma, semicolon, tab or pipe.
+        decimal: decimal mark of numbers, "." or ",". The other one may separate thousands. None to recognize it.
+        encoding: encoding of the text, e.g. "cp1252". None for UTF-8, or UTF-16 and UTF-32 with a byte order mark.
+        like: dialect of an earlier table, e.g. `encoder.dialect_`, to read what this file leaves open.
 
     Raises:
-        InputError: the file cannot be read, has no rows, or has two columns with the same name.
+        InputError: the file cannot be read or can be read in several ways, has no rows, or has two columns with the
+            same name.
         MissingPackageError: pandas is not installed.
     """
     path = Path(path)
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise InputError(f"Reading the table '{path}': the file name must end in {' or '.join(READERS)}.")
+    given = Given(separator, decimal, encoding).checked()
+    suffix = table_suffix(path)
+    if suffix is None:
+        raise InputError(
+            f"Reading the table '{path}': the file name must end in {enumerated(list(TABLE_SUFFIXES))}."
+        )
     pandas = _pandas()
     try:
-        frame = reader.read(pandas, path)
+        frame, dialect = READERS[suffix](pandas, path, given, like)
     except Exception as error:
         # pandas passes on the errors of its parsers and of pyarrow, which have many types.
         raise InputError(f"Reading the table '{path}': {error}") from error
-    return Table(frame, str(path), reader.typed)
+    return Table(frame, str(path), typed=dialect is None, dialect=dialect)
 
 
-def _read_csv(pandas: Any, path: Path) -> Any:
-    """Reads a .csv file into a `DataFrame` of strings."""
-    # Excel begins files with a byte order mark.
-    encoding = "utf-8-sig"
-    with path.open(encoding=encoding, newline="") as file:
-        first, second = file.readline(), file.readline()
-        file.seek(0)
-        header = next(csv.reader(file), [])
-    if separator := _other_separator(header, first, second):
-        raise ValueError(
-            f"its header is a single column {header[0]!r}, so its fields seem to be separated by "
-            f"{separator!r}. Fields must be separated by commas, and numbers need a decimal point (1.5): "
-            "save the table in this format, or as .parquet"
-        )
-    frame = pandas.read_csv(
-        path,
-        dtype=str,
-        # By default pandas reads "NA" (Namibia) and "None" as missing.
-        keep_default_na=False,
-        na_filter=False,
-        encoding=encoding,
-        # In a table of one column an empty line is a row with a missing value.
-        skip_blank_lines=len(header) > 1,
-    )
-    # If rows have more fields than the header, pandas silently uses the first fields as an index.
-    if frame.shape[1] != len(header) or not isinstance(frame.index, pandas.RangeIndex):
-        raise ValueError(f"rows have more fields than the header, which has {len(header)}")
-    # pandas renames the second of two equal names ("a", "a.1"), which would hide the duplicate.
-    frame.columns = header
-    return frame
+def table_suffix(path: Path) -> str | None:
+    """Returns the suffix of a table's file, e.g. ".csv.gz"; None if :func:`read_table` cannot read the file.
 
-
-def _other_separator(header: Sequence[str], first: str, second: str) -> str | None:
-    """Guesses the separator of a .csv file whose header contains no comma.
-
-    Args:
-        header: the header, split at commas.
-        first: the first line of the file.
-        second: the second line of the file.
-
-    Returns:
-        The separator; None if the header contains commas, or the file really has a single column.
+    >>> table_suffix(Path("sales.2024.CSV.gz")), table_suffix(Path("sales.xlsx"))
+    ('.csv.gz', None)
     """
-    if len(header) != 1:
-        return None
-    # The name of a single column may contain a separator; the next line then has a different number of them.
-    return next((s for s in ";\t|" if first.count(s) and first.count(s) == second.count(s)), None)
+    # The longest first: none of the suffixes is the end of another one.
+    return next((suffix for suffix in TABLE_SUFFIXES if path.name.lower().endswith(suffix)), None)
 
 
-def _read_parquet(pandas: Any, path: Path) -> Any:
-    return pandas.read_parquet(path)
+def _read_parquet(pandas: Any, path: Path, given: Given, like: Dialect | None) -> tuple[Any, Dialect | None]:
+    if any(given):
+        names = [name for name, value in given._asdict().items() if value is not None]
+        raise ValueError(f"{', '.join(map(argument, names))} are for text files such as .csv")
+    return pandas.read_parquet(path), None
 
 
-class Reader(NamedTuple):
-    """Reader of one file format.
+Read: TypeAlias = Callable[[Any, Path, Given, Dialect | None], tuple[Any, Dialect | None]]
+"""Function `(pandas, path, given, like)` that returns a `DataFrame` and the dialect of its text; the dialect is None if
+the format distinguishes numbers from strings. Its exceptions are converted to InputError."""
 
-    Attributes:
-        read: function `(pandas, path)` that returns a `DataFrame`; its exceptions are converted to InputError.
-        typed: True if the format distinguishes numbers from strings.
-    """
-
-    read: Callable[[Any, Path], Any]
-    typed: bool
-
-
-READERS = {".csv": Reader(_read_csv, typed=False), ".parquet": Reader(_read_parquet, typed=True)}
+READERS: dict[str, Read] = {
+    ".csv": partial(read_text_file, tabs=False),
+    ".tsv": partial(read_text_file, tabs=True),
+    ".csv.gz": partial(read_text_file, tabs=False),
+    ".tsv.gz": partial(read_text_file, tabs=True),
+    ".parquet": _read_parquet,
+}
 """Readers by file suffix."""
 
 TABLE_SUFFIXES = tuple(READERS)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -32,6 +32,7 @@ from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.not_copyable import NotCopyable
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
+from onnxtrain.surgery._perceptron import HiddenActivation, perceptron
 from onnxtrain.trainer._checks import check_integer, check_switch
 from onnxtrain.trainer._fit.datasets import (
     Data,
@@ -383,6 +384,58 @@ class Trainer(NotCopyable):
             Path(path), metrics, scheduler, device, check_threads(threads), workers
         )
         return trainer
+
+    @classmethod
+    def mlp(
+        cls,
+        inputs: int,
+        outputs: int,
+        hidden: Sequence[int] = (128, 64),
+        *,
+        loss: LossSpec = None,
+        activation: HiddenActivation = "relu",
+        dropout: float = 0.0,
+        **settings: Any,
+    ) -> Self:
+        """Creates a trainer of a new network, a multilayer perceptron, for rows of numbers.
+
+        Its linear layers are initialized as PyTorch's `nn.Linear`, from `seed`. Input and output are float32, and are
+        named "x" and "scores".
+
+        Args:
+            inputs: number of numbers in a row, e.g. 10.
+            outputs: number of classes, or of numbers to predict, e.g. 3.
+            hidden: sizes of the hidden layers; () for a linear model.
+            loss: the loss or its name, e.g. "cross_entropy"; required unless `recipe` has one.
+            activation: activation of the hidden layers: "relu", "leaky_relu", "elu", "gelu", "silu" or "tanh".
+            dropout: fraction of the activations that Dropout drops in training, e.g. 0.1.
+            settings: other arguments of :class:`Trainer`, e.g. `learning_rate=0.003`.
+
+        Raises:
+            InputError: there is no loss, a size is not positive, or `activation` or `dropout` is invalid.
+
+        Example:
+            >>> import numpy as np
+            >>> trainer = Trainer.mlp(4, 3, (16,), loss="cross_entropy")
+            >>> trainer.predict(np.zeros((2, 4), np.float32)).shape
+            (2, 3)
+        """
+        recipe = settings.get("recipe")
+        if loss is None and (recipe is None or recipe.loss is None):
+            raise InputError(
+                f"Building a network: it has no loss of its own. Pass {argument('loss', 'cross_entropy')} for classes "
+                f"or {argument('loss', 'mse')} for numbers."
+            )
+        seed = check_integer(argument("seed"), settings.get("seed", 0), 0)
+        model = perceptron(
+            inputs, hidden, outputs, np.dtype(np.float32), seed, activation=activation, dropout=dropout
+        )
+        # The Dropout of a file is inactive in training, unless the recipe sets its ratio.
+        if dropout:
+            settings |= (
+                {"dropout": dropout} if recipe is None else {"recipe": replace(recipe, dropout=dropout)}
+            )
+        return cls(model, loss, **settings)
 
     @explains_arguments
     def fit(

@@ -237,7 +237,7 @@ def _sample_weight(arrays: Arrays, options: TrainOptions, encoder: TableEncoder 
         return None
     # `_table_weights` stores the column of a table under the trainer's name for weights.
     name = options.sample_weight if encoder is None else WEIGHT
-    if options.data.is_dir():
+    if _data(options).is_dir():
         raise InputError(
             "--sample-weight is a column of a table or an array; images of a folder have no weights."
         )
@@ -283,7 +283,7 @@ def run_directory(options: TrainOptions) -> Path:
     """
     if (resumed := resumed_directory(options)) is not None:
         return resumed
-    named = options.source or options.data
+    named = options.source or _data(options)
     stem = named.name[: -len((options.source is None and table_suffix(named)) or named.suffix) or None]
     return options.output or named.with_name(f"{stem}-trained")
 

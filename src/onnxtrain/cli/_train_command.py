@@ -44,10 +44,10 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         options: options of the command. For a resumed run, its stored values replace the options that were not given.
         given: names of the options that were given on the command line or in an options file.
     """
-    if options.data is None and not options.source.is_dir():
+    if options.data is None and resumed_directory(options) is None:
         raise typer.BadParameter(
             "a new run needs data. Pass an .npz file with arrays named like the model's inputs and targets, or x "
-            "and y; or a .csv or .parquet table.",
+            "and y; a .csv, .tsv or .parquet table; or a folder of images.",
             param_hint="'--data'",
         )
     with (

@@ -12,7 +12,7 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 
 from ._base import Activation, Loss, Reduction, TargetSpec, narrow, reduce, widen
-from ._classes import _ClassLoss
+from ._classes import ClassLoss
 from ._elementwise import softplus
 
 _SOFTMAX = ("softmax", "exp")
@@ -132,7 +132,7 @@ class DistillationLoss(Loss):
 
     def _class_axis(self, scores: ir.Value) -> int:
         """Returns the non-negative index of the class axis."""
-        if isinstance(self.hard, _ClassLoss):
+        if isinstance(self.hard, ClassLoss):
             return self.hard._class_axis(scores, self._scores_dims(scores))
         labels = self.hard.targets(scores)[0].class_labels
         return labels.axis if labels is not None else 1
@@ -154,7 +154,7 @@ class DistillationLoss(Loss):
     def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
         if self.weight == 1:
             return None
-        if isinstance(self.hard, _ClassLoss):
+        if isinstance(self.hard, ClassLoss):
             hard, scores, target = self.hard._with_classes_second(op, scores, target)
             return hard._counts(op, scores, target)
         return self.hard._counts(op, scores, target)

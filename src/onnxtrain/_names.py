@@ -21,6 +21,9 @@ LOSSES: dict[str, tuple[str, str]] = {
     "smooth_l1": ("SmoothL1Loss", "quantities"),
     "quantile": ("QuantileLoss", "quantities"),
     "poisson_nll": ("PoissonNLLLoss", "counts"),
+    "info_nce": ("InfoNCELoss", "pairs of texts"),
+    "triplet": ("TripletLoss", "triples of texts"),
+    "cosine_similarity": ("CosineSimilarityLoss", "scored pairs of texts"),
 }
 """Maps each loss to its class in `onnxtrain.losses` and its kind of targets. Losses with the same kind are adjacent."""
 

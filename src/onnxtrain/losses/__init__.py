@@ -29,6 +29,7 @@ from onnxtrain.op_facts import CASTS, VIEWS
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
 from ._causal_lm import CausalLMLoss
 from ._classes import CrossEntropyLoss, NLLLoss
+from ._contrastive import CosineSimilarityLoss, InfoNCELoss, TripletLoss
 from ._elementwise import (
     BCEWithLogitsLoss,
     ElementwiseLoss,
@@ -38,6 +39,7 @@ from ._elementwise import (
     SampleLoss,
     SmoothL1Loss,
 )
+from ._embeddings import EmbeddingLoss, Pooling, embedding_output, pool, unit
 from ._focal import FocalLoss
 from ._label_ops import LABEL_OPS
 from ._mean import loss_mean
@@ -55,27 +57,35 @@ __all__ = [
     "BCEWithLogitsLoss",
     "CausalLMLoss",
     "ClassLabels",
+    "CosineSimilarityLoss",
     "CrossEntropyLoss",
     "ElementwiseLoss",
+    "EmbeddingLoss",
     "FocalLoss",
     "HuberLoss",
+    "InfoNCELoss",
     "L1Loss",
     "Loss",
     "MSELoss",
     "NLLLoss",
     "PoissonNLLLoss",
+    "Pooling",
     "QuantileLoss",
     "Reduction",
     "SampleLoss",
     "SmoothL1Loss",
     "TargetSpec",
+    "TripletLoss",
     "TverskyLoss",
     "attach_loss",
+    "embedding_output",
     "loss_class",
     "loss_mean",
     "make_loss",
     "mark_labels",
     "mark_target",
+    "pool",
+    "unit",
 ]
 
 LOSSES: dict[str, type[Loss]] = {name: globals()[kind] for name, (kind, _) in LOSS_NAMES.items()}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._fit.state import TrainingState
+from onnxtrain.trainer._fit.texts import text_settings
 from onnxtrain.trainer._run.run import Run
 from onnxtrain.trainer.data import (
     ClassWeightedSource,
@@ -22,6 +23,7 @@ from onnxtrain.trainer.data import (
     open_source,
     split,
 )
+from onnxtrain.trainer.data._texts import as_pairs, open_texts
 
 Validation = Any
 """`(inputs, targets)`, `(inputs, targets, sample_weight)`, a fraction, or data that :meth:`Trainer.fit` accepts."""
@@ -106,7 +108,9 @@ def _validation_source(
             f"that includes its targets, received {type(validation).__name__} of {len(validation)}."
         )
     # A string would be read as a stream of characters; an integer is probably a fraction mistaken for a count.
-    if isinstance(validation, str | int):
+    if isinstance(validation, str | int) and not (
+        isinstance(validation, str) and state.run.manifest.groups is not None
+    ):
         raise InputError(
             f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
         )
@@ -137,6 +141,10 @@ def open_dataset(
 ) -> Source:
     """Opens data as a source of batches, which are checked against the model's inputs and targets."""
     layout, position = Layout.of(state.run.manifest), state.position
+    pairs = None if state.run.manifest.groups is None else as_pairs(inputs, targets, weights)
+    if pairs is not None:
+        settings = text_settings(state)
+        return open_texts(layout, pairs, None if settings is None else settings.tokenizer, options, transform)
     if targets is not None and not layout.targets:
         raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
     start = position.fit_start if position.unfinished else position.epoch

@@ -255,7 +255,7 @@ class Run:
             InputError: an output has no sample axis.
         """
         specs, binding = self._predictor
-        input_indices = [self.manifest.inputs.index(spec) for spec in specs]
+        input_indices = [self.manifest.row_inputs.index(spec) for spec in specs]
         parts: dict[str, list[Array]] = {name: [] for name in self.require_outputs()}
         for batch in batches:
             arrays, count = self._filled(batch)
@@ -286,7 +286,7 @@ class Run:
                 session = open_session(path, "inference part of the eval model", self.device, self.options)
         # An inference model lacks inputs that its outputs do not depend on.
         names = {value.name for value in session.get_inputs()}
-        specs = [spec for spec in self.manifest.inputs if spec.name in names]
+        specs = [spec for spec in self.manifest.row_inputs if spec.name in names]
         buffers = self._buffers
         if inference is not None:
             source = f"inference model '{inference}'"
@@ -319,6 +319,11 @@ class Run:
         names = (self.require_outputs() and self.exported) if outputs is None else outputs
         # Intermediate values are not outputs of the inference model, and are cut out of the eval model.
         if self._inference is None or not set(names) <= set(self.exported):
+            if self.manifest.groups is not None:
+                raise InputError(
+                    f"Exporting {', '.join(names)}: a model trained on pairs of texts can be exported only with outputs of "
+                    f"the file ({', '.join(self.exported)})."
+                )
             self.module.export_model_for_inferencing(path, names)
             return
         self.store.require_defined("Exporting for inference")

@@ -13,6 +13,7 @@ from onnxtrain.cli._options import (
     CONFIG_SETTINGS,
     JSON_HELP,
     RUN_HELP,
+    TEXT_COLUMNS_HELP,
     LoraOptions,
     MemoryOptions,
     ModelOptions,
@@ -124,6 +125,7 @@ class EvaluateOptions:
         default=REQUIRED,
         show_default=False,
     )
+    text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP)
     batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
     config: Path | None = option("FILE.toml", CONFIG_HELP, **CONFIG_SETTINGS)
     json: bool = switch(JSON_HELP)
@@ -147,7 +149,7 @@ class PredictOptions:
     )
     output: Path = option(
         "FILE",
-        "Write the predictions to this .npz, .csv or .parquet file.",
+        "Write the predictions to this .npz, .csv or .parquet file, or embeddings of texts to this .npy file.",
         "--output",
         "-o",
         default=Path("predictions.npz"),
@@ -158,6 +160,11 @@ class PredictOptions:
         "columns of `train --id`.",
         "--id",
         "--id-column",
+    )
+    text_columns: list[str] | None = option(
+        "COLUMN",
+        "Embed the texts in this column of a .csv, .tsv or .jsonl file, e.g. question. Default: the only column, or "
+        "text.",
     )
     probabilities: bool = switch(
         "Write only the class probabilities, and the columns of --id. Default: also the outputs of the network and the "

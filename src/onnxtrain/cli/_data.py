@@ -13,6 +13,7 @@ from onnxtrain.cli._output import info
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 from onnxtrain.tables import TABLE_SUFFIXES, Table, TableEncoder, read_table
+from onnxtrain.texts import TextPairs
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -55,12 +56,15 @@ def load_arrays(path: Path) -> Arrays:
 
 
 def to_arrays(
-    data: Arrays | Table, encoder: TableEncoder | None, manifest: Manifest, targets: Sequence[InputSpec]
+    data: Arrays | Table | TextPairs,
+    encoder: TableEncoder | None,
+    manifest: Manifest,
+    targets: Sequence[InputSpec],
 ) -> Arrays:
-    """Encodes a table as arrays by name; returns arrays unchanged.
+    """Encodes a table as arrays by name; returns arrays unchanged, and an empty dict for texts, which are not encoded.
 
     Args:
-        data: table or arrays.
+        data: table, arrays or pairs of texts.
         encoder: the run's table encoder; None for a run on arrays.
         manifest: manifest of the run, with the inputs to encode.
         targets: targets to encode, as `label_targets` returns them; empty for prediction.
@@ -69,7 +73,7 @@ def to_arrays(
         InputError: the table does not match the run, or `data` is a table, but the run was trained on arrays.
     """
     if not isinstance(data, Table):
-        return data
+        return {} if isinstance(data, TextPairs) else data
     if encoder is None:
         raise InputError(
             "The run was not trained on a table, so it has no encoding for the columns of "

@@ -17,7 +17,7 @@ from onnxtrain.cli._artifacts import check_loss, prepared
 from onnxtrain.cli._callbacks import SAVES, chosen_callbacks, chosen_transform, prepare_for_transform
 from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive_remark
 from onnxtrain.cli._config import RUN_FILE, write_config
-from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
+from onnxtrain.cli._data import Arrays, assign, to_arrays
 from onnxtrain.cli._interrupts import uninterrupted
 from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import INTERRUPTED, info
@@ -36,6 +36,7 @@ from onnxtrain.cli._result import TRAINED, Fitted, print_result
 from onnxtrain.cli._settings import number_or_text, split_settings
 from onnxtrain.cli._table_report import print_table_summary
 from onnxtrain.cli._tables import chosen_encoder, fit_encoder
+from onnxtrain.cli._texts import Loaded, chosen_tokenizer, load_train_data, measured
 from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions
 from onnxtrain.cli._workers import chosen_strategy, leads
 from onnxtrain.errors import CheckpointError, InputError
@@ -44,8 +45,10 @@ from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.tables import PROPERTY as ENCODER
 from onnxtrain.tables import Table, TableEncoder
+from onnxtrain.texts import TextPairs
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._fit.schedule import named_schedule
+from onnxtrain.trainer._fit.texts import text_recipe
 from onnxtrain.trainer._run.files import CHECKPOINT, holds_run, is_run_file, require_free
 from onnxtrain.trainer.data._layout import WEIGHT
 
@@ -65,7 +68,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         finished: True to skip training and only write the results, because the workers were restarted after the last
             epoch had been saved.
     """
-    data = load_data(options.data)
+    data = load_train_data(options)
     resuming = options.source.is_dir()
     directory = options.source if resuming else _new_directory(options)
     # If the command fails, a resumed run is not changed, and a new run leaves no files.
@@ -82,13 +85,13 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoder)
             # The code below reads the options of the run, not the defaults of this command.
-            options = recall(trainer, options, given, digest(arrays | weights))
+            options = recall(trainer, options, given, _digest(data, arrays | weights))
         callbacks = chosen_callbacks(
             options.callbacks, directory, options.epochs, options.validation is not None
         )
         transform = chosen_transform(options.callbacks)
         # Loaded before the models are built, so that a wrong file is reported immediately.
-        held_out = _validation_data(options.validation)
+        held_out = _validation_data(options)
         if not resuming:
             options.table.check()
             encoder = (
@@ -102,8 +105,13 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             encoder = _fitted_encoder(encoder, trainer, data, options)
             arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
             weights = _table_weights(data, encoder)
-        sample_weight = _sample_weight(arrays | weights, options, encoder)
-        x, y = _assign(trainer, _without_weights(arrays, options), options.data)
+        x: Any
+        if isinstance(data, TextPairs):
+            # Pairs contain their targets and weights.
+            x, y, sample_weight = data, None, None
+        else:
+            sample_weight = _sample_weight(arrays | weights, options, encoder)
+            x, y = _assign(trainer, _without_weights(arrays, options), options.data)
         validation: Any = held_out
         if isinstance(held_out, dict | Table):
             others = to_arrays(held_out, encoder, trainer.manifest, label_targets(trainer))
@@ -132,7 +140,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         # An interrupted fit is resumed with its saved learning rate and options.
         if not trainer.resumes_fit:
             trainer.learning_rate = options.rate.learning_rate
-            remember(trainer, options, digest(arrays | weights))
+            remember(trainer, options, _digest(data, arrays | weights))
             # Saved, so that the run can be resumed even if the process is killed in the first epoch.
             trainer.save(trainer.directory)
             # A resumed run keeps the options file of its first command.
@@ -142,6 +150,10 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
     # Replaces the trainer's own hint, which is Python code.
     again = resume_options(options).replace("{", "{{").replace("}", "}}")
     trainer.resume_hint = f"onnxtrain train {{}} {again} resumes it."
+    before = None
+    if isinstance(data, TextPairs) and not resuming and leads():
+        before = measured(trainer, data, options, validation)
+        info("Before training: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
     history = (
         trainer.history
         if finished
@@ -163,7 +175,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     averaged = options.callbacks.regularize.swa_start is not None
-    print_result(Fitted(trainer, x, y, validation, encoder, early, averaged), options, directory)
+    print_result(Fitted(trainer, x, y, validation, encoder, early, averaged, before), options, directory)
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
@@ -171,7 +183,11 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
     return x, fit_targets(trainer, y)
 
 
-def _table_weights(data: Arrays | Table, encoder: TableEncoder | None) -> Arrays:
+def _digest(data: Loaded, arrays: Arrays) -> str:
+    return data.digest() if isinstance(data, TextPairs) else digest(arrays)
+
+
+def _table_weights(data: Loaded, encoder: TableEncoder | None) -> Arrays:
     """Returns a dict with the sample weights of a table; an empty dict if the data has no weight column."""
     weights = encoder.sample_weights(data) if isinstance(data, Table) and encoder is not None else None
     return {} if weights is None else {WEIGHT: weights}
@@ -283,6 +299,7 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
     metrics, positive = chosen_metrics(options.metric, options.positive, classes)
     recipe = chosen_recipe(options, mixed=chosen_transform(options.callbacks) is not None)
     model = prepared(options.source, options.model, seed=options.seed)
+    recipe = text_recipe(recipe, model, options.source)
     check_loss(canonicalize(model), options.model.loss)
     return _CommandTrainer(
         model,
@@ -294,6 +311,7 @@ def _begin(options: TrainOptions, classes: list[str] | None, directory: Path) ->
         ema_decay=options.callbacks.regularize.ema_decay,
         metrics=metrics,
         positive=positive,
+        tokenizer=chosen_tokenizer(options, recipe),
         directory=directory,
         overwrite=options.overwrite,
         seed=options.seed,
@@ -327,9 +345,10 @@ def _schedule(options: ScheduleOptions) -> Schedule | None:
     return named_schedule(options.schedule, parameters)
 
 
-def _validation_data(text: str | None) -> float | Arrays | Table | None:
+def _validation_data(options: TrainOptions) -> float | Loaded | None:
+    text = options.validation
     fraction = _validation_fraction(text)
-    return load_data(Path(text)) if text is not None and fraction is None else fraction
+    return load_train_data(options, Path(text)) if text is not None and fraction is None else fraction
 
 
 def _validation_fraction(text: str | None) -> float | None:
@@ -342,7 +361,7 @@ def _validation_fraction(text: str | None) -> float | None:
 
 
 def _fitted_encoder(
-    encoder: TableEncoder | None, trainer: Trainer, data: Arrays | Table, options: TrainOptions
+    encoder: TableEncoder | None, trainer: Trainer, data: Loaded, options: TrainOptions
 ) -> TableEncoder | None:
     """Fits a new run's table encoder to the training table, and stores the encoder in the run.
 

@@ -20,6 +20,8 @@ from onnxtrain.cli._options import (
     ModelOptions,
     OptimizerOptions,
     TableOptions,
+    TextOptions,
+    TokenizerOptions,
 )
 from onnxtrain.schedules import SCHEDULES
 
@@ -126,18 +128,20 @@ class TrainOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
-        table, model, memory, optimizer, lora, rate, callbacks, workers: groups of options.
+        table, texts, tokenizing, model, memory, optimizer, lora, rate, callbacks, workers: groups of options.
     """
 
     source: Path = argument("MODEL|DIR", "Path of an .onnx file, or directory of a run to resume.")
     data: Path = option(
         "FILE",
         "Train on this file: an .npz file with arrays named like the model's inputs and targets (or x and y), "
-        "or a .csv or .parquet table.",
+        "a .csv or .parquet table, or pairs of texts in a .csv, .tsv or .jsonl file.",
         default=REQUIRED,
         show_default=False,
     )
     table: TableOptions = field(default_factory=TableOptions)
+    texts: TextOptions = field(default_factory=TextOptions)
+    tokenizing: TokenizerOptions = field(default_factory=TokenizerOptions)
     # A string for both: a number is a fraction, anything else a path.
     validation: str | None = option(
         "FRACTION|FILE",

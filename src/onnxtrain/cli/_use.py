@@ -23,10 +23,12 @@ from onnxtrain.cli._output import heading, print_json, print_table, summary_tabl
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import write_file
 from onnxtrain.cli._remember import saved_encoder
+from onnxtrain.cli._texts import evaluate_texts, evaluates_texts, write_embeddings
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.tables import TABLE_SUFFIXES, Table, TableEncoder
+from onnxtrain.texts import SUFFIXES
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._metrics.probabilities import probabilities
 
@@ -34,6 +36,9 @@ from onnxtrain.trainer._metrics.probabilities import probabilities
 def evaluate_run(options: EvaluateOptions) -> None:
     """Prints a run's loss and metrics on a dataset, and for a classifier a report per class and a confusion matrix."""
     trainer, encoder = _open(options.directory)
+    if evaluates_texts(trainer, options.data):
+        evaluate_texts(trainer, options)
+        return
     arrays = to_arrays(load_data(options.data), encoder, trainer.manifest, label_targets(trainer))
     x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
     y = fit_targets(trainer, y)
@@ -87,6 +92,11 @@ def write_predictions(options: PredictOptions) -> None:
         ModelError: the output cannot be written.
     """
     source, path, output = options.source, options.data, options.output
+    if source.is_dir() and path.suffix.lower() in (*SUFFIXES, ".txt"):
+        trainer, _ = _open(source)
+        if evaluates_texts(trainer, path):
+            write_embeddings(trainer, options)
+            return
     # Checked first, because the model may take long.
     suffix = output.suffix.lower()
     if suffix not in (".npz", *TABLE_SUFFIXES):

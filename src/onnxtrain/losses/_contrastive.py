@@ -60,11 +60,11 @@ class InfoNCELoss(EmbeddingLoss):
         own = op.Range(op.const(0), op.Squeeze(pairs, [0]), op.const(1))
         if self.mask_duplicates:
             logits = op.Where(self._false_negatives(op, target, own), _MASKED, logits)
-        terms = _cross_entropy(op, logits, own)
+        terms = _cross_entropy(op, logits, own, "candidates")
         if not self.symmetric:
             return terms
         back = op.Transpose(op.Slice(logits, [0], pairs, [1]), perm=[1, 0])
-        return op.Mul(op.Add(terms, _cross_entropy(op, back, own)), 0.5)
+        return op.Mul(op.Add(terms, _cross_entropy(op, back, own, PAIRS)), 0.5)
 
     def _false_negatives(self, op: Emitter, texts: ir.Value, own: ir.Value) -> ir.Value:
         """Returns True for candidates that are no negatives of an anchor, [pairs, candidates]."""
@@ -84,9 +84,9 @@ class InfoNCELoss(EmbeddingLoss):
         return result
 
 
-def _cross_entropy(op: Emitter, logits: ir.Value, labels: ir.Value) -> ir.Value:
-    """Returns the cross-entropy of each row, [pairs]."""
-    logits.shape = ir.Shape([PAIRS, "candidates"])
+def _cross_entropy(op: Emitter, logits: ir.Value, labels: ir.Value, classes: str) -> ir.Value:
+    """Returns the cross-entropy of each row of logits [pairs, classes], with the symbolic size `classes`."""
+    logits.shape = ir.Shape([PAIRS, classes])
     labels.shape = ir.Shape([PAIRS])
     return CrossEntropyLoss(reduction="none").build(op, logits, labels)
 

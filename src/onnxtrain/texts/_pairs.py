@@ -20,7 +20,17 @@ SUFFIXES = (".csv", ".tsv", ".jsonl")
 _SCORES = ("score", "similarity", "similarity_score", "scores", "label", "labels")
 _WEIGHTS = ("sample_weight", "weight")
 _ANCHORS = ("anchor", "query", "question", "text1", "sentence1", "sentence_0", "text_1", "sentence_1")
-_SECONDS = ("positive", "answer", "passage", "document", "text2", "sentence2", "sentence_1", "text_2", "sentence_2")
+_SECONDS = (
+    "positive",
+    "answer",
+    "passage",
+    "document",
+    "text2",
+    "sentence2",
+    "sentence_1",
+    "text_2",
+    "sentence_2",
+)
 
 
 class TextRow(NamedTuple):
@@ -135,19 +145,41 @@ class TextPairs:
         Raises:
             InputError: the file cannot be read, or it is unclear which columns are texts.
         """
-        file = Path(path)
-        source = f"'{file}'"
-        suffix = file.suffix.lower()
-        if suffix not in SUFFIXES:
-            raise InputError(f"Reading texts from {source}: pass a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file.")
-        try:
-            with file.open(encoding="utf-8-sig", newline="") as lines:
-                rows = _json_rows(lines) if suffix == ".jsonl" else _csv_rows(lines, "\t" if suffix == ".tsv" else ",")
-                return cls.of_rows(list(rows), columns, weight, source=source)
-        except (OSError, UnicodeDecodeError, csv.Error, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"Reading texts from {source}: {error}.") from error
+        return cls.of_rows(_rows(Path(path)), columns, weight, source=f"'{path}'")
+
+    @classmethod
+    def read_column(cls, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> list[str]:
+        """Reads one column of texts, e.g. to embed them.
+
+        Args:
+            path: see :meth:`read`.
+            columns: name of the column, in a list. Default: the only column, or "text".
+
+        Raises:
+            InputError: the file cannot be read, or it is unclear which column to read.
+        """
+        rows = _rows(Path(path))
+        names = list(rows[0]) if rows and isinstance(rows[0], Mapping) else []
+        chosen = list(columns) if columns else names if len(names) == 1 else [n for n in names if n == "text"]
+        if len(chosen) != 1 or chosen[0] not in names:
+            raise InputError(
+                f"Reading texts from '{path}': it has the columns {', '.join(names) or 'of no name'}. Name the one with "
+                f"the texts: {argument('columns')}."
+            )
+        texts = [row.get(chosen[0]) if isinstance(row, Mapping) else None for row in rows]
+        if wrong := next((n for n, text in enumerate(texts, 1) if not isinstance(text, str)), None):
+            raise InputError(f"Reading texts from '{path}': row {wrong} has no text '{chosen[0]}'.")
+        return [str(text) for text in texts]
+
+    def take(self, indices: Sequence[int]) -> TextPairs:
+        """Returns the samples with these indices."""
+        rows = self.__getitems__(indices)
+        return TextPairs(
+            [row.texts for row in rows],
+            None if self.scores is None else [row.score or 0.0 for row in rows],
+            None if self.weights is None else [row.weight or 0.0 for row in rows],
+            source=self.source,
+        )
 
     @classmethod
     def of_rows(
@@ -164,18 +196,26 @@ class TextPairs:
         """
         if not rows or not isinstance(rows[0], Mapping):
             if columns or weight:
-                raise InputError(f"Reading texts from {source}: its rows have no names, so there are no columns to choose.")
+                raise InputError(
+                    f"Reading texts from {source}: its rows have no names, so there are no columns to choose."
+                )
             scored = bool(rows) and len(rows[0]) == 3 and _is_number(rows[0][2])
             if not scored:
                 return cls(rows, source=source)
             if ragged := next((n for n, row in enumerate(rows, 1) if len(row) != 3), None):
-                raise InputError(f"Reading texts from {source}: sample {ragged} has {len(rows[ragged - 1])} entries, not 3.")
+                raise InputError(
+                    f"Reading texts from {source}: sample {ragged} has {len(rows[ragged - 1])} entries, not 3."
+                )
             return cls([row[:2] for row in rows], [row[2] for row in rows], source=source)
         names = list(rows[0])
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping) or set(row) != set(names):
-                raise InputError(f"Reading texts from {source}: sample {number} does not have the columns {', '.join(names)}.")
-        return cls.of_columns({name: [row[name] for row in rows] for name in names}, columns, weight, source=source)
+                raise InputError(
+                    f"Reading texts from {source}: sample {number} does not have the columns {', '.join(names)}."
+                )
+        return cls.of_columns(
+            {name: [row[name] for row in rows] for name in names}, columns, weight, source=source
+        )
 
     @classmethod
     def of_columns(
@@ -188,12 +228,16 @@ class TextPairs:
     ) -> TextPairs:
         """Returns samples from columns by name. For the arguments, see :meth:`read`."""
         names = list(table)
-        if missing := [name for name in [*(columns or ()), *([weight] if weight else [])] if name not in names]:
+        if missing := [
+            name for name in [*(columns or ()), *([weight] if weight else [])] if name not in names
+        ]:
             raise InputError(
                 f"Reading texts from {source}: there is no column {', '.join(missing)}; it has {', '.join(names)}."
             )
         score = next((name for name in _SCORES if name in names and name not in (columns or ())), None)
-        weight = weight or next((name for name in _WEIGHTS if name in names and name not in (columns or ())), None)
+        weight = weight or next(
+            (name for name in _WEIGHTS if name in names and name not in (columns or ())), None
+        )
         chosen = list(columns) if columns else _text_columns(table, {score, weight}, source)
         return cls(
             list(zip(*(table[name] for name in chosen), strict=True)),
@@ -215,8 +259,8 @@ def _text_columns(table: Mapping[str, Sequence[Any]], others: set[str | None], s
     if len(names) in (2, 3) and not numbers:
         return names
     raise InputError(
-        f"Reading texts from {source}: it has the columns {', '.join(table)}. Name the columns with the texts: "
-        f"{argument('columns', ['question', 'answer'])}."
+        f"Reading texts from {source}: it has the columns {', '.join(table)}. Name those with the anchor, the positive and "
+        f"any negatives: {argument('columns')}."
     )
 
 
@@ -226,6 +270,24 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _rows(path: Path) -> list[Any]:
+    """Reads the rows of a .csv, .tsv or .jsonl file; raises InputError if that fails."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(
+            f"Reading texts from '{path}': pass a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file."
+        )
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            return list(
+                _json_rows(lines)
+                if suffix == ".jsonl"
+                else _csv_rows(lines, "\t" if suffix == ".tsv" else ",")
+            )
+    except (OSError, csv.Error, ValueError) as error:
+        raise InputError(f"Reading texts from '{path}': {error}.") from error
 
 
 def _csv_rows(lines: Any, delimiter: str) -> Iterator[dict[str, str]]:
@@ -239,7 +301,9 @@ def _csv_rows(lines: Any, delimiter: str) -> Iterator[dict[str, str]]:
         if not row:
             continue
         if len(row) != len(header):
-            raise ValueError(f"line {reader.line_num} has {len(row)} fields, and the header has {len(header)}")
+            raise ValueError(
+                f"line {reader.line_num} has {len(row)} fields, and the header has {len(header)}"
+            )
         yield dict(zip(header, row, strict=True))
 
 

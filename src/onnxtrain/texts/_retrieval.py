@@ -48,7 +48,12 @@ def retrieval_metrics(
         >>> retrieval_metrics(np.array([[0.9, 0.1, 0.0], [0.9, 0.1, 0.0]]), corpus, [[0], [1]], ks=(1, 2))
         {'recall@1': 0.5, 'recall@2': 1.0, 'mrr': 0.75, 'ndcg@10': 0.815...}
     """
-    if queries.ndim != 2 or corpus.ndim != 2 or queries.shape[1] != corpus.shape[1] or len(relevant) != len(queries):
+    if (
+        queries.ndim != 2
+        or corpus.ndim != 2
+        or queries.shape[1] != corpus.shape[1]
+        or len(relevant) != len(queries)
+    ):
         raise InputError(
             f"Measuring retrieval: the queries have shape {list(queries.shape)}, the corpus {list(corpus.shape)}, and "
             f"there are relevant texts for {len(relevant)} queries."
@@ -71,7 +76,10 @@ def retrieval_metrics(
     discounts = 1 / np.log2(np.arange(2, _MOST + 2))
     gains = np.where(ranks <= _MOST, 1 / np.log2(1 + ranks), 0)
     ideal = np.cumsum(discounts)[np.minimum(counts, _MOST) - 1]
-    return values | {"mrr": float((1 / first).mean()), f"ndcg@{_MOST}": float((per_query(gains) / ideal).mean())}
+    return values | {
+        "mrr": float((1 / first).mean()),
+        f"ndcg@{_MOST}": float((per_query(gains) / ideal).mean()),
+    }
 
 
 def _ranks(queries: Array, corpus: Array, owner: Array, found: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain._words import argument
+from onnxtrain._words import words
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.losses import EmbeddingLoss, embedding_output
 from onnxtrain.texts._tokenizer import TextTokenizer, read_json
@@ -72,7 +72,10 @@ class TextSettings:
             opened = None if tokenizer is None else TextTokenizer.from_json(str(tokenizer), limit)
             output = record["output"]
             return cls(
-                None if output is None else str(output), str(record["pooling"]), bool(record["normalize"]), opened
+                None if output is None else str(output),
+                str(record["pooling"]),
+                bool(record["normalize"]),
+                opened,
             )
         except (KeyError, TypeError, ValueError, InputError) as error:
             raise CheckpointError(
@@ -103,7 +106,9 @@ def model_folder(path: str | os.PathLike[str]) -> Path:
     return folder.parent if above else folder
 
 
-def loss_with_pooling(loss: EmbeddingLoss, model: ir.Model, output: str | None, folder: Path) -> EmbeddingLoss:
+def loss_with_pooling(
+    loss: EmbeddingLoss, model: ir.Model, output: str | None, folder: Path
+) -> EmbeddingLoss:
     """Fills in the pooling that sentence-transformers wrote beside a model, in `1_Pooling` and `modules.json`.
 
     Args:
@@ -137,7 +142,7 @@ def _pooling(config: dict[str, Any], path: Path) -> str:
         received = config.get("pooling_mode") or ", ".join(chosen) or "nothing"
         raise InputError(
             f"Reading '{path}': it asks for {received}. Choose a pooling for training, e.g. "
-            f"{argument('pooling', 'mean')} of the loss."
+            f"{words().loss_setting('InfoNCELoss', 'pooling', 'mean')}."
         )
     return pooling
 
@@ -150,4 +155,6 @@ def _normalizes(folder: Path) -> bool:
     except (OSError, ValueError) as error:
         raise InputError(f"Reading '{path}': {error}.") from error
     entries = modules if isinstance(modules, list) else []
-    return any(str(entry.get("type", "")).endswith("Normalize") for entry in entries if isinstance(entry, dict))
+    return any(
+        str(entry.get("type", "")).endswith("Normalize") for entry in entries if isinstance(entry, dict)
+    )

@@ -43,7 +43,9 @@ class TextTokenizer:
             try:
                 text = path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                raise InputError(f"Reading {source}: {error}. Pass the path of a tokenizer.json file.") from error
+                raise InputError(
+                    f"Reading {source}: {error}. Pass the path of a tokenizer.json file."
+                ) from error
         elif hasattr(tokenizer, "backend_tokenizer"):
             # A fast tokenizer of transformers.
             text = tokenizer.backend_tokenizer.to_str()
@@ -57,7 +59,9 @@ class TextTokenizer:
         self._open(text, max_length, source)
 
     @classmethod
-    def from_json(cls, text: str, max_length: int | None = None, source: str = "the tokenizer") -> TextTokenizer:
+    def from_json(
+        cls, text: str, max_length: int | None = None, source: str = "the tokenizer"
+    ) -> TextTokenizer:
         """Returns the tokenizer in the text of a `tokenizer.json` file; `source` names it in error messages."""
         result = cls.__new__(cls)
         result._open(text, max_length, source)
@@ -74,7 +78,10 @@ class TextTokenizer:
         """
         if not (folder / FILE).is_file():
             return None
-        for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        for name, key in (
+            ("sentence_bert_config.json", "max_seq_length"),
+            ("tokenizer_config.json", "model_max_length"),
+        ):
             limit = read_json(folder / name).get(key) if (folder / name).is_file() else None
             if max_length is None and isinstance(limit, int | float) and 0 < limit < _NO_LIMIT:
                 max_length = int(limit)
@@ -88,7 +95,9 @@ class TextTokenizer:
                 "Training on texts needs tokenizers, which is not installed: pip install 'onnxtrain[text]'"
             ) from error
         if max_length is not None and (type(max_length) is not int or max_length < 1):
-            raise InputError(f"{argument('max_length', max_length)}: pass a positive number of tokens, e.g. 128.")
+            raise InputError(
+                f"{argument('max_length', max_length)}: pass a positive number of tokens, e.g. 128."
+            )
         # The package raises plain Exceptions.
         try:
             tokenizer = module.Tokenizer.from_str(text)
@@ -111,7 +120,9 @@ class TextTokenizer:
         """Text of the `tokenizer.json` file."""
         return self._text
 
-    def arrays(self, texts: Sequence[str], names: Sequence[str], length: int | None = None) -> dict[str, Array]:
+    def arrays(
+        self, texts: Sequence[str], names: Sequence[str], length: int | None = None
+    ) -> dict[str, Array]:
         """Tokenizes texts, and pads them to the longest one.
 
         Args:
@@ -125,11 +136,14 @@ class TextTokenizer:
         Raises:
             InputError: a text has no tokens, or texts of several lengths need padding that the model does not mask.
         """
+        if length is not None and (self.max_length is None or self.max_length > length):
+            # By the tokenizer, which keeps the special tokens at the end.
+            self._tokenizer.enable_truncation(length)
+            self.max_length = length
         encoded = self._encoded(texts)
         counts = np.array([len(entry.ids) for entry in encoded])
         if not counts.all():
             raise InputError(f"the text {texts[int(np.argmin(counts))][:40]!r} has no tokens; remove it.")
-        counts = counts if length is None else np.minimum(counts, length)
         size = length or int(counts.max())
         if "attention_mask" not in names and int(counts.min()) < size:
             raise InputError(
@@ -141,8 +155,8 @@ class TextTokenizer:
         for name, fill in (("input_ids", self._padding), ("token_type_ids", 0)):
             result[name] = np.full(mask.shape, fill, np.int64)
         for row, (entry, count) in enumerate(zip(encoded, counts.tolist(), strict=True)):
-            result["input_ids"][row, :count] = entry.ids[:count]
-            result["token_type_ids"][row, :count] = entry.type_ids[:count]
+            result["input_ids"][row, :count] = entry.ids
+            result["token_type_ids"][row, :count] = entry.type_ids
         return {name: result[name] for name in names}
 
     def _encoded(self, texts: Sequence[str]) -> list[Any]:

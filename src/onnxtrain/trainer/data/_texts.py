@@ -47,7 +47,9 @@ def as_pairs(inputs: Any, targets: Any = None, weights: Any = None) -> TextPairs
     elif _is_texts(inputs) and _is_texts(targets):
         anchors, positives = list(inputs), list(targets)
         if len(anchors) != len(positives):
-            raise InputError(f"There are {len(anchors)} anchors and {len(positives)} positives; pass one for each.")
+            raise InputError(
+                f"There are {len(anchors)} anchors and {len(positives)} positives; pass one for each."
+            )
         pairs, targets = TextPairs(list(zip(anchors, positives, strict=True))), None
     elif _is_texts(inputs):
         raise InputError(
@@ -87,7 +89,9 @@ def _holds_texts(row: Any) -> bool:
 def _columns(inputs: Any) -> dict[str, list[Any]] | None:
     """Returns the columns of a frame, dict or dataset with texts; None for other data."""
     if is_frame(inputs):
-        columns = {name: list(inputs[key]) for name, key in zip(column_names(inputs), inputs.columns, strict=True)}
+        columns = {
+            name: list(inputs[key]) for name, key in zip(column_names(inputs), inputs.columns, strict=True)
+        }
     elif isinstance(inputs, Mapping):
         if not any(_is_texts(column) for column in inputs.values()):
             return None
@@ -166,7 +170,7 @@ def open_texts(
     if isinstance(groups, int) and pairs.width != groups:
         raise InputError(
             f"Reading texts from {pairs.source}: samples have {pairs.width} texts, but the loss compares {groups}. "
-            f"Choose the columns ({argument('columns', [])}) or another loss."
+            f"Choose the columns ({argument('columns')}) or another loss."
         )
     if scored and pairs.scores is None:
         raise InputError(

@@ -132,7 +132,9 @@ def test_evaluate_adds_retrieval_metrics(tmp_path: Path) -> None:
     assert {name: values[name] for name in wanted} == pytest.approx(wanted)
     parts = [rows[:4], rows[4:8], rows[8:]]
     embedded = [encoder([t for row in part for t in row]).reshape(len(part), 2, -1) for part in parts]
-    assert values["loss"] == pytest.approx(float(torch.cat([info_nce(e) for e in embedded]).mean().detach()), rel=1e-5)
+    assert values["loss"] == pytest.approx(
+        float(torch.cat([info_nce(e) for e in embedded]).mean().detach()), rel=1e-5
+    )
 
 
 def test_evaluate_of_scored_pairs_adds_correlations(tmp_path: Path) -> None:

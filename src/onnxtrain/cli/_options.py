@@ -26,8 +26,8 @@ CONFIG_SETTINGS: dict[str, Any] = {"callback": use_config, "is_eager": True}
 RUN_HELP = "Directory of a run, written by `onnxtrain train`."
 JSON_HELP = "Print one JSON document instead of tables. Default: tables."
 TEXT_COLUMNS_HELP = (
-    "Read texts from these columns: anchor, positive and any negatives, e.g. question,answer. Default: columns with such "
-    "names, or all of two or three."
+    "Read texts from these columns: anchor, positive and any negatives, e.g. question,answer. Default: columns with "
+    "such names, or all of two or three."
 )
 BATCH_SIZE_HELP = (
     "Process this many samples at a time, e.g. 128. Default: 32, or the model's fixed batch size."

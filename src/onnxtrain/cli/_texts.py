@@ -57,7 +57,8 @@ def load_train_data(options: TrainOptions, path: Path | None = None) -> Loaded:
     # Token ids of a run on texts may also be arrays.
     if (given := options.texts.given() + tokenizer) and not _trains_texts(options):
         raise InputError(
-            f"{', '.join(given)} are for texts: a {', '.join(SUFFIXES)} file and a loss over texts, e.g. --loss info_nce."
+            f"{', '.join(given)} are for texts: a {', '.join(SUFFIXES)} file and a loss over texts, e.g. --loss "
+            "info_nce."
         )
     return load_data(path)
 
@@ -170,9 +171,9 @@ def write_embeddings(trainer: Trainer, options: PredictOptions) -> None:
         keep_inside(output, options.source)
         with replace_file(output) as file:
             if suffix == ".npy":
-                np.save(file, embeddings)  # type: ignore[arg-type]
+                np.save(file, embeddings)
             else:
-                np.savez(file, embedding=embeddings)  # type: ignore[arg-type]
+                np.savez(file, embedding=embeddings)
     except OSError as error:
         raise ModelError(f"Writing the embeddings to '{output}' failed: {error}.") from error
     if options.json:

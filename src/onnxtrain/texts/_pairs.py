@@ -163,8 +163,8 @@ class TextPairs:
         chosen = list(columns) if columns else names if len(names) == 1 else [n for n in names if n == "text"]
         if len(chosen) != 1 or chosen[0] not in names:
             raise InputError(
-                f"Reading texts from '{path}': it has the columns {', '.join(names) or 'of no name'}. Name the one with "
-                f"the texts: {argument('columns')}."
+                f"Reading texts from '{path}': it has the columns {', '.join(names) or 'of no name'}. Name the one "
+                f"with the texts: {argument('columns')}."
             )
         texts = [row.get(chosen[0]) if isinstance(row, Mapping) else None for row in rows]
         if wrong := next((n for n, text in enumerate(texts, 1) if not isinstance(text, str)), None):
@@ -259,8 +259,8 @@ def _text_columns(table: Mapping[str, Sequence[Any]], others: set[str | None], s
     if len(names) in (2, 3) and not numbers:
         return names
     raise InputError(
-        f"Reading texts from {source}: it has the columns {', '.join(table)}. Name those with the anchor, the positive and "
-        f"any negatives: {argument('columns')}."
+        f"Reading texts from {source}: it has the columns {', '.join(table)}. Name those with the anchor, the positive "
+        f"and any negatives: {argument('columns')}."
     )
 
 

@@ -19,7 +19,8 @@ _MOST = 10
 def unit_rows(rows: Array) -> Array:
     """Divides each row by its length; zeros stay zeros."""
     lengths = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
-    return (rows / np.maximum(lengths, 1e-12)).astype(np.float32)
+    result: Array = (rows / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return result
 
 
 def retrieval_metrics(

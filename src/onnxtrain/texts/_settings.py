@@ -14,20 +14,20 @@ import onnx_ir as ir
 
 from onnxtrain._words import words
 from onnxtrain.errors import CheckpointError, InputError
-from onnxtrain.losses import EmbeddingLoss, embedding_output
+from onnxtrain.losses import EmbeddingLoss, Pooling, embedding_output
 from onnxtrain.texts._tokenizer import TextTokenizer, read_json
 
 PROPERTY = "onnxtrain.texts"
 """Name of the checkpoint property with the settings as JSON text."""
 
 # Entries of 1_Pooling/config.json, written by sentence-transformers.
-_MODES = {
+_MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_lasttoken": "last",
 }
-_NAMES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+_NAMES: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def loss_with_pooling(
     )
 
 
-def _pooling(config: dict[str, Any], path: Path) -> str:
+def _pooling(config: dict[str, Any], path: Path) -> Pooling:
     """Returns the pooling in a file of sentence-transformers, e.g. "mean"."""
     chosen = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     named = _NAMES.get(str(config.get("pooling_mode"))) if "pooling_mode" in config else None

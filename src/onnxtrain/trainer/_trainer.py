@@ -356,8 +356,8 @@ class Trainer(NotCopyable):
                 map-style dataset (PyTorch's, Hugging Face's); a DataLoader; an iterable of batches `(inputs, targets)`,
                 `(inputs, targets, sample_weight)` or dicts by name; or a function that returns such an iterable.
                 For the losses over texts: :class:`onnxtrain.texts.TextPairs`, tuples `(anchor, positive)`,
-                `(anchor, positive, negative)` or `(text, text, score)`, the path of a .csv, .tsv or .jsonl file, a frame
-                with columns of texts, or a list of anchors, whose positives are the targets.
+                `(anchor, positive, negative)` or `(text, text, score)`, the path of a .csv, .tsv or .jsonl file, a
+                frame with columns of texts, or a list of anchors, whose positives are the targets.
             targets: targets of the samples; integers for class labels. None if the model needs none, or if the data
                 includes them. For a frame, column names are accepted as well.
             epochs: number of passes over the data, in addition to the epochs of earlier fits.

@@ -64,8 +64,9 @@ def _add_axis(op: Emitter, index: int, value: ir.Value, dims: list[int | str | i
     value.name = op.unique_name(f"{name}_rows")
     rest = list(dims[2:])
     with op.placing(before=next(iter(graph), None)):
-        sizes = [-1, *rest] if all(isinstance(dim, int) for dim in rest) else None
-        shape = op.const(sizes) if sizes else op.Concat([-1], op.Shape(whole, start=2), axis=0)
+        known = [dim for dim in rest if isinstance(dim, int)]
+        static = len(known) == len(rest)
+        shape = op.const([-1, *known]) if static else op.Concat([-1], op.Shape(whole, start=2), axis=0)
         rows = op.Reshape(whole, shape)
     rows.shape, rows.type = value.shape, value.type
     value.replace_all_uses_with(rows)

@@ -150,10 +150,10 @@ def text_metrics(state: TrainingState, pairs: TextPairs, batch_size: int | None 
         batch_size: texts per batch, 32 by default.
     """
     scored = state.run.manifest.targets[0].dtype.storage.kind == "f"
-    first = [row[0] for row in pairs.texts]
+    first = _column(pairs, 0)
     if scored and pairs.scores is not None:
-        rows = (embed(state, texts, batch_size) for texts in (first, [row[1] for row in pairs.texts]))
-        return similarity_metrics(*rows, pairs.scores)
+        rows = embed(state, [*first, *_column(pairs, 1)], batch_size)
+        return similarity_metrics(rows[: len(first)], rows[len(first) :], pairs.scores)
     queries = list(dict.fromkeys(first))
     corpus = list(dict.fromkeys(text for column in range(1, pairs.width) for text in _column(pairs, column)))
     places = {text: index for index, text in enumerate(corpus)}

@@ -321,8 +321,8 @@ class Run:
         if self._inference is None or not set(names) <= set(self.exported):
             if self.manifest.groups is not None:
                 raise InputError(
-                    f"Exporting {', '.join(names)}: a model trained on pairs of texts can be exported only with outputs of "
-                    f"the file ({', '.join(self.exported)})."
+                    f"Exporting {', '.join(names)}: a model trained on pairs of texts can be exported only with "
+                    f"outputs of the file ({', '.join(self.exported)})."
                 )
             self.module.export_model_for_inferencing(path, names)
             return

@@ -53,7 +53,8 @@ def as_pairs(inputs: Any, targets: Any = None, weights: Any = None) -> TextPairs
         pairs, targets = TextPairs(list(zip(anchors, positives, strict=True))), None
     elif _is_texts(inputs):
         raise InputError(
-            "The data is a list of texts, but the loss compares pairs: pass fit(anchors, positives), or a list of tuples."
+            "The data is a list of texts, but the loss compares pairs: pass fit(anchors, positives), or a list of "
+            "tuples."
         )
     elif (columns := _columns(inputs)) is not None:
         pairs = TextPairs.of_columns(columns)
@@ -133,7 +134,9 @@ class TextBatches(Padding):
         width = len(samples[0].texts)
         names = [spec.name for spec in self.layout.inputs]
         arrays = self.tokenizer.arrays(texts, names, self.length)
-        batch = {name: array.reshape(len(samples), width, -1) for name, array in arrays.items()}
+        batch: dict[str, Array] = {
+            name: array.reshape(len(samples), width, -1) for name, array in arrays.items()
+        }
         target = self.layout.targets[0]
         if target.dtype.storage.kind in "iu":
             # Equal texts of a batch get equal numbers.
@@ -174,8 +177,8 @@ def open_texts(
         )
     if scored and pairs.scores is None:
         raise InputError(
-            f"Reading texts from {pairs.source}: it has no scores, which the loss needs. Name their column 'score', or pass "
-            "tuples (text, text, score)."
+            f"Reading texts from {pairs.source}: it has no scores, which the loss needs. Name their column 'score', or "
+            "pass tuples (text, text, score)."
         )
     length = layout.inputs[0].shape[2] if layout.inputs[0].shape else None
     padding = TextBatches(layout, layout.inputs[0], length if isinstance(length, int) else None, tokenizer)

@@ -56,6 +56,7 @@ STORIES = [
     "docs/guides/save-stop-and-resume.md",
     "docs/guides/fix-a-training-run.md",
     "docs/guides/train-on-a-table.md",
+    "docs/guides/train-sentence-embeddings.md",
     "docs/guides/train-lora-adapters.md",
     "docs/guides/train-an-int8-model.md",
     "docs/guides/extend-the-trainer.md",

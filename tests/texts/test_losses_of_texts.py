@@ -26,6 +26,7 @@ from onnxtrain.losses import (
 )
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.texts._pooling import pool_rows
+from runtimes import needs_opset
 
 DIM = 6
 
@@ -90,7 +91,12 @@ CASES: dict[str, tuple[EmbeddingLoss, int, Callable[..., torch.Tensor]]] = {
 
 
 def built(
-    loss: EmbeddingLoss, dtype: int = onnx.TensorProto.DOUBLE, *, tokens: bool = False, weighted: bool = False
+    loss: EmbeddingLoss,
+    dtype: int = onnx.TensorProto.DOUBLE,
+    *,
+    tokens: bool = False,
+    weighted: bool = False,
+    opset: int = 21,
 ) -> onnx.ModelProto:
     """Returns the loss of the input "scores" and its gradient, with dynamic shapes."""
     shape = ["batch", "sequence", DIM] if tokens else ["batch", DIM]
@@ -106,7 +112,7 @@ def built(
         [node], "scores", inputs, [onnx.helper.make_tensor_value_info("scores", dtype, shape)]
     )
     model = canonicalize(
-        load_model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)]))
+        load_model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)]))
     )
     op = Emitter(model.graph, functions=model.functions)
     value = attach_loss(op, loss, "scores", sample_weight=weighted)
@@ -140,6 +146,7 @@ def expected(
     return float(loss.detach()), tensor.grad.numpy().reshape(-1, rows.shape[-1])
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("pairs", [1, 5])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", CASES)
@@ -159,6 +166,17 @@ def test_value_and_gradient_are_those_of_sentence_transformers(name: str, weight
     wanted, slope = expected(twin, rows, score, weight)
     assert value == pytest.approx(wanted, rel=1e-10, abs=1e-12)
     assert np.abs(gradient - slope).max() <= 1e-9 * max(1, np.abs(slope).max())
+
+
+@pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in range(22, 27)])
+def test_every_supported_opset(opset: int) -> None:
+    for name in ("symmetric", "triplet", "cosine"):
+        loss, texts, twin = CASES[name]
+        rng = np.random.default_rng(opset)
+        rows, score = rng.standard_normal((3, texts, DIM)), rng.random(3)
+        feeds = {"input": rows.reshape(-1, DIM), "texts": numbers(3, texts), "score": score}
+        value, _ = run(built(loss, opset=opset), feeds)
+        assert value == pytest.approx(expected(twin, rows, score if name == "cosine" else None)[0])
 
 
 @pytest.mark.parametrize("name", ["pairs", "triplet", "cosine"])
@@ -280,8 +298,8 @@ def test_equal_embeddings_and_zeros_have_finite_gradients() -> None:
 def test_settings_that_mean_nothing_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(GraphBuildError) as error:
         make()
-    assert message.replace("; it must", " ; it must").split(" ; ")[0].split("=")[0] in str(error.value)
-    assert message.split("; ")[-1] in str(error.value)
+    for part in message.split("; "):
+        assert part in str(error.value)
 
 
 def test_scores_of_another_rank_are_refused() -> None:

@@ -39,7 +39,7 @@ from ._elementwise import (
     SampleLoss,
     SmoothL1Loss,
 )
-from ._embeddings import EmbeddingLoss, Pooling, embedding_output, pool, unit
+from ._embeddings import EmbeddingLoss, Pooling, embedding_output, pool_tokens, unit_rows
 from ._focal import FocalLoss
 from ._label_ops import LABEL_OPS
 from ._mean import loss_mean
@@ -84,8 +84,8 @@ __all__ = [
     "make_loss",
     "mark_labels",
     "mark_target",
-    "pool",
-    "unit",
+    "pool_tokens",
+    "unit_rows",
 ]
 
 LOSSES: dict[str, type[Loss]] = {name: globals()[kind] for name, (kind, _) in LOSS_NAMES.items()}

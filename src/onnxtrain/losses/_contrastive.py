@@ -13,7 +13,7 @@ from onnxtrain.emitter import Emitter
 
 from ._base import TargetSpec
 from ._classes import CrossEntropyLoss
-from ._embeddings import PAIRS, EmbeddingLoss, dot, unit
+from ._embeddings import PAIRS, EmbeddingLoss, dot, unit_rows
 
 # Less than any similarity times its scale; finite, because infinity times 0 is NaN.
 _MASKED = -1e9
@@ -50,7 +50,7 @@ class InfoNCELoss(EmbeddingLoss):
             require(self, name, lambda value: isinstance(value, bool), "True or False")
 
     def _terms(self, op: Emitter, rows: ir.Value, target: ir.Value) -> ir.Value:
-        columns = self._columns(op, unit(op, rows) if self.similarity == "cosine" else rows, target)
+        columns = self._columns(op, unit_rows(op, rows) if self.similarity == "cosine" else rows, target)
         anchors = op.Gather(columns, op.const(0), axis=0)
         rest = op.Slice(columns, [1], [sys.maxsize], [0])
         # Positives first: candidate j < pairs is the positive of anchor j.
@@ -114,7 +114,7 @@ class TripletLoss(EmbeddingLoss):
         require(self, "distance", lambda value: value in names, f"one of {', '.join(names)}")
 
     def _terms(self, op: Emitter, rows: ir.Value, target: ir.Value) -> ir.Value:
-        columns = self._columns(op, unit(op, rows) if self.distance == "cosine" else rows, target)
+        columns = self._columns(op, unit_rows(op, rows) if self.distance == "cosine" else rows, target)
         anchor, positive, negative = (op.Gather(columns, op.const(i), axis=0) for i in range(3))
         gap = op.Sub(self._distance(op, anchor, positive), self._distance(op, anchor, negative))
         return op.Relu(op.Add(gap, self.margin))
@@ -143,7 +143,7 @@ class CosineSimilarityLoss(EmbeddingLoss):
         return TargetSpec("score", scores.dtype, (PAIRS,), groups=self.texts)
 
     def _terms(self, op: Emitter, rows: ir.Value, target: ir.Value) -> ir.Value:
-        columns = self._columns(op, unit(op, rows, 1e-8), target)
+        columns = self._columns(op, unit_rows(op, rows, 1e-8), target)
         first, second = (op.Gather(columns, op.const(i), axis=0) for i in range(2))
         error = op.Sub(dot(op, first, second), target)
         return op.Mul(error, error)

@@ -15,7 +15,7 @@ from onnxtrain.emitter import Emitter, find_value, static_dims
 from ._base import Loss, TargetSpec, narrow, reduce, widen
 
 Pooling = Literal["auto", "mean", "cls", "max", "last"]
-"""How token embeddings become one embedding per text; "auto" is the mean, or no pooling if the model pools itself."""
+"""Pooling of token embeddings to one embedding per text; "auto" is the mean, or none if the model pools itself."""
 
 MASK = "attention_mask"
 """Name of the model input that is 1 for tokens and 0 for padding."""
@@ -90,9 +90,9 @@ class EmbeddingLoss(Loss):
         rows = widen(op, scores)
         if len(static_dims(scores) or ()) == 3:
             mask = find_value(op.graph, MASK)
-            rows = pool(op, rows, mask, "mean" if self.pooling == "auto" else self.pooling)
+            rows = pool_tokens(op, rows, mask, "mean" if self.pooling == "auto" else self.pooling)
         if self.normalize:
-            rows = unit(op, rows)
+            rows = unit_rows(op, rows)
         terms = self._terms(op, rows, widen(op, target))
         # Sample weights need the rank of the terms.
         terms.shape = ir.Shape([PAIRS])
@@ -110,7 +110,7 @@ class EmbeddingLoss(Loss):
         return columns
 
 
-def pool(op: Emitter, tokens: ir.Value, mask: ir.Value | None, pooling: str) -> ir.Value:
+def pool_tokens(op: Emitter, tokens: ir.Value, mask: ir.Value | None, pooling: str) -> ir.Value:
     """Emits the pooling of token embeddings.
 
     Args:
@@ -151,7 +151,7 @@ def pool(op: Emitter, tokens: ir.Value, mask: ir.Value | None, pooling: str) -> 
     return result
 
 
-def unit(op: Emitter, rows: ir.Value, eps: float = 1e-12) -> ir.Value:
+def unit_rows(op: Emitter, rows: ir.Value, eps: float = 1e-12) -> ir.Value:
     """Divides each row by max(its Euclidean length, eps), as `torch.nn.functional.normalize`."""
     squares = op.ReduceSum(op.Mul(rows, rows), [-1], keepdims=1)
     # The maximum is inside of the root, whose slope at 0 is infinite.

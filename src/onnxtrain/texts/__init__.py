@@ -7,7 +7,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 from onnxtrain.texts._pairs import SUFFIXES, TextPairs, TextRow
 from onnxtrain.texts._pooling import add_pooling
 from onnxtrain.texts._retrieval import retrieval_metrics, similarity_metrics
-from onnxtrain.texts._settings import PROPERTY, TextSettings, loss_with_pooling
+from onnxtrain.texts._settings import PROPERTY
 from onnxtrain.texts._tokenizer import TextTokenizer
 
 __all__ = [
@@ -15,10 +15,8 @@ __all__ = [
     "SUFFIXES",
     "TextPairs",
     "TextRow",
-    "TextSettings",
     "TextTokenizer",
     "add_pooling",
-    "loss_with_pooling",
     "retrieval_metrics",
     "similarity_metrics",
 ]

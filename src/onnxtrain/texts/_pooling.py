@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.losses import embedding_output, pool, unit
+from onnxtrain.losses import embedding_output, pool_tokens, unit_rows
 from onnxtrain.passes import ModelSource, canonicalize, load_model
 
 Array = np.ndarray[Any, Any]
@@ -74,8 +74,8 @@ def add_pooling(
         raise GraphBuildError(f"adding a pooling: received {pooling!r}; give 'mean', 'cls', 'max' or 'last'")
     op = Emitter(graph)
     mask = next((value for value in graph.inputs if value.name == "attention_mask"), None)
-    result = pool(op, tokens, mask, pooling)
-    result = unit(op, result) if normalize else result
+    result = pool_tokens(op, tokens, mask, pooling)
+    result = unit_rows(op, result) if normalize else result
     result.name = op.unique_name(OUTPUT)
     graph.outputs.append(result)
     return copy

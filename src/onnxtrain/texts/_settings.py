@@ -32,7 +32,7 @@ _NAMES: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max", "lastt
 
 @dataclass(frozen=True)
 class TextSettings:
-    """How a run computes embeddings of texts.
+    """Tokenizer and pooling of a run on texts.
 
     Attributes:
         output: name of the model output with embeddings or token embeddings; None if it is unknown.

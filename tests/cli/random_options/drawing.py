@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from onnxtrain._names import LOSSES, OPTIMIZERS
 from onnxtrain.cli._command_options import ArtifactsOptions
 from onnxtrain.cli._declared import Option, options_of
-from onnxtrain.cli._options import TableOptions
+from onnxtrain.cli._options import TableOptions, TextOptions, TokenizerOptions
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.schedules import SCHEDULES
 
@@ -103,7 +103,9 @@ NEEDS = {
 PROCESSES = {"workers", "hosts", "restarts", "save_steps", "shard_optimizer", "compress"}
 # A run that is repeated stops at another epoch if the machine is slower.
 CLOCKS = {"time_limit"}
-LEFT_OUT = {"source", "data", "output", "config", "overwrite", "json", *PROCESSES, *CLOCKS}
+# They need texts, a tokenizer and another model, and have their own tests (test_texts.py).
+OF_TEXTS = {*options_of(TextOptions), *options_of(TokenizerOptions)}
+LEFT_OUT = {"source", "data", "output", "config", "overwrite", "json", *PROCESSES, *CLOCKS, *OF_TEXTS}
 OF_TABLES = set(options_of(TableOptions))
 
 

@@ -19,14 +19,12 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.texts import (
     PROPERTY,
     TextPairs,
-    TextSettings,
     TextTokenizer,
-    loss_with_pooling,
     retrieval_metrics,
     similarity_metrics,
 )
 from onnxtrain.texts._pooling import pool_rows
-from onnxtrain.texts._settings import model_folder
+from onnxtrain.texts._settings import TextSettings, loss_with_pooling, model_folder
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer.data import Layout
 from onnxtrain.trainer.data._texts import check_text_inputs, require_tokenizer

@@ -35,6 +35,7 @@ from onnxtrain.losses import (
     CausalLMLoss,
     ClassLabels,
     CrossEntropyLoss,
+    EmbeddingLoss,
     FocalLoss,
     HingeEmbeddingLoss,
     HuberLoss,
@@ -240,8 +241,8 @@ def _counts(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.poisson(2.0, shape).astype(np.float64)
 
 
-SINGLE = sorted(name for name, kind in LOSSES.items() if not issubclass(kind, JointLoss))
-"""Names of the losses with one output and one target; `test_joint_losses.py` tests the others."""
+SINGLE = sorted(name for name, kind in LOSSES.items() if not issubclass(kind, JointLoss | EmbeddingLoss))
+"""Names of the losses with one output and one target; `test_joint_losses.py` and `texts/` test the others."""
 
 _weight = _tensor(WEIGHT)
 _pos_weight = np.array([0.5, 2.0, 1.0, 3.0, 0.1])

@@ -42,6 +42,7 @@ MODULES = [
     "onnxtrain.schedules",
     "onnxtrain.surgery",
     "onnxtrain.tables",
+    "onnxtrain.texts",
     "onnxtrain.trainer",
     "onnxtrain.trainer.data",
     "onnxtrain.utils.data",

@@ -120,6 +120,7 @@ QUESTIONS = [
     Question("fixed batch size", "guides/prepare-your-model.md", "make_batch_dynamic"),
     Question("export from pytorch", "guides/prepare-your-model.md", "optimize=False"),
     Question("perplexity", "guides/train-a-language-model.md", "perplexity"),
+    Question("sentence embeddings", "guides/train-sentence-embeddings.md", "--loss info_nce"),
     Question("accumulate gradients", "reference/trainer.md", "accumulate=4"),
     Question("which optimizers", "reference/losses-and-optimizers.md", "`adafactor`"),
     Question("gradient clipping", "reference/trainer.md", "clip_grad_norm=1.0"),
@@ -218,6 +219,7 @@ WORDS = {
     "guides/train-on-a-table.md": ["categorical", "csv", "missing values", "table", "tsv", "decimal comma"],
     "guides/train-without-a-model-file.md": ["mlp", "perceptron", "no model"],
     "guides/train-a-language-model.md": ["padding", "perplexity", "tokens"],
+    "guides/train-sentence-embeddings.md": ["embeddings", "retrieval", "sentence-transformers", "similarity"],
     "tutorials/from-pytorch.md": ["loop", "nn.module", "pytorch", "torch"],
     "guides/save-stop-and-resume.md": [
         "checkpoint",

@@ -35,6 +35,9 @@ LOSSES: dict[str, tuple[str, str]] = {
     "margin_ranking": ("MarginRankingLoss", "1 and -1"),
     "triplet_margin": ("TripletMarginLoss", "no targets"),
     "triplet_margin_with_distance": ("TripletMarginWithDistanceLoss", "no targets"),
+    "info_nce": ("InfoNCELoss", "pairs of texts"),
+    "triplet": ("TripletLoss", "triples of texts"),
+    "cosine_similarity": ("CosineSimilarityLoss", "scored pairs of texts"),
 }
 """Maps each loss to its class in `onnxtrain.losses` and its kind of targets. Losses with the same kind are adjacent."""
 

@@ -13,6 +13,7 @@ from onnxtrain.cli._options import (
     CONFIG_SETTINGS,
     JSON_HELP,
     RUN_HELP,
+    TEXT_COLUMNS_HELP,
     LoraOptions,
     MemoryOptions,
     ModelOptions,
@@ -127,6 +128,7 @@ class EvaluateOptions:
         show_default=False,
     )
     text: TextOptions = field(default_factory=TextOptions)
+    text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP)
     loss: str | None = option(
         "NAME",
         f"Compute this loss of an .onnx file: {losses_by_targets()}. Default: no loss, only the metrics that suit the "
@@ -178,7 +180,7 @@ class PredictOptions:
     text: TextOptions = field(default_factory=TextOptions)
     output: Path = option(
         "FILE",
-        "Write the predictions to this .npz, .csv or .parquet file.",
+        "Write the predictions to this .npz, .csv or .parquet file, or embeddings of texts to this .npy file.",
         "--output",
         "-o",
         default=Path("predictions.npz"),
@@ -189,6 +191,11 @@ class PredictOptions:
         "columns of `train --id`.",
         "--id",
         "--id-column",
+    )
+    text_columns: list[str] | None = option(
+        "COLUMN",
+        "Embed the texts in this column of a .csv, .tsv or .jsonl file, e.g. question. Default: the only column, or "
+        "text.",
     )
     probabilities: bool = switch(
         "Write only the class probabilities, and the columns of --id. Default: also the outputs of the network and the "

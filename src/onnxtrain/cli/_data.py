@@ -15,6 +15,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.images import ImageFolder
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 from onnxtrain.tables import Dialect, Table, TableEncoder, read_table, table_suffix
+from onnxtrain.texts import TextPairs
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -68,12 +69,15 @@ def load_arrays(path: Path) -> Arrays:
 
 
 def to_arrays(
-    data: Arrays | Table, encoder: TableEncoder | None, manifest: Manifest, targets: Sequence[InputSpec]
+    data: Arrays | Table | TextPairs,
+    encoder: TableEncoder | None,
+    manifest: Manifest,
+    targets: Sequence[InputSpec],
 ) -> Arrays:
-    """Encodes a table as arrays by name; returns arrays unchanged.
+    """Encodes a table as arrays by name; returns arrays unchanged, and an empty dict for texts, which are not encoded.
 
     Args:
-        data: table or arrays.
+        data: table, arrays or pairs of texts.
         encoder: the run's table encoder; None for a run on arrays.
         manifest: manifest of the run, with the inputs to encode.
         targets: targets to encode, as `label_targets` returns them; empty for prediction.
@@ -82,7 +86,7 @@ def to_arrays(
         InputError: the table does not match the run, or `data` is a table, but the run was trained on arrays.
     """
     if not isinstance(data, Table):
-        return data
+        return {} if isinstance(data, TextPairs) else data
     if encoder is None:
         raise InputError(
             "The run was not trained on a table, so it has no encoding for the columns of "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from onnxtrain._names import (
@@ -23,6 +24,10 @@ CONFIG_HELP = (
 CONFIG_SETTINGS: dict[str, Any] = {"callback": use_config, "is_eager": True}
 RUN_HELP = "Directory of a run, written by `onnxtrain train`."
 JSON_HELP = "Print one JSON document instead of tables. Default: tables."
+TEXT_COLUMNS_HELP = (
+    "Read texts from these columns: anchor, positive and any negatives, e.g. question,answer. Default: columns with "
+    "such names, or all of two or three."
+)
 BATCH_SIZE_HELP = (
     "Process this many samples at a time, e.g. 128. Default: 32, or the model's fixed batch size."
 )
@@ -273,6 +278,39 @@ class ImageOptions:
     def given(self) -> list[str]:
         """Returns the options that differ from the defaults, e.g. ["--mean", "--flip"]."""
         return [flag(name) for name, value in vars(self).items() if value]
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Options of `train` for the losses over pairs and triples of texts."""
+
+    panel: ClassVar[str] = "Texts (.csv, .tsv, .jsonl)"
+    kept: ClassVar[Kept] = "run"
+
+    text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP, python="columns")
+    max_length: int | None = option(
+        "TOKENS",
+        "Truncate texts to this many tokens, e.g. 128. Default: the limit in the files beside the model.",
+        min=1,
+    )
+    include_pooling: bool = switch(
+        "Add the output sentence_embedding to trained.onnx, pooled as in training. Default: the outputs of the model."
+    )
+
+    def given(self) -> list[str]:
+        """Returns the options whose values differ from the defaults, e.g. ["--text-columns"]."""
+        return [flag(name) for name, value in vars(self).items() if value]
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    """Option of `train` for the tokenizer file. It is not kept: a run contains its tokenizer."""
+
+    panel: ClassVar[str] = PairOptions.panel
+
+    tokenizer: Path | None = option(
+        "FILE", "Tokenize texts with this tokenizer.json in a new run. Default: the file beside the model."
+    )
 
 
 def parse_dims(items: Sequence[str]) -> dict[str, int]:

@@ -10,8 +10,10 @@ import numpy as np
 from onnxtrain.cli._classes import metric_labels
 from onnxtrain.cli._export import export_model
 from onnxtrain.cli._output import heading, print_json, print_next, print_table, summary_table
+from onnxtrain.cli._texts import include_pooling, measured
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.tables import TableEncoder
+from onnxtrain.texts import TextPairs
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._fit.datasets import Data, fit_datasets
 from onnxtrain.trainer._run.history import best_index
@@ -30,6 +32,7 @@ class Fitted(NamedTuple):
         early: callback that restored the best epoch; None if the last epoch is exported.
         averaged: True if the exported weights are an average over epochs (SWA).
         classes: names of the classes; None for a numeric target.
+        before: metrics of embeddings before training; None for a resumed run, and for data other than texts.
     """
 
     trainer: Trainer
@@ -40,6 +43,7 @@ class Fitted(NamedTuple):
     early: EarlyStopping | None
     averaged: bool = False
     classes: list[str] | None = None
+    before: dict[str, float] | None = None
 
 
 def print_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None:
@@ -58,12 +62,16 @@ def print_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None
     if trainer.outputs:
         model = directory / TRAINED
         export_model(trainer, encoder, model)
+        if options.texts.include_pooling:
+            include_pooling(trainer, model)
     # With --patience the exported weights are those of the best epoch.
     epoch = trainer.history.epochs[-1]["epoch"] if fitted.early is None else fitted.early.best_epoch(trainer)
     record = trainer.history.epochs[int(epoch) - 1]
     training, held_out = _exported_values(fitted, options)
     recorded = {key: value for key, value in record.items() if key.startswith("val_")}
     values = training | (recorded if held_out is None else held_out)
+    if isinstance(fitted.x, TextPairs):
+        values |= measured(trainer, fitted.x, options, fitted.validation)
     best = _best_epoch(trainer)
     if options.json:
         document = {
@@ -72,12 +80,16 @@ def print_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None
             "stopped": trainer.history.stopped,
             "exported": {"epoch": int(epoch), **values},
             "best_epoch": best,
+            **({} if fitted.before is None else {"before": fitted.before}),
         }
         history = trainer.history
         print_json({**document, "epochs": history.epochs, "evaluations": history.evaluations})
         return
     labels = metric_labels(trainer, fitted.classes, list(values))
-    rows: list[tuple[str, object]] = [(labels[key], f"{value:,.5g}") for key, value in values.items()]
+    earlier = {key: f"{value:,.5g} → " for key, value in (fitted.before or {}).items()}
+    rows: list[tuple[str, object]] = [
+        (labels[key], f"{earlier.get(key, '')}{value:,.5g}") for key, value in values.items()
+    ]
     rows.append(("learning_rate", f"{record['learning_rate']:,.5g}"))
     # The median, because the first epoch is slow on a cold machine.
     rows.append(("samples/s", f"{np.median(trainer.history.samples_per_second):,.0f}"))

@@ -17,7 +17,7 @@ from onnxtrain.cli._artifacts import check_loss, prepared
 from onnxtrain.cli._callbacks import SAVES, chosen_callbacks, chosen_transform, prepare_for_transform
 from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive_remark
 from onnxtrain.cli._config import RUN_FILE, write_config
-from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
+from onnxtrain.cli._data import Arrays, assign, to_arrays
 from onnxtrain.cli._declared import flag
 from onnxtrain.cli._images import chosen_images, require_folder
 from onnxtrain.cli._interrupts import uninterrupted
@@ -47,6 +47,7 @@ from onnxtrain.cli._result import TRAINED, Fitted, print_result
 from onnxtrain.cli._settings import number_or_text, split_settings
 from onnxtrain.cli._table_report import print_table_summary
 from onnxtrain.cli._tables import chosen_encoder, fit_encoder
+from onnxtrain.cli._texts import Loaded, chosen_tokenizer, load_train_data, measured
 from onnxtrain.cli._train_options import ScheduleOptions, TrainOptions, WorkerOptions
 from onnxtrain.cli._workers import chosen_strategy, leads
 from onnxtrain.errors import CheckpointError, InputError
@@ -57,8 +58,10 @@ from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.tables import PROPERTY as ENCODER
 from onnxtrain.tables import Dialect, Table, TableEncoder, table_suffix
+from onnxtrain.texts import TextPairs
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._fit.schedule import named_schedule
+from onnxtrain.trainer._fit.texts import text_recipe
 from onnxtrain.trainer._run.files import CHECKPOINT, holds_run, is_run_file, require_free
 from onnxtrain.trainer.data._layout import WEIGHT
 
@@ -80,10 +83,10 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
     """
     resumed = resumed_directory(options)
     resuming = resumed is not None
-    data: Arrays | Table | ImageFolder | None = None
+    data: Loaded | None = None
     if not resuming:
         check_network(options)
-        data = load_data(_data(options), options.text)
+        data = load_train_data(options)
         if isinstance(data, Table):
             options = with_epochs(options, given, len(data))
     directory = resumed or _new_directory(options)
@@ -100,8 +103,10 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             require_options(trainer, resumed)
             options = replace(options, data=data_file(trainer, options))
             encoder = saved_encoder(trainer, resumed)
-            data = load_data(
-                _data(options), recall_text(trainer, options), None if encoder is None else encoder.dialect_
+            data = load_train_data(
+                options,
+                text=recall_text(trainer, options),
+                like=None if encoder is None else encoder.dialect_,
             )
             arrays = _arrays(data, encoder, trainer)
             weights = _table_weights(data, encoder)
@@ -129,7 +134,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             encoder = _fitted_encoder(encoder, trainer, data, options)
             arrays = _arrays(data, encoder, trainer)
             weights = _table_weights(data, encoder)
-        sample_weight = _sample_weight(arrays | weights, options, encoder)
+        sample_weight = None if isinstance(data, TextPairs) else _sample_weight(arrays | weights, options, encoder)
         validation: Any = held_out
         x: Any
         y: Any
@@ -140,9 +145,12 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
                     "too, or a fraction."
                 )
             x, y = chosen_images(options.images, data), None
+        elif isinstance(data, TextPairs):
+            # Pairs contain their targets and weights.
+            x, y = data, None
         else:
             x, y = _assign(trainer, _without_weights(arrays, options), path)
-            if held_out is not None and not isinstance(held_out, float):
+            if held_out is not None and not isinstance(held_out, float | TextPairs):
                 others = _arrays(held_out, encoder, trainer)
                 validation = _assign(trainer, others, Path(str(options.validation)))
             if transform is not None:
@@ -178,6 +186,10 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
     # Replaces the trainer's own hint, which is Python code.
     again = resume_options(options).replace("{", "{{").replace("}", "}}")
     trainer.resume_hint = f"onnxtrain train {{}}{again} resumes it."
+    before = None
+    if isinstance(data, TextPairs) and not resuming and leads():
+        before = measured(trainer, data, options, validation)
+        info("Before training: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
     history = (
         trainer.history
         if finished
@@ -199,11 +211,13 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     averaged = options.callbacks.regularize.swa_start is not None
-    print_result(Fitted(trainer, x, y, validation, encoder, early, averaged, classes), options, directory)
+    print_result(
+        Fitted(trainer, x, y, validation, encoder, early, averaged, classes, before), options, directory
+    )
 
 
-def _arrays(data: Arrays | Table | ImageFolder, encoder: TableEncoder | None, trainer: Trainer) -> Arrays:
-    """Returns the arrays of training or validation data by name; {} for images, which are decoded in batches."""
+def _arrays(data: Loaded, encoder: TableEncoder | None, trainer: Trainer) -> Arrays:
+    """Returns the arrays of training or validation data by name; {} for images and texts, which are read in batches."""
     if isinstance(data, ImageFolder):
         if encoder is not None:
             raise InputError(f"The run was trained on a table; '{data.root}' is a folder. Pass a table.")
@@ -211,9 +225,9 @@ def _arrays(data: Arrays | Table | ImageFolder, encoder: TableEncoder | None, tr
     return to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
 
 
-def _digest(data: Arrays | Table | ImageFolder, arrays: Arrays) -> str:
+def _digest(data: Loaded, arrays: Arrays) -> str:
     """Returns a digest of the training data, by which a resumed run knows it."""
-    return data.digest() if isinstance(data, ImageFolder) else digest(arrays)
+    return data.digest() if isinstance(data, ImageFolder | TextPairs) else digest(arrays)
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
@@ -221,7 +235,7 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
     return x, fit_targets(trainer, y)
 
 
-def _table_weights(data: Arrays | Table | ImageFolder, encoder: TableEncoder | None) -> Arrays:
+def _table_weights(data: Loaded, encoder: TableEncoder | None) -> Arrays:
     """Returns a dict with the sample weights of a table; an empty dict if the data has no weight column."""
     weights = encoder.sample_weights(data) if isinstance(data, Table) and encoder is not None else None
     return {} if weights is None else {WEIGHT: weights}
@@ -356,7 +370,7 @@ def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
 def _begin(
     options: TrainOptions,
     encoder: TableEncoder | None,
-    data: Arrays | Table | ImageFolder,
+    data: Loaded,
     directory: Path,
 ) -> Trainer:
     """Creates the trainer of a new run, which builds the models.
@@ -381,6 +395,7 @@ def _begin(
         recipe = replace(recipe, target_scale=encoder.target_scale_)
     if options.source is not None:
         model = prepared(options.source, options.model, seed=options.seed)
+        recipe = text_recipe(recipe, model, options.source)
         check_loss(canonicalize(model), options.model.loss)
     elif isinstance(data, Table) and encoder is not None:
         model = load_model(made_network(options, recipe, encoder, data))
@@ -396,6 +411,7 @@ def _begin(
         ema_decay=options.callbacks.regularize.ema_decay,
         metrics=metrics,
         positive=positive,
+        tokenizer=chosen_tokenizer(options, recipe),
         directory=directory,
         overwrite=options.overwrite,
         seed=options.seed,
@@ -433,11 +449,11 @@ def _schedule(options: ScheduleOptions) -> Schedule | None:
     return named_schedule(options.schedule, parameters)
 
 
-def _validation_data(
-    options: TrainOptions, like: Dialect | None
-) -> float | Arrays | Table | ImageFolder | None:
+def _validation_data(options: TrainOptions, like: Dialect | None) -> float | Loaded | None:
     text, fraction = options.validation, _validation_fraction(options.validation)
-    return load_data(Path(text), options.text, like) if text is not None and fraction is None else fraction
+    if text is None or fraction is not None:
+        return fraction
+    return load_train_data(options, Path(text), like=like)
 
 
 def _validation_fraction(text: str | None) -> float | None:
@@ -450,7 +466,7 @@ def _validation_fraction(text: str | None) -> float | None:
 
 
 def _fitted_encoder(
-    encoder: TableEncoder | None, trainer: Trainer, data: Arrays | Table | ImageFolder, options: TrainOptions
+    encoder: TableEncoder | None, trainer: Trainer, data: Loaded, options: TrainOptions
 ) -> TableEncoder | None:
     """Fits a new run's table encoder to the training table, and stores the encoder in the run.
 

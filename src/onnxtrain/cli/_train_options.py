@@ -20,7 +20,9 @@ from onnxtrain.cli._options import (
     ModelOptions,
     OptimizerOptions,
     TableOptions,
+    PairOptions,
     TextOptions,
+    TokenizerOptions,
 )
 from onnxtrain.schedules import SCHEDULES
 
@@ -149,7 +151,8 @@ class TrainOptions:
 
     Attributes:
         source: path of a model, or directory of a run; None with `--network`.
-        net, text, table, images, model, memory, optimizer, lora, rate, callbacks, workers: groups of options.
+        net, text, table, images, texts, tokenizing, model, memory, optimizer, lora, rate, callbacks, workers: groups of
+            options.
     """
 
     source: Path | None = argument(
@@ -167,6 +170,8 @@ class TrainOptions:
     text: TextOptions = field(default_factory=TextOptions)
     table: TableOptions = field(default_factory=TableOptions)
     images: ImageOptions = field(default_factory=ImageOptions)
+    texts: PairOptions = field(default_factory=PairOptions)
+    tokenizing: TokenizerOptions = field(default_factory=TokenizerOptions)
     # A string for both: a number is a fraction, anything else a path.
     validation: str | None = option(
         "FRACTION|FILE|DIR",

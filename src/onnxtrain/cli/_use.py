@@ -32,6 +32,7 @@ from onnxtrain.cli._output import heading, print_json, print_next, print_table, 
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import write_file
 from onnxtrain.cli._remember import saved_encoder
+from onnxtrain.cli._texts import evaluate_texts, evaluates_texts, write_embeddings
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.images import ImageFolder
 from onnxtrain.losses import loss_class
@@ -39,6 +40,7 @@ from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.session import open_session
 from onnxtrain.tables import Table, TableEncoder
+from onnxtrain.texts import SUFFIXES
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._fit.images import image_classes
 from onnxtrain.trainer._metrics.probabilities import probabilities
@@ -53,6 +55,9 @@ def evaluate_run(options: EvaluateOptions) -> None:
     if options.source.is_dir():
         _refuse_model_options(options)
         trainer, encoder = _open(options.source)
+        if evaluates_texts(trainer, options.data):
+            evaluate_texts(trainer, options)
+            return
         data = load_data(options.data, options.text, None if encoder is None else encoder.dialect_)
         if isinstance(data, ImageFolder):
             x = data
@@ -138,6 +143,11 @@ def write_predictions(options: PredictOptions) -> None:
         ModelError: the output cannot be written.
     """
     source, path, output = options.source, options.data, options.output
+    if source.is_dir() and path.suffix.lower() in (*SUFFIXES, ".txt"):
+        trainer, _ = _open(source)
+        if evaluates_texts(trainer, path):
+            write_embeddings(trainer, options)
+            return
     # Checked first, because the model may take long.
     suffix = output.suffix.lower()
     if suffix not in (".npz", ".csv", ".parquet"):

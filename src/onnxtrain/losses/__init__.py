@@ -36,6 +36,7 @@ from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, L
 from ._binary import BCELoss, HingeEmbeddingLoss, KLDivLoss, MultiLabelSoftMarginLoss, SoftMarginLoss
 from ._causal_lm import CausalLMLoss
 from ._classes import CrossEntropyLoss, NLLLoss
+from ._contrastive import CosineSimilarityLoss, InfoNCELoss, TripletLoss
 from ._criterion import of_criterion
 from ._ctc import CTCLoss
 from ._distillation import DistillationLoss
@@ -48,6 +49,7 @@ from ._elementwise import (
     SampleLoss,
     SmoothL1Loss,
 )
+from ._embeddings import EmbeddingLoss, Pooling, embedding_output, pool_tokens, unit_rows
 from ._focal import FocalLoss
 from ._function import Argument, FunctionLoss
 from ._joint import JointLoss
@@ -83,14 +85,17 @@ __all__ = [
     "CausalLMLoss",
     "ClassLabels",
     "CosineEmbeddingLoss",
+    "CosineSimilarityLoss",
     "CrossEntropyLoss",
     "DistillationLoss",
     "ElementwiseLoss",
+    "EmbeddingLoss",
     "FocalLoss",
     "FunctionLoss",
     "GaussianNLLLoss",
     "HingeEmbeddingLoss",
     "HuberLoss",
+    "InfoNCELoss",
     "JointLoss",
     "KLDivLoss",
     "L1Loss",
@@ -103,6 +108,7 @@ __all__ = [
     "MultiMarginLoss",
     "NLLLoss",
     "PoissonNLLLoss",
+    "Pooling",
     "QuantileLoss",
     "Reduction",
     "SampleLoss",
@@ -111,16 +117,20 @@ __all__ = [
     "TargetScale",
     "TargetSpec",
     "TorchLoss",
+    "TripletLoss",
     "TripletMarginLoss",
     "TripletMarginWithDistanceLoss",
     "TverskyLoss",
     "attach_joint_loss",
     "attach_loss",
+    "embedding_output",
     "loss_class",
     "loss_mean",
     "make_loss",
     "mark_labels",
     "mark_target",
+    "pool_tokens",
+    "unit_rows",
 ]
 
 LOSSES: dict[str, type[Loss]] = {name: globals()[kind] for name, (kind, _) in LOSS_NAMES.items()}

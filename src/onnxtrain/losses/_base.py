@@ -28,6 +28,9 @@ LABELS_KEY = "onnxtrain.class_labels"
 MEAN_KEY = "onnxtrain.loss_mean"
 """Metadata key of a loss: the result of :meth:`Loss.mean_over` as JSON."""
 
+GROUPS = "groups"
+"""Entry of a target's JSON: the number of rows per sample, e.g. 2 for pairs of texts, or a symbolic size."""
+
 WEIGHT_NAME = "sample_weight"
 """Suggested name of the graph input with one weight per sample."""
 
@@ -77,12 +80,15 @@ class TargetSpec:
         dtype: element type of the input, e.g. INT64.
         shape: dimensions of the input, e.g. ("batch", 10); symbolic dimensions have the same names as in the scores.
         class_labels: allowed labels; None for a target without class labels.
+        groups: if each sample consists of several rows of the scores, e.g. the texts of a pair, their number, or the
+            name of a symbolic size; None for one row per sample.
     """
 
     name: str
     dtype: ir.DataType
     shape: tuple[int | str | None, ...]
     class_labels: ClassLabels | None = None
+    groups: int | str | None = None
 
     def as_input(self) -> ir.Value:
         """Returns a new value with this name, dtype and shape, marked as a target by :data:`TARGET_KEY`."""
@@ -93,7 +99,8 @@ class TargetSpec:
     @property
     def described(self) -> str:
         """This specification as JSON, for the metadata of the graph input."""
-        return json.dumps({"class_labels": self.class_labels.described()} if self.class_labels else {})
+        labels = {"class_labels": self.class_labels.described()} if self.class_labels else {}
+        return json.dumps(labels | ({} if self.groups is None else {GROUPS: self.groups}))
 
 
 @dataclass(frozen=True, kw_only=True)

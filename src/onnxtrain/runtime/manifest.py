@@ -146,7 +146,15 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
             _optional(int, labels.get("shift"), "the shift of the labels") or 0,
         ),
         sample_weight=weighs,
+        groups=_groups(entry.get("groups")),
     )
+
+
+def _groups(value: Any) -> int | str | None:
+    """Checks the number of rows per sample. Raises ValueError unless it is None, a positive integer or a name."""
+    if value is not None and not (type(value) is int and value > 0) and not (type(value) is str and value):
+        raise ValueError(f"the number of rows per sample is {value!r}")
+    return value
 
 
 def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) -> LossMean | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,8 @@ class InputSpec:
         shape: sizes, e.g. ("batch", 4); None if the rank is unknown.
         class_labels: the allowed labels, for a target with class labels; else None.
         sample_weight: True if it contains a weight per sample.
+        groups: for a target of a loss over several rows per sample, e.g. the texts of a pair: their number or the name
+            of a symbolic size. The training model's inputs then have the shape [batch, groups, ...]; else None.
     """
 
     name: str
@@ -126,6 +128,7 @@ class InputSpec:
     shape: tuple[Dim, ...] | None
     class_labels: ClassLabels | None = None
     sample_weight: bool = False
+    groups: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -255,6 +258,18 @@ class Manifest:
     def arguments(self) -> tuple[InputSpec, ...]:
         """Arguments of `Module.__call__`: user inputs, then targets."""
         return self.inputs + self.targets
+
+    @property
+    def groups(self) -> int | str | None:
+        """Number of rows per sample (see :attr:`InputSpec.groups`); None if each sample is one row."""
+        return next((spec.groups for spec in self.targets if spec.groups is not None), None)
+
+    @property
+    def row_inputs(self) -> tuple[InputSpec, ...]:
+        """User inputs of the inference model, which have no axis for the rows of a sample."""
+        if self.groups is None:
+            return self.inputs
+        return tuple(replace(spec, shape=(None, *(spec.shape or ())[2:])) for spec in self.inputs)
 
     @property
     def sample_weight(self) -> InputSpec | None:

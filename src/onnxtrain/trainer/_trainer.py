@@ -56,6 +56,7 @@ from onnxtrain.trainer._fit.moving_average import check_decay
 from onnxtrain.trainer._fit.schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._fit.state import TrainingState, scheduler_settings
 from onnxtrain.trainer._fit.step import Fit
+from onnxtrain.trainer._fit.texts import embed, text_metrics, text_properties, text_recipe
 from onnxtrain.trainer._metrics.metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._metrics.probabilities import probabilities
 from onnxtrain.trainer._metrics.whole_set import check_positive, confusion_matrix
@@ -76,6 +77,7 @@ from onnxtrain.trainer.data import (
     TransformFunction,
     warn_of_fixed_batch,
 )
+from onnxtrain.trainer.data._texts import as_pairs, is_texts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,6 +93,7 @@ if TYPE_CHECKING:
         Precision,
         Profile,
     )
+    from onnxtrain.texts import TextTokenizer
 
 
 class Trainer(NotCopyable):
@@ -136,6 +139,11 @@ class Trainer(NotCopyable):
         distill_weight: see :class:`onnxtrain.Recipe`.
         temperature: see :class:`onnxtrain.Recipe`.
         teacher_output: see :class:`onnxtrain.Recipe`.
+        tokenizer: tokenizer of a model that embeds texts, for the losses "info_nce", "triplet" and "cosine_similarity":
+            the path of a `tokenizer.json` file, or a :class:`onnxtrain.texts.TextTokenizer`. Default: the file beside
+            the model.
+        max_length: number of tokens at which texts are truncated, e.g. 128. Default: the limit in the files beside the
+            model.
         directory: directory for the run's files; the settings are saved there immediately, the state after every
             epoch. Other files in it are not changed. Default: a temporary directory, which is removed when the process
             ends, unless an interrupted run was saved there.
@@ -210,6 +218,8 @@ class Trainer(NotCopyable):
         distill_weight: float = DISTILL_WEIGHT,
         temperature: float = TEMPERATURE,
         teacher_output: str | None = None,
+        tokenizer: str | os.PathLike[str] | TextTokenizer | None = None,
+        max_length: int | None = None,
         directory: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         seed: int = 0,
@@ -218,9 +228,10 @@ class Trainer(NotCopyable):
         strategy: Strategy | None = None,
         recipe: Recipe | None = None,
     ) -> None:
+        source = None
         # A fit with sample weights reads the model again, possibly in another working directory.
         if isinstance(model, str | os.PathLike):
-            model = Path(model).absolute()
+            model = source = Path(model).absolute()
         recipe = filled_recipe(
             Trainer,
             recipe,
@@ -271,6 +282,9 @@ class Trainer(NotCopyable):
             positive=None if positive is None else int(positive),
         )
 
+        recipe = text_recipe(recipe, model, source)
+        of_texts = text_properties(recipe, source, tokenizer, max_length)
+
         # Not `self`: the run keeps the function, and a cycle would delay the removal of a temporary directory.
         first_properties = self._first_properties
 
@@ -281,7 +295,7 @@ class Trainer(NotCopyable):
                 prediction=prediction if prediction in outputs else None,
                 random=random_ops(models),
             )
-            return {**first_properties, PROPERTY: position.to_json(settings)}
+            return {**first_properties, **of_texts, PROPERTY: position.to_json(settings)}
 
         def begin() -> tuple[Workspace, Run]:
             workspace = Workspace.for_new_run(directory, overwrite=overwrite)
@@ -472,7 +486,9 @@ class Trainer(NotCopyable):
                 map-style dataset (PyTorch's, Hugging Face's); an :class:`ImageFolder <onnxtrain.images.ImageFolder>` or
                 the path of a folder with one subfolder of images per class; a DataLoader; an iterable of batches
                 `(inputs, targets)`, `(inputs, targets, sample_weight)` or dicts by name; or a function that returns
-                such an iterable.
+                such an iterable. For the losses over texts: :class:`onnxtrain.texts.TextPairs`, tuples
+                `(anchor, positive)`, `(anchor, positive, negative)` or `(text, text, score)`, the path of a .csv, .tsv
+                or .jsonl file, a frame with columns of texts, or a list of anchors, whose positives are the targets.
             targets: targets of the samples; integers for class labels. None if the model needs none, or if the data
                 includes them. For a frame, column names are accepted as well.
             epochs: number of passes over the data, in addition to the epochs of earlier fits. A call that resumes an
@@ -691,16 +707,22 @@ class Trainer(NotCopyable):
         """Computes the loss and the metrics over a dataset, in inference mode.
 
         The result does not depend on the batch size, even for a model with a fixed batch size. Exception: a loss that
-        is an onnxblock block or computed by the model itself is averaged over batches, weighted by batch size.
+        is an onnxblock block, computed by the model itself, or "info_nce" is averaged over batches, weighted by batch
+        size. For pairs of texts, the result includes retrieval metrics ("recall@1", "mrr", "ndcg@10", ...; see
+        :func:`onnxtrain.texts.retrieval_metrics`) or, with scores, the correlation of similarities with scores.
         For the arguments, see :meth:`fit`; `transform` corresponds to `validation_transform` there.
 
         Raises:
             InputError: the data does not match the model; or the last batch is incomplete, the model has a fixed batch
                 size, and its loss cannot be computed separately from the model.
         """
-        return self._state.evaluate(
+        pairs = None if self.manifest.groups is None else as_pairs(inputs, targets, sample_weight)
+        if pairs is not None:
+            inputs, targets, sample_weight = pairs, None, None
+        values = self._state.evaluate(
             weighted_dataset(self._state, inputs, targets, sample_weight, Options(batch_size), transform)
         )
+        return values if pairs is None else values | text_metrics(self._state, pairs, batch_size)
 
     @explains_arguments
     def predict(
@@ -712,7 +734,9 @@ class Trainer(NotCopyable):
         Targets in the data are ignored.
 
         Args:
-            inputs: see :meth:`fit`; targets are not needed. For images, also a list of paths of files.
+            inputs: see :meth:`fit`; targets are not needed. For images, also a list of paths of files. A list of texts,
+                for a model that was trained on texts, returns one embedding per text, float32 [texts, dim], pooled as
+                in training.
             batch_size: samples per batch, 32 by default.
             transform: function `(inputs, targets) -> (inputs, targets)` that converts each batch, as in :meth:`fit`;
                 called with None for the targets.
@@ -724,6 +748,8 @@ class Trainer(NotCopyable):
         Raises:
             InputError: the inputs do not match the model, or an output has no sample axis.
         """
+        if self.manifest.groups is not None and transform is None and is_texts(inputs):
+            return embed(self._state, list(inputs), batch_size)
         data = prediction_source(self._state, inputs, Options(batch_size), transform)
         with self.averaged():
             result = self._state.run.predict(data.read(Pass()))

@@ -20,6 +20,7 @@ from onnxtrain.passes import (
 )
 from onnxtrain.recipe import Recipe
 from onnxtrain.selection import float_initializers, is_float
+from onnxtrain.training.grouped_inputs import group_inputs
 from onnxtrain.training.key_value_cache import DropCachePass, find_cache
 from onnxtrain.training.layer_modes import Unchosen, set_modes
 
@@ -40,7 +41,9 @@ def build_forward_graph(model: ir.Model, loss: str, recipe: Recipe) -> tuple[ir.
     _set_outputs(forward, [loss, *(recipe.additional_output_names or ())])
     _make_scalar(forward)
     # Training has no earlier tokens, so it needs no cache; the inference model keeps its cache.
-    DropCachePass(find_cache(model.graph), as_deployed=as_deployed)(forward)
+    cache = find_cache(model.graph)
+    DropCachePass(cache, as_deployed=as_deployed)(forward)
+    group_inputs(forward, cached=bool(cache))
     # Before the cleanup, which removes the Identity that an exporter left in place of a Dropout.
     remove_unread_nodes(forward.graph)
     unchosen = set_modes(forward, recipe.batch_norm, recipe.dropout)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from onnxtrain._names import LOSSES, OPTIMIZERS
 from onnxtrain.cli._command_options import ArtifactsOptions
 from onnxtrain.cli._declared import Option, options_of
-from onnxtrain.cli._options import ImageOptions, TableOptions
+from onnxtrain.cli._options import ImageOptions, PairOptions, TableOptions, TokenizerOptions
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.schedules import SCHEDULES
 
@@ -106,7 +106,11 @@ PROCESSES = {"workers", "hosts", "restarts", "save_steps", "shard_optimizer", "c
 CLOCKS = {"time_limit"}
 # Options of folders of images, which these jobs have none of; tests/cli/test_images.py has them.
 OF_IMAGES = set(options_of(ImageOptions))
-LEFT_OUT = {"source", "data", "output", "config", "overwrite", "json", *PROCESSES, *CLOCKS, *OF_IMAGES}
+# They need texts, a tokenizer and another model, and have their own tests (test_texts.py).
+OF_TEXTS = {*options_of(PairOptions), *options_of(TokenizerOptions)}
+LEFT_OUT = {
+    "source", "data", "output", "config", "overwrite", "json", *PROCESSES, *CLOCKS, *OF_IMAGES, *OF_TEXTS,
+}  # fmt: skip
 OF_TABLES = set(options_of(TableOptions))
 
 

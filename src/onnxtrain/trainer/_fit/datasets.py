@@ -12,6 +12,7 @@ from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._fit.images import are_images, bind_images, bound_images
 from onnxtrain.trainer._fit.state import TrainingState
+from onnxtrain.trainer._fit.texts import text_settings
 from onnxtrain.trainer._run.run import Run
 from onnxtrain.trainer.data import (
     ClassWeightedSource,
@@ -26,6 +27,7 @@ from onnxtrain.trainer.data import (
     split,
 )
 from onnxtrain.trainer.data._indexed import IndexedSource
+from onnxtrain.trainer.data._texts import as_pairs, open_texts
 
 Validation = Any
 """`(inputs, targets)`, `(inputs, targets, sample_weight)`, a fraction, or data that :meth:`Trainer.fit` accepts."""
@@ -158,7 +160,9 @@ def _validation_source(
             f"that includes its targets, received {type(validation).__name__} of {len(validation)}."
         )
     # A string would be read as a stream of characters; an integer is probably a fraction mistaken for a count.
-    if isinstance(validation, str | int):
+    if isinstance(validation, str | int) and not (
+        isinstance(validation, str) and state.run.manifest.groups is not None
+    ):
         raise InputError(
             f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
         )
@@ -193,6 +197,10 @@ def open_dataset(
     `classes` are the names of the classes that the training images of the same fit define.
     """
     layout, position = Layout.of(state.run.manifest), state.position
+    pairs = None if state.run.manifest.groups is None else as_pairs(inputs, targets, weights)
+    if pairs is not None:
+        settings = text_settings(state)
+        return open_texts(layout, pairs, None if settings is None else settings.tokenizer, options, transform)
     if are_images(inputs):
         _require_alone(targets, weights)
         inputs = bind_images(state, layout, inputs, training=options.training, classes=classes)

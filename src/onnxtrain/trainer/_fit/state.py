@@ -119,7 +119,10 @@ class TrainingState:
         self.guard = FitGuard(run.lock)
         self.resume_hint = "Trainer.resume('{}') and the same call to fit resume it."
         # A model that computes its loss from its inputs alone has no target to compare predictions with.
-        measurable = bool(run.manifest.targets) and settings.prediction is not None
+        # Embeddings of several texts per sample are measured by `texts.py`.
+        measurable = (
+            bool(run.manifest.targets) and settings.prediction is not None and run.manifest.groups is None
+        )
         target = run.manifest.targets[0] if run.manifest.targets else None
         self.task = Task(target, settings.loss, settings.positive)
         self.task.check()

@@ -255,7 +255,7 @@ class Run:
             InputError: an output has no sample axis.
         """
         specs, binding = self._predictor
-        input_indices = [self.manifest.inputs.index(spec) for spec in specs]
+        input_indices = [self.manifest.row_inputs.index(spec) for spec in specs]
         parts: dict[str, list[Array]] = {name: [] for name in self.require_outputs()}
         for batch in batches:
             arrays, count = self._filled(batch)
@@ -286,7 +286,7 @@ class Run:
                 session = open_session(path, "inference part of the eval model", self.device, self.options)
         # An inference model lacks inputs that its outputs do not depend on.
         names = {value.name for value in session.get_inputs()}
-        specs = [spec for spec in self.manifest.inputs if spec.name in names]
+        specs = [spec for spec in self.manifest.row_inputs if spec.name in names]
         buffers = self._buffers
         if inference is not None:
             source = f"inference model '{inference}'"
@@ -330,6 +330,11 @@ class Run:
         names = (self.require_outputs() and self.exported) if outputs is None else outputs
         # Intermediate values are not outputs of the inference model, and are cut out of the eval model.
         whole = self._inference is not None and set(names) <= set(self.exported)
+        if not whole and self.manifest.groups is not None:
+            raise InputError(
+                f"Exporting {', '.join(names)}: a model trained on pairs of texts can be exported only with "
+                f"outputs of the file ({', '.join(self.exported)})."
+            )
         source = self._inference if whole and self._inference is not None else self.eval_model
         self.store.require_defined("Exporting for inference")
         export_inference_model(source, self._buffers, path, names, metadata)

@@ -73,7 +73,7 @@ class Layout:
             weight = InputSpec(WEIGHT, dtypes.BY_NAME["float32"], (first[0] if first else None,))
         if predicting:
             unused = (*(spec.name for spec in targets), WEIGHT)
-            return cls(manifest.inputs, (), weight, predicting=True, unused=unused)
+            return cls(manifest.row_inputs, (), weight, predicting=True, unused=unused)
         return cls(manifest.inputs, targets, weight, weighted)
 
     @property

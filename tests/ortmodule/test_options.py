@@ -94,7 +94,9 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_variables_of_the_old_package_are_named_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "9999")
     _, advice = _variables.VARIABLES.get(name, ((), "it is not one"))
-    with pytest.warns(UserWarning, match=f"{name}=9999 was a setting of onnxruntime-training.*{re.escape(advice)}"):
+    with pytest.warns(
+        UserWarning, match=f"{name}=9999 was a setting of onnxruntime-training.*{re.escape(advice)}"
+    ):
         DebugOptions()
     DebugOptions()
 

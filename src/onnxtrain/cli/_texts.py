@@ -41,7 +41,7 @@ def load_train_data(
     text: TextOptions | None = None,
     like: Dialect | None = None,
 ) -> Loaded:
-    """Loads training or validation data: pairs of texts if the loss compares texts, otherwise arrays, a table or images.
+    """Loads training or validation data: pairs of texts if the loss compares texts, else arrays, a table or images.
 
     Args:
         options: options of the command.

@@ -134,7 +134,9 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             encoder = _fitted_encoder(encoder, trainer, data, options)
             arrays = _arrays(data, encoder, trainer)
             weights = _table_weights(data, encoder)
-        sample_weight = None if isinstance(data, TextPairs) else _sample_weight(arrays | weights, options, encoder)
+        sample_weight = (
+            None if isinstance(data, TextPairs) else _sample_weight(arrays | weights, options, encoder)
+        )
         validation: Any = held_out
         x: Any
         y: Any

@@ -19,8 +19,8 @@ from onnxtrain.cli._options import (
     MemoryOptions,
     ModelOptions,
     OptimizerOptions,
-    TableOptions,
     PairOptions,
+    TableOptions,
     TextOptions,
     TokenizerOptions,
 )

@@ -49,10 +49,11 @@ _MODEL = {
 OPTIONS: dict[str, dict[str, dict[str, str]]] = {
     "train": {
         "Data": {
-            "data": "Train on this .npz file, .csv or .parquet table",
+            "data": "Arrays (.npz), a table, texts, or a folder of images",
             "target": "Predict this column of a table",
             "validation": "Validate on a part, e.g. 0.1, or on a file",
             "class_weight": "Weight rare classes, e.g. balanced",
+            "flip": "Flip half of the training images",
         },
         "Training": {
             "loss": _LOSS,
@@ -65,7 +66,12 @@ OPTIONS: dict[str, dict[str, dict[str, str]]] = {
             "patience": "Stop early, and export the best epoch",
             "save_best": "Export the best epoch, without stopping early",
         },
-        "Model": {**_MODEL, "lora_rank": "Train LoRA adapters instead of the weights"},
+        "Model": {
+            **_MODEL,
+            "lora_rank": "Train LoRA adapters instead of the weights",
+            "network": "Make a new network for a table, without a model",
+            "teacher": "Distil this .onnx model into the trained one",
+        },
         "Run": {
             "output": "Write the run here [default: MODEL-trained]",
             "overwrite": "Replace a run that is there",

@@ -205,6 +205,7 @@ WORDS = {
         "torchrun",
         "transformers",
     ],
+    "guides/fine-tune-a-hugging-face-model.md": ["bert", "from_pretrained", "save_pretrained"],
     "pytorch/use-ortmodule.md": ["nn.module"],
     "pytorch/migrate.md": ["migrate", "onnxruntime-training", "torch-ort"],
     "devices/own-host.md": ["c++", "java", "swift"],

@@ -146,3 +146,40 @@ def test_what_does_not_fit_is_said(
     result = run("evaluate", mlp, "--data", data, *(files.get(word, word) for word in words))
     assert result.code == 1
     assert said in " ".join(result.err.split())
+
+
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_predictions_with_the_loss_of_the_model(
+    run: Any, mlp: Path, data: Path, tmp_path: Path, probabilities: bool
+) -> None:
+    arrays = arrays_in(data)
+    scores = outputs(mlp, arrays["x"])
+    output = tmp_path / "predictions.npz"
+    words = ["--loss", "cross_entropy", *(["--probabilities"] if probabilities else [])]
+    assert run("predict", mlp, "--data", data, "-o", output, *words).code == 0
+    found = arrays_in(output)
+    np.testing.assert_allclose(found["probability"], softmax(scores), rtol=1e-5)
+    if probabilities:
+        assert found.keys() == {"probability"}
+    else:
+        assert found.keys() == {"logits", "probability", "class"}
+        np.testing.assert_array_equal(found["class"], scores.argmax(axis=1))
+
+
+def test_predictions_of_yes_and_no(run: Any, data: Path, tmp_path: Path) -> None:
+    onnx.save(models.mlp(classes=1), tmp_path / "yes.onnx")
+    scores = outputs(tmp_path / "yes.onnx", arrays_in(data)["x"])
+    output = tmp_path / "predictions.npz"
+    words = ["--data", data, "--loss", "bce_with_logits", "-o", output]
+    assert run("predict", tmp_path / "yes.onnx", *words).code == 0
+    found = arrays_in(output)
+    np.testing.assert_allclose(found["probability"], 1 / (1 + np.exp(-scores)), rtol=1e-5)
+    np.testing.assert_array_equal(found["class"], (scores[:, 0] > 0).astype(int))
+
+
+def test_predictions_that_have_no_probabilities(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "predictions.npz"
+    result = run("predict", mlp, "--data", data, "-o", output, "--loss", "mse")
+    assert result.code == 1
+    assert "--loss mse does not define class probabilities for its outputs" in result.err
+    assert not output.exists()

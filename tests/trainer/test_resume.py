@@ -308,7 +308,6 @@ def test_metric_functions_see_the_whole_interrupted_epoch(step: int, tmp_path: P
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epochs": 6}, "epochs 5, now 6"),
         ({"batch_size": 4}, "batch_size 8, now 4"),
         ({"accumulate": 1}, "accumulate 2, now 1"),
         ({"validation": 0.3}, "samples 48, now 42, validation 0.2, now 0.3"),
@@ -329,6 +328,41 @@ def test_other_arguments_than_those_of_the_interrupted_fit(
     resumed.abandon_fit()
     resumed.fit(problem.x, problem.y, **{**FIT, **change})
     assert len(resumed.history) == done + {**FIT, **change}["epochs"]
+
+
+def test_an_interrupted_fit_may_end_where_it_stopped(tmp_path: Path) -> None:
+    """Its epochs count from its start: two for one that was interrupted in the last step of the second of five."""
+    problem = problems.classes()
+    trainer = make_trainer(problem, tmp_path)
+    trainer.fit(problem.x, problem.y, callbacks=[InterruptAt(6)], **FIT)
+    assert (len(trainer.history), trainer.global_step) == (1, 6)
+    resumed = Trainer.resume(tmp_path)
+    ended: list[int] = []
+
+    class End(Callback):
+        def on_fit_end(self, trainer: Trainer, history: Any) -> None:
+            ended.append(len(history))
+
+    resumed.fit(problem.x, problem.y, callbacks=[End()], **{**FIT, "epochs": 2})
+    assert ended == [2]
+    assert (resumed.resumes_fit, resumed.history.stopped, resumed.global_step) == (False, None, 6)
+    assert Trainer.resume(tmp_path).resumes_fit is False
+    assert {name: resumed.parameters[name].data.tobytes() for name, _ in resumed.parameters} == {
+        name: trainer.parameters[name].data.tobytes() for name, _ in trainer.parameters
+    }
+
+
+def test_an_epoch_that_has_begun_is_trained_to_its_end(tmp_path: Path) -> None:
+    problem = problems.classes()
+    trainer = make_trainer(problem, tmp_path)
+    trainer.fit(problem.x, problem.y, callbacks=[InterruptAt(5)], **FIT)
+    resumed = Trainer.resume(tmp_path)
+    with pytest.raises(
+        InputError, match=r"epochs=1 is the length of the whole fit, .* Pass at least epochs=2\."
+    ):
+        resumed.fit(problem.x, problem.y, **{**FIT, "epochs": 1})
+    resumed.fit(problem.x, problem.y, **{**FIT, "epochs": 2})
+    assert (len(resumed.history), resumed.resumes_fit) == (2, False)
 
 
 def test_a_fit_that_could_not_begin_leaves_the_next_one_free() -> None:

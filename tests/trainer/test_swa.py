@@ -133,6 +133,30 @@ def test_an_interrupted_fit_resumes_with_its_averages(model: Any, step: int, tmp
         np.testing.assert_array_equal(again.predict(problem.x), straight.predict(problem.x))
 
 
+def test_the_epochs_to_average_cannot_change(tmp_path: Path) -> None:
+    """Interrupted in the last of four epochs: the third one is in the average, or is lost to it."""
+
+    class Stop(Callback):
+        def on_step_end(self, trainer: Trainer, loss: float) -> None:
+            if trainer.global_step == 11:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    problem = problems.classes(24)
+    fit: dict[str, Any] = {"batch_size": 8, "verbose": False}
+    for name, callbacks in (("with", [SWA(0.5), Stop()]), ("without", [Stop()])):
+        trainer = Trainer(problem.model, "cross_entropy", directory=tmp_path / name)
+        trainer.fit(problem.x, problem.y, epochs=4, callbacks=callbacks, **fit)
+        resumed = Trainer.resume(tmp_path / name)
+        what = "began with epoch 3" if name == "with" else "has not begun"
+        for epochs in (8, 10) if name == "with" else (4, 5):
+            with pytest.raises(InputError, match=f"the average {what}"):
+                resumed.fit(problem.x, problem.y, epochs=epochs, callbacks=[SWA(0.5)], **fit)
+        # Later epochs are all in the average, and from an epoch by its number on, nothing changes.
+        callback = SWA(0.5) if name == "with" else SWA(4)
+        history = resumed.fit(problem.x, problem.y, epochs=5, callbacks=[callback], **fit)
+        assert len(history) == 5
+
+
 def test_settings_that_do_not_go_together() -> None:
     problem = problems.images()
     data = (problem.x, problem.y)

@@ -185,6 +185,11 @@ class PredictOptions:
         "-o",
         default=Path("predictions.npz"),
     )
+    loss: str | None = option(
+        "NAME",
+        "Also write the class probabilities and the predicted class of an .onnx file that was trained with this loss, "
+        "e.g. cross_entropy. Default: only its outputs. A run has its own loss.",
+    )
     id: list[str] | None = option(
         "COLUMN",
         "Write this column of the table before the predictions, e.g. passenger_id; repeat it for several. Default: the "

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.cli._classes import (
     class_names,
     class_report,
@@ -35,7 +36,7 @@ from onnxtrain.cli._remember import saved_encoder
 from onnxtrain.cli._texts import evaluate_texts, evaluates_texts, write_embeddings
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.images import ImageFolder
-from onnxtrain.losses import loss_class
+from onnxtrain.losses import loss_class, make_loss
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.session import open_session
@@ -111,9 +112,10 @@ def _print_classes(names: Sequence[str], matrix: Any, report: Sequence[dict[str,
     print_table(heading("Confusion matrix: rows are true classes, columns are predicted ones"), matrix_table)
 
 
-def _refuse_model_options(options: EvaluateOptions) -> None:
-    """Raises InputError for options of `evaluate MODEL` that a run has stored."""
-    given = [name for name in ("loss", "loss_option", "loss_input", "metric") if getattr(options, name)]
+def _refuse_model_options(options: EvaluateOptions | PredictOptions) -> None:
+    """Raises InputError for options of `evaluate MODEL` and `predict MODEL` that a run has stored."""
+    names = ("loss", "loss_option", "loss_input", "metric")
+    given = [name for name in names if getattr(options, name, None)]
     if given:
         raise InputError(
             f"{' and '.join(map(flag, given))}: '{options.source}' is a run, which has a loss and metrics of its own. "
@@ -169,11 +171,14 @@ def write_predictions(options: PredictOptions) -> None:
             raise InputError(f"--id names columns of a table (.csv, .tsv, .parquet); '{path}' is a folder.")
         predictions, columns = _image_predictions(source, ImageFolder(path), options.batch_size)
     elif source.is_dir():
+        _refuse_model_options(options)
         trainer, encoder = _open(source)
         data = load(encoder)
         predictions = _run_predictions(trainer, encoder, data, path, options.batch_size)
     else:
         values, encoder, data = model_predictions(source, load, path, options.batch_size)
+        if options.loss is not None:
+            values |= _classes_of(values, options.loss, source)
         predictions = _Predictions(values, None if encoder is None else encoder.classes_, encoder)
     if options.probabilities:
         predictions = predictions._replace(outputs=_only_probabilities(predictions, source))
@@ -198,6 +203,36 @@ def write_predictions(options: PredictOptions) -> None:
         print_next("evaluate", source, "--data", "FILE")
 
 
+def _classes_of(outputs: Arrays, loss: str, source: Path) -> Arrays:
+    """Computes class probabilities and, if samples have one class each, the predicted class from a model's outputs.
+
+    Args:
+        outputs: outputs of an .onnx file, of which the first one with floating-point numbers has the scores.
+        loss: name of the loss that the model was trained with.
+        source: path of the model, for error messages.
+
+    Raises:
+        InputError: the loss does not define probabilities, or there are no scores.
+    """
+    kind = type(make_loss(loss))
+    scores = next((array for array in outputs.values() if array.dtype.kind == "f"), None)
+    probability = None
+    if scores is not None and (scores.ndim > 1 or kind.activation == "sigmoid"):
+        probability = probabilities(kind.__name__, scores, 1)
+    if scores is None or probability is None:
+        raise InputError(
+            f"Predicting with '{source}': {argument('loss', loss)} does not define class probabilities for its outputs."
+            " Leave it out to write the outputs alone."
+        )
+    found = {"probability": probability.astype(scores.dtype)}
+    if kind.activation == "sigmoid":
+        if scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1):
+            found["class"] = (scores.reshape(-1) > 0).astype(np.int64)
+    elif scores.ndim == 2:
+        found["class"] = scores.argmax(axis=1)
+    return {name: array for name, array in found.items() if name not in outputs}
+
+
 def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
     """Returns the class probabilities as a dict with one array, whose key is the name of the output.
 
@@ -213,8 +248,8 @@ def _only_probabilities(predictions: _Predictions, source: Path) -> Arrays:
     if name not in predictions.outputs:
         raise InputError(
             f"--probabilities: '{source}' returns {', '.join(predictions.outputs)}, not probabilities. "
-            "Pass the directory of a run with a classification loss, or a model exported from a run on a "
-            "table."
+            "Pass the directory of a run with a classification loss, a model exported from a run on a table, or the "
+            "loss of the model with --loss NAME."
         )
     return {name: predictions.outputs[name]}
 

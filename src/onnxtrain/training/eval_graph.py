@@ -16,6 +16,7 @@ from onnxtrain.passes import (
     TrainingModePass,
     apply_workarounds,
     lift_constants,
+    remove_unread_initializers,
 )
 from onnxtrain.training.build_state import Build
 
@@ -36,6 +37,7 @@ def build_eval_model(
     evaluation = build.forward.clone()
     TrainingModePass(batch_norm="inference", dropout="inference")(evaluation)
     CleanupPass(keep=set())(evaluation)
+    of_forward = set(evaluation.graph.initializers)
     # Before the passes below: once they have written nodes, a name may belong to another value.
     _name_copies(evaluation, model, file_outputs)
     file_values = computed_names(evaluation.graph)
@@ -49,6 +51,11 @@ def build_eval_model(
     LongSumsPass(file_values if as_deployed else ())(evaluation)
     RacingScatterPass()(evaluation)
     lift_constants(evaluation)
+    # ONNX Runtime warns of initializers that nothing reads, such as the axes of a sum that a pass wrote differently.
+    graph = evaluation.graph
+    remove_unread_initializers(
+        graph, [value for name, value in graph.initializers.items() if name not in of_forward]
+    )
     return evaluation
 
 

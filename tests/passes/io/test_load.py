@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -426,3 +428,46 @@ def test_a_graph_without_a_name_is_trained(tmp_path: Path) -> None:
     trainer.export(tmp_path / "out.onnx")
     np.testing.assert_array_equal(ort.InferenceSession(tmp_path / "out.onnx").run(None, {"x": x})[0], given)
     assert model.graph.name == ""
+
+
+def _defined_twice(*, inner: bool) -> onnx.ModelProto:
+    """A model in which Relu and Neg give one name to their results, in the graph itself or in a branch."""
+    described = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Relu", ["x"], ["relu"], name="first"),
+        helper.make_node("Neg", ["x"], ["relu"]),
+    ]
+    inputs, outputs = [described("x", 1, [1])], [described("relu", 1, [1])]
+    if inner:
+        branch = helper.make_graph(nodes, "branch", [], outputs)
+        choice = helper.make_node("If", ["c"], ["relu"], then_branch=branch, else_branch=branch)
+        nodes, inputs = [choice], [*inputs, described("c", 9, [])]
+    return helper.make_model(onnx.helper.make_graph(nodes, "main_graph", inputs, outputs))
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_value_that_is_defined_twice_is_named(inner: bool) -> None:
+    with pytest.raises(ModelLoadError) as error:
+        load_model(_defined_twice(inner=inner))
+    assert "the value 'relu' is defined twice, by Relu 'first' and by Neg" in str(error.value)
+    assert "export it again with other output_names" in str(error.value)
+
+
+@pytest.mark.torch
+@pytest.mark.thorough
+def test_the_exporter_writes_a_value_twice(tmp_path: Path) -> None:
+    """What the message says of PyTorch (2.13). If a newer one renames the value, the sentence can go."""
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def forward(self, x: Any) -> Any:
+            return torch.relu(x) + 1
+
+    path = tmp_path / "twice.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Net().eval(), (torch.ones(2),), path, output_names=["relu"], optimize=False, verbose=False
+        )
+    with pytest.raises(ModelLoadError, match="the value 'relu' is defined twice"):
+        load_model(path)

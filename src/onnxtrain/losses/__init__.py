@@ -29,7 +29,6 @@ from onnxtrain.op_facts import CASTS, VIEWS
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
 from ._causal_lm import CausalLMLoss
 from ._classes import CrossEntropyLoss, NLLLoss
-from ._distillation import DistillationLoss
 from ._elementwise import (
     BCEWithLogitsLoss,
     ElementwiseLoss,
@@ -57,7 +56,6 @@ __all__ = [
     "CausalLMLoss",
     "ClassLabels",
     "CrossEntropyLoss",
-    "DistillationLoss",
     "ElementwiseLoss",
     "FocalLoss",
     "HuberLoss",

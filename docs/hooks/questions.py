@@ -135,6 +135,8 @@ QUESTIONS = [
 ]
 
 WORDS = {
+    "guides/mixed-precision.md": ["bf16", "fp16", "loss scaling", "mixed precision"],
+    "guides/own-ops.md": ["custom", "op"],
     "devices/browser.md": [
         "browser",
         "javascript",
@@ -161,7 +163,6 @@ WORDS = {
         "bf16",
         "deterministic",
         "fp16",
-        "mixed precision",
         "reproducible",
         "seed",
     ],

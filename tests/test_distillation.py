@@ -182,16 +182,19 @@ def distilled(
         assert norm_relative_error(parameter.data, w[name].detach().numpy()) < FLOAT64, name
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", CASES)
 def test_twenty_steps_are_those_of_pytorch(name: str) -> None:
     distilled(*CASES[name], share=0.3)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", ["cross_entropy", "bce", "mse"])
 def test_without_targets_the_teacher_alone_is_imitated(name: str) -> None:
     distilled(*CASES[name], share=1.0)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("temperature", [1.0, 5.0])
 def test_temperature_divides_the_scores(temperature: float) -> None:
     loss, y, _ = CASES["cross_entropy"]
@@ -270,6 +273,7 @@ def scores_of(proto: onnx.ModelProto, **feeds: np.ndarray) -> np.ndarray:
     return result
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("opset", [13, 17, 22, 24])
 @pytest.mark.parametrize("own", [17, 23])
 def test_the_teacher_may_have_another_opset(opset: int, own: int) -> None:

@@ -125,13 +125,19 @@ QUESTIONS = [
     Question("which optimizers", "reference/losses-and-optimizers.md", "`adafactor`"),
     Question("gradient clipping", "reference/trainer.md", "clip_grad_norm=1.0"),
     Question("weight decay", "reference/losses-and-optimizers.md", "weight_decay"),
-    Question("mixed precision", "concepts/how-exact-it-is.md", "bfloat16"),
+    Question("mixed precision", "guides/mixed-precision.md", 'precision="bf16"'),
+    Question("custom op", "guides/own-ops.md", "register_custom_ops_library"),
+    Question("knowledge distillation", "guides/distil-a-model.md", 'teacher="teacher.onnx"'),
+    Question("multi-label thresholds", "guides/train-multi-label.md", "best_threshold"),
+    Question("object detection", "guides/train-a-detection-head.md", "DetectorWithLoss"),
     Question("huggingface", "pytorch/with-other-tools.md", "ORTModule("),
     Question("tensorflow", "guides/prepare-your-model.md", "tf2onnx"),
     Question("windows", "install.md", "Windows"),
 ]
 
 WORDS = {
+    "guides/mixed-precision.md": ["bf16", "fp16", "loss scaling", "mixed precision"],
+    "guides/own-ops.md": ["custom", "op"],
     "devices/browser.md": [
         "browser",
         "javascript",
@@ -158,7 +164,6 @@ WORDS = {
         "bf16",
         "deterministic",
         "fp16",
-        "mixed precision",
         "reproducible",
         "seed",
     ],

@@ -43,7 +43,7 @@ QUANTIZED = model(
 
 def test_rounding_to_integers_is_trained_straight_through() -> None:
     """d sum(d²) / dx = 2 d, where the rules pass cotangents through the integers, which are unsigned."""
-    with pytest.raises(NoGradientRule, match="register_gradient.*override=True"):
+    with pytest.raises(NoGradientRule, match=r"register_gradient.*override=True"):
         differentiate(QUANTIZED, "y", ["x"])
     vjp("QuantizeLinear", wrt=("x",), straight_through=True)(lambda op, n, ct: ct)
     vjp("DequantizeLinear", wrt=("x",), override=True)(lambda op, n, ct: ct)

@@ -39,7 +39,6 @@ from ._classes import CrossEntropyLoss, NLLLoss
 from ._contrastive import CosineSimilarityLoss, InfoNCELoss, TripletLoss
 from ._criterion import of_criterion
 from ._ctc import CTCLoss
-from ._distillation import DistillationLoss
 from ._elementwise import (
     BCEWithLogitsLoss,
     ElementwiseLoss,
@@ -87,7 +86,6 @@ __all__ = [
     "CosineEmbeddingLoss",
     "CosineSimilarityLoss",
     "CrossEntropyLoss",
-    "DistillationLoss",
     "ElementwiseLoss",
     "EmbeddingLoss",
     "FocalLoss",

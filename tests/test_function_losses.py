@@ -469,7 +469,7 @@ def test_a_function_is_a_block(opset: int, tmp_path: Path) -> None:
     model = _model(outputs=2)
     model.opset_import[0].version = opset
 
-    class Span(onnxblock.TrainingBlock):
+    class Span(onnxblock.Block):
         def __init__(self) -> None:
             super().__init__()
             self.span = onnxblock.loss.FunctionLoss(_span)

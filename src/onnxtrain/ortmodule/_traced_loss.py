@@ -321,7 +321,13 @@ def _captured(
     compiled = torch.compile(fresh, backend=backend, fullgraph=True)
     with torch.enable_grad(), torch.inference_mode(False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled(*tensors)
+        try:
+            compiled(*tensors)
+        except _torch.InternalTorchDynamoError:
+            # The graph is complete, but a later call could not be guarded: the function's globals are not those of an
+            # imported module, e.g. in a program that runs code with `exec`.
+            if not models:
+                raise
     if errors:
         raise errors[0]
     if not models:

@@ -121,14 +121,14 @@ LABELS = {
 }
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("name", LABELS)
 def test_a_function_of_labels_trains_as_in_torch(name: str) -> None:
     (x, y), model, loss = _data(), _model(), LABELS[name]
     np.testing.assert_allclose(_trained(model, loss, x, y), _recorded(loss, model, x, [y]), rtol=2e-5)
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(
     "loss",
     [
@@ -145,6 +145,7 @@ def test_a_function_of_quantities_trains_as_in_torch(loss: Any) -> None:
     np.testing.assert_allclose(_trained(model, loss, x, y), _recorded(loss, model, x, [y]), rtol=2e-5)
 
 
+@pytest.mark.thorough
 def test_a_function_without_targets_trains_as_in_torch() -> None:
     (x, _), model = _data(12), _model()
     np.testing.assert_allclose(
@@ -158,11 +159,12 @@ def test_scores_of_shape_n_1_are_compared_with_targets_of_that_shape() -> None:
         """<ir_version: 10, opset_import: ["": 21]>
         net (float[n, 3] x) => (float[n, 1] scores) <float[3, 1] w = {1, 2, 3}> { scores = MatMul(x, w) }"""
     )
-    spec = Trainer(model, lambda scores, y: ((scores - y) ** 2).mean()).manifest.targets[0]
+    trainer = Trainer(model, lambda scores, y: ((scores - y) ** 2).mean())
+    spec = trainer.manifest.targets[0]
     assert (spec.name, spec.dtype.name, spec.shape) == ("y", "float32", ("n", 1))
     x = _data()[0]
     with pytest.raises(InputError):
-        Trainer(model, lambda scores, y: ((scores - y) ** 2).mean()).fit(x, x[:, 0], verbose=False)
+        trainer.fit(x, x[:, 0], verbose=False)
 
 
 def _span(start: Any, end: Any, start_y: Any, end_y: Any) -> torch.Tensor:
@@ -183,6 +185,7 @@ def test_several_outputs_and_targets_are_matched_by_name() -> None:
     np.testing.assert_allclose(_trained(model, placed, x, y), expected, rtol=2e-5)
 
 
+@pytest.mark.thorough
 def test_outputs_may_be_named_or_left_out() -> None:
     (x, y), model = _data(), _model(outputs=3)
     expected = _recorded(lambda a, b, c, y: F.cross_entropy(b, y), model, x, [y])
@@ -194,6 +197,7 @@ def test_outputs_may_be_named_or_left_out() -> None:
         Trainer(model, other)
 
 
+@pytest.mark.thorough
 def test_declared_targets_decide() -> None:
     (x, y), model = _data(), _model()
     loss = TorchLoss(
@@ -218,6 +222,7 @@ def test_any_sizes_run_after_one_trace() -> None:
         assert trainer.evaluate(x, y)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("weighted", ["torch", "onnx"])
 def test_sample_weights_multiply_values_per_sample(weighted: str, tmp_path: Path) -> None:
     (x, y), model = _data(8), _model()
@@ -233,6 +238,7 @@ def test_sample_weights_multiply_values_per_sample(weighted: str, tmp_path: Path
     np.testing.assert_allclose(got, expected, rtol=2e-5)
 
 
+@pytest.mark.thorough
 def test_sample_weights_of_one_number_are_refused() -> None:
     (x, y), trainer = _data(), Trainer(_model(), lambda scores, y: F.cross_entropy(scores, y))
     with pytest.raises(InputError, match=r"one value per sample, shape \[N\]"):
@@ -241,6 +247,7 @@ def test_sample_weights_of_one_number_are_refused() -> None:
     trainer.fit(x, y, verbose=False)
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_without_the_function(tmp_path: Path) -> None:
     (x, y), model = _data(), _model()
     trainer = Trainer(model, _focal, directory=tmp_path / "run", seed=3)
@@ -252,6 +259,7 @@ def test_a_run_resumes_without_the_function(tmp_path: Path) -> None:
     assert resumed.history["loss"] == trainer.history["loss"]
 
 
+@pytest.mark.thorough
 def test_half_precision_scores_are_passed_as_float32() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]>
@@ -304,7 +312,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=6)
 @pytest.mark.parametrize("case", REFUSED)
 def test_functions_that_cannot_be_traced_are_refused(case: str) -> None:
     function, message = REFUSED[case]
@@ -346,6 +354,7 @@ def test_what_is_not_a_loss_function_is_refused(make: Callable[[], object], mess
         make()
 
 
+@pytest.mark.thorough
 def test_a_failed_check_of_the_function_stops_training() -> None:
     x, _ = _data()
     loss = TorchLoss(
@@ -382,6 +391,7 @@ def test_an_onnx_model_is_a_loss(form: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(_trained(model, loss, x, y), expected, rtol=2e-5)
 
 
+@pytest.mark.thorough
 def test_weights_of_a_loss_model_are_constants(tmp_path: Path) -> None:
     """A frozen teacher, with an input that is an output of the model under another name."""
     loss = onnx.parser.parse_model(
@@ -459,17 +469,29 @@ def test_a_criterion_of_torch_becomes_the_loss_of_its_name() -> None:
     assert isinstance(make_loss(CrossEntropyLoss()), CrossEntropyLoss)
 
 
+@pytest.mark.thorough
+def test_a_function_that_belongs_to_no_module_is_traced() -> None:
+    """Dynamo reads a function's globals from the module of their `__name__`, which lacks these."""
+    names: dict[str, Any] = {"__name__": "__main__", "some_f": F}
+    exec("def loss(scores, y):\n    return some_f.cross_entropy(scores, y)", names)
+    (x, y), model = _data(), _model()
+    expected = _recorded(LABELS["cross_entropy"], model, x, [y])
+    np.testing.assert_allclose(_trained(model, names["loss"], x, y), expected, rtol=2e-5)
+
+
+@pytest.mark.thorough
 def test_recipe_takes_functions() -> None:
     recipe = Recipe(loss=LABELS["focal"], optimizer="sgd")
     assert Trainer(_model(), recipe=recipe).loss_name == "TorchLoss"
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("opset", [21, 23])
 def test_a_function_is_a_block(opset: int, tmp_path: Path) -> None:
     model = _model(outputs=2)
     model.opset_import[0].version = opset
 
-    class Span(onnxblock.TrainingBlock):
+    class Span(onnxblock.Block):
         def __init__(self) -> None:
             super().__init__()
             self.span = onnxblock.loss.FunctionLoss(_span)

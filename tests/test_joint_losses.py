@@ -281,20 +281,20 @@ def _compare(case: JointCase, reduction: str, dtype: type, symbolic: bool) -> No
         assert norm_relative_error(got, expected.numpy()) <= NORM_RELATIVE[np.dtype(dtype)]
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_value_and_gradients_match_torch_in_float64(case: JointCase, reduction: str) -> None:
     _compare(case, reduction, np.float64, symbolic=True)
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_value_and_gradients_match_torch_in_float32_with_fixed_sizes(case: JointCase) -> None:
     _compare(case, "mean", np.float32, symbolic=False)
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_weight_of_a_sample_is_how_often_torch_sees_it(case: JointCase, reduction: str) -> None:
@@ -310,6 +310,7 @@ def test_weight_of_a_sample_is_how_often_torch_sees_it(case: JointCase, reductio
     assert norm_relative_error(got, expected.numpy()) <= NORM_RELATIVE[np.dtype(np.float64)]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in (21, 23, 26)])
 @pytest.mark.parametrize("name", sorted(n for n, kind in LOSSES.items() if issubclass(kind, JointLoss)))
 def test_every_joint_loss_has_a_case_and_runs_in_supported_opsets(name: str, opset: int) -> None:

@@ -81,7 +81,7 @@ class FunctionLoss(JointLoss):
     @property
     @abstractmethod
     def called(self) -> str:
-        """What the function is called in messages, e.g. "the function 'loss'"."""
+        """Name of the function in messages, e.g. "the function 'loss'"."""
 
     @abstractmethod
     def _target_types(self, of_model: Sequence[Argument], names: Sequence[str]) -> list[Argument]:

@@ -44,7 +44,7 @@ _TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class _Draw:
-    """How the random arguments of one call are drawn.
+    """Distributions of the random arguments of one call.
 
     Attributes:
         scores: "normal", or "unit" for numbers between 0 and 1, e.g. for probabilities and variances.
@@ -78,7 +78,7 @@ def guess_targets(
 
     Args:
         function: the function.
-        called: what it is called in messages.
+        called: its name in messages, e.g. "the lambda".
         parameters: names of all its arguments, in order.
         of_model: the arguments that are values of the model.
         names: the arguments to find.
@@ -260,7 +260,7 @@ def trace_loss(function: Function, called: str, arguments: Sequence[Argument]) -
 
     Args:
         function: the function.
-        called: what it is called in messages.
+        called: its name in messages, e.g. "the lambda".
         arguments: its arguments, in order.
 
     Raises:
@@ -321,7 +321,13 @@ def _captured(
     compiled = torch.compile(fresh, backend=backend, fullgraph=True)
     with torch.enable_grad(), torch.inference_mode(False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled(*tensors)
+        try:
+            compiled(*tensors)
+        except _torch.InternalTorchDynamoError:
+            # The graph is complete, but a later call could not be guarded: the function's globals are not those of an
+            # imported module, e.g. in a program that runs code with `exec`.
+            if not models:
+                raise
     if errors:
         raise errors[0]
     if not models:
@@ -341,7 +347,7 @@ def _lowered(
     Args:
         graph_module: the graph.
         inputs: the values of its placeholders: arguments, and tensors and sizes that the function reads.
-        called: what the function is called in messages.
+        called: the function's name in messages.
         arguments: the function's arguments.
         tensors: their values, which are among `inputs`.
     """

@@ -55,6 +55,7 @@ STORIES = [
     "docs/guides/train-part-of-a-model.md",
     "docs/guides/save-stop-and-resume.md",
     "docs/guides/fix-a-training-run.md",
+    "docs/guides/train-on-images.md",
     "docs/guides/train-on-a-table.md",
     "docs/guides/train-lora-adapters.md",
     "docs/guides/train-an-int8-model.md",

@@ -27,7 +27,7 @@ from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer.data import BoundImages, ClassWeightedSource, ImageSource, Layout, Source
 
 ImageOrigin: TypeAlias = Path | Mapping[str, str] | None
-"""Where to look for the preprocessing of a model: its path, or its metadata; None for a resumed run."""
+"""Path or metadata of a model, in which its preprocessing is looked for; None for a resumed run."""
 
 
 def image_origin(model: ModelSource) -> ImageOrigin:

@@ -57,6 +57,7 @@ QUESTIONS = [
     Question("pytorch", "tutorials/from-pytorch.md", "ORTModule"),
     Question("hugging face trainer", "pytorch/with-other-tools.md", "ORTModule("),
     Question("csv pandas", "guides/train-on-a-table.md", "--target survived"),
+    Question("folder of images", "guides/train-on-images.md", "--data photos"),
     Question(
         "learning rate schedule",
         "reference/losses-and-optimizers.md",
@@ -215,6 +216,7 @@ WORDS = {
         "parallel",
         "several",
     ],
+    "guides/train-on-images.md": ["folder", "imagefolder", "photos"],
     "guides/train-on-a-table.md": ["categorical", "csv", "missing values", "table"],
     "guides/train-a-language-model.md": ["padding", "perplexity", "tokens"],
     "tutorials/from-pytorch.md": ["loop", "nn.module", "pytorch", "torch"],

@@ -37,9 +37,9 @@ def image_origin(model: ModelSource) -> ImageOrigin:
     return dict(model.metadata_props) if isinstance(model, ir.Model) else Path(model)
 
 
-def are_images(data: Any) -> bool:
-    """True for a folder of images: an `ImageFolder`, a path, or a list of paths."""
-    if isinstance(data, list | tuple):
+def are_images(data: Any, *, predicting: bool = False) -> bool:
+    """True for a folder of images, an `ImageFolder` or a path, and when predicting, for a list of paths."""
+    if predicting and isinstance(data, list | tuple):
         return bool(data) and all(isinstance(entry, str | os.PathLike) for entry in data)
     return isinstance(data, ImageFolder | str | os.PathLike)
 

@@ -55,6 +55,7 @@ STORIES = [
     "docs/guides/train-part-of-a-model.md",
     "docs/guides/save-stop-and-resume.md",
     "docs/guides/fix-a-training-run.md",
+    "docs/guides/train-on-images.md",
     "docs/guides/train-on-a-table.md",
     "docs/guides/fine-tune-a-hugging-face-model.md",
     "docs/guides/train-without-a-model-file.md",

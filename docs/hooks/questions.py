@@ -57,6 +57,7 @@ QUESTIONS = [
     Question("pytorch", "tutorials/from-pytorch.md", "ORTModule"),
     Question("hugging face trainer", "pytorch/with-other-tools.md", "ORTModule("),
     Question("csv pandas", "guides/train-on-a-table.md", "--target survived"),
+    Question("folder of images", "guides/train-on-images.md", "--data photos"),
     Question(
         "learning rate schedule",
         "reference/losses-and-optimizers.md",
@@ -222,6 +223,7 @@ WORDS = {
         "parallel",
         "several",
     ],
+    "guides/train-on-images.md": ["folder", "imagefolder", "photos"],
     "guides/train-on-a-table.md": ["categorical", "csv", "missing values", "table", "tsv", "decimal comma"],
     "guides/train-without-a-model-file.md": ["mlp", "perceptron", "no model"],
     "guides/train-a-language-model.md": ["padding", "perplexity", "tokens"],

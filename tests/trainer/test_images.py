@@ -372,6 +372,11 @@ def test_unsuitable_calls_are_refused(photos: Path) -> None:
     draw("circle", 0).save(photos / "train" / "a.png")
     with pytest.raises(InputError, match="no such folder"):
         one.fit("photoes")
+    # Lists of texts are no images, except in a prediction.
+    with pytest.raises(InputError, match=r"received dtype <U"):
+        one.fit(["a.png", "b.png"], [0, 1])
+    with pytest.raises(InputError, match=r"fraction, received str"):
+        one.fit(np.zeros((4, 3, 24, 24), np.float32), np.zeros(4, int), validation="val")
     (photos / "train" / "hexagon").mkdir()
     with pytest.raises(InputError, match="has 4 classes"):
         one.fit(ImageFolder(photos / "train", **PLAIN))

@@ -19,7 +19,7 @@ from __future__ import annotations
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.images._decode import SUFFIXES, UnreadableImageError, open_image
-from onnxtrain.images._folder import ImageFolder, has_image_folders
+from onnxtrain.images._folder import ImageFolder
 from onnxtrain.images._metadata import PROPERTY, ImageMetadata
 from onnxtrain.images._model_files import find_image_metadata
 from onnxtrain.images._pipeline import Pipeline, make_pipeline
@@ -35,7 +35,6 @@ __all__ = [
     "Preprocessing",
     "UnreadableImageError",
     "find_image_metadata",
-    "has_image_folders",
     "make_pipeline",
     "open_image",
 ]

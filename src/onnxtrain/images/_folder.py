@@ -19,7 +19,6 @@ from onnxtrain.images._preprocessing import (
     Preprocessing,
     channel_argument,
     size_argument,
-    spelled,
 )
 from onnxtrain.selection import some_names
 
@@ -321,17 +320,6 @@ class ImageFolder:
                 size = -1
             content.update(f"{name}\0{size}\0".encode(errors="surrogateescape"))
         return content.hexdigest()
-
-    def describe_size(self) -> str:
-        """Returns the number of images and classes as text, e.g. "1,200 images of 3 classes"."""
-        classes = f" of {len(self.classes)} classes" if self.classes else ""
-        return f"{len(self.files):,} images{classes}, {spelled(self.passed.size) or 'any size'}"
-
-
-def has_image_folders(path: PathLike) -> bool:
-    """True for a directory that contains subdirectories or images, and so is data rather than a run."""
-    folder = Path(path)
-    return folder.is_dir() and (bool(_subfolders(folder)) or next(_images(folder, ""), None) is not None)
 
 
 def _find_splits(root: Path) -> list[str]:

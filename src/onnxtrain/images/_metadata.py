@@ -1,4 +1,4 @@
-"""What a run and an exported model store about their images: preprocessing and names of classes."""
+"""Describes the images of a run or an exported model: preprocessing and names of classes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _MOST_PIXELS = 16384
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How an image becomes an input: it is resized, cropped at the center, scaled and normalized.
+    """Settings by which an image becomes an input: it is resized, cropped at the center, scaled and normalized.
 
     The input is (pixel · scale - mean) / std, with pixels from 0 to 255. Fields that are None are unknown, or have the
     defaults of :class:`ImageFolder`. Models with `uint8` inputs get the pixels themselves.

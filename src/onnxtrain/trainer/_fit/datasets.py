@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
+from onnxtrain.images import ImageFolder
 from onnxtrain.trainer._fit.images import are_images, bind_images, bound_images
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer._fit.texts import text_settings
@@ -147,7 +148,8 @@ def _validation_source(
     transform: TransformFunction | None,
     classes: tuple[str, ...] = (),
 ) -> Source:
-    if are_images(validation):
+    # `image_arguments` has made one of a path, if the training data is a folder, too.
+    if isinstance(validation, ImageFolder):
         return open_dataset(state, validation, None, None, Options(batch_size), transform, classes)
     # A tuple is (inputs, targets), a list of tuples or dicts is a list of batches. A list of two arrays is ambiguous,
     # and taken as [inputs, targets].
@@ -229,7 +231,7 @@ def prediction_source(
         skips: True to leave out images that cannot be read; False to raise an error.
     """
     layout = Layout.of(state.run.manifest, predicting=True)
-    if are_images(inputs):
+    if are_images(inputs, predicting=True):
         inputs = bind_images(state, layout, inputs, skips=skips)
     return _opened(
         state, transform, lambda chosen: open_source(layout, inputs, options=options, transform=chosen)

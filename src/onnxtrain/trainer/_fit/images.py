@@ -27,7 +27,7 @@ from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer.data import BoundImages, ClassWeightedSource, ImageSource, Layout, Source
 
 ImageOrigin: TypeAlias = Path | Mapping[str, str] | None
-"""Where to look for the preprocessing of a model: its path, or its metadata; None for a resumed run."""
+"""Path or metadata of a model, in which its preprocessing is looked for; None for a resumed run."""
 
 
 def image_origin(model: ModelSource) -> ImageOrigin:
@@ -37,9 +37,9 @@ def image_origin(model: ModelSource) -> ImageOrigin:
     return dict(model.metadata_props) if isinstance(model, ir.Model) else Path(model)
 
 
-def are_images(data: Any) -> bool:
-    """True for a folder of images: an `ImageFolder`, a path, or a list of paths."""
-    if isinstance(data, list | tuple):
+def are_images(data: Any, *, predicting: bool = False) -> bool:
+    """True for a folder of images, an `ImageFolder` or a path, and when predicting, for a list of paths."""
+    if predicting and isinstance(data, list | tuple):
         return bool(data) and all(isinstance(entry, str | os.PathLike) for entry in data)
     return isinstance(data, ImageFolder | str | os.PathLike)
 

@@ -71,8 +71,10 @@ def plot_grid(
     mpl = optional("matplotlib", "A figure", "matplotlib, or 'onnxtrain[plots]'")
     columns = min(_COLUMNS, max(len(mistakes), 1))
     rows = -(-len(mistakes) // columns)
+    # Rows as high as most images, which may be landscapes or portraits.
+    ratio = float(np.median([image.shape[0] / image.shape[1] for image in images])) if images else 1.0
     with mpl.rc_context(STYLE):
-        figure = new_figure(2.4 * max(columns, 2), 0.7 + 2.75 * rows)
+        figure = new_figure(2.4 * max(columns, 2), 0.9 + (2.2 * min(max(ratio, 0.4), 2) + 0.6) * rows)
         # Dollar signs in a name are not a formula.
         figure.suptitle(printable(title), color=INK, fontsize=12, fontweight="bold", parse_math=False)
         if not mistakes:

@@ -57,6 +57,7 @@ STORIES = [
     "docs/guides/fix-a-training-run.md",
     "docs/guides/train-on-a-table.md",
     "docs/guides/train-without-a-model-file.md",
+    "docs/guides/read-tables-of-other-formats.md",
     "docs/guides/train-lora-adapters.md",
     "docs/guides/train-an-int8-model.md",
     "docs/guides/extend-the-trainer.md",

@@ -84,7 +84,7 @@ def with_loss(options: TrainOptions, encoder: TableEncoder, table: Table) -> Tra
             f"'{name}' has the whole numbers 0 to {count - 1}, which are read as classes",
         )
     else:
-        loss, why = "mse", f"'{name}' has numbers" if len(encoder.target) == 1 else f"{name} are numbers"
+        loss, why = "mse", f"'{name}' is a number" if len(encoder.target) == 1 else f"{name} are numbers"
     other = "mse" if loss == "cross_entropy" else "cross_entropy"
     info(f"Loss: {loss}, because {why}. To choose another one, pass --loss, e.g. --loss {other}.")
     return replace(options, model=replace(options.model, loss=loss))
@@ -128,7 +128,10 @@ def made_network(
     )
     parameters = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
     layers = f", hidden layers of {', '.join(map(str, hidden))} ({options.net.activation})" if hidden else ""
-    info(f"Network: {features} inputs{layers}, {outputs} outputs; {parameters:,} parameters")
+    sizes = (
+        f"{count} {word}{'s' * (count != 1)}" for count, word in ((features, "input"), (outputs, "output"))
+    )
+    info(f"Network: {f'{layers}, '.join(sizes)}; {parameters:,} parameters")
     return model
 
 

@@ -159,6 +159,10 @@ def test_a_model_or_a_network_is_needed(run: Any, mlp: Path, data: Path, tmp_pat
     assert "Pass the path of an .onnx file or the directory of a run, or --network mlp" in neither.err
     both = run("train", mlp, "--network", "mlp", "--data", path)
     assert f"--network makes a new network, but '{mlp}' is a model" in both.err
+    other = run("train", mlp, "--data", path, "--hidden", "8", "--activation", "tanh")
+    assert "--hidden, --activation need --network, which makes a new network" in other.err
+    text = run("train", mlp, "--data", data, "--loss", "mse", "--decimal", ",")
+    assert f"--decimal are for text files with a table (.csv, .tsv); '{data}' is not one" in text.err
     arrays = make(run, data, "--loss", "mse")
     assert f"--network makes a network for a table; '{data}' is not a table" in arrays.err
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from onnxtrain._names import LOSSES
+from onnxtrain.cli._declared import flag
 from onnxtrain.cli._output import info
 from onnxtrain.cli._train_options import NetworkOptions, TrainOptions
 from onnxtrain.errors import InputError
@@ -28,8 +29,13 @@ _KINDS = ("classes", "yes or no", "quantities", "counts")
 
 
 def check_network(options: TrainOptions) -> None:
-    """Raises InputError if neither a model nor `--network` is given, or both are, or the data cannot be a table."""
+    """Raises InputError if neither a model nor `--network` is given, both are, or options belong to the other one."""
     if options.net.network is None:
+        defaults = NetworkOptions()
+        if others := [
+            flag(name) for name, value in vars(options.net).items() if value != getattr(defaults, name)
+        ]:
+            raise InputError(f"{', '.join(others)} need --network, which makes a new network.")
         if options.source is None:
             raise InputError(
                 "Pass the path of an .onnx file or the directory of a run, or --network mlp to train a new network "

@@ -27,6 +27,7 @@ from onnxtrain.cli._network import (
     with_epochs,
     with_loss,
 )
+from onnxtrain.cli._options import TextOptions
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.cli._remember import (
@@ -370,7 +371,12 @@ def _schedule(options: ScheduleOptions) -> Schedule | None:
 
 def _validation_data(options: TrainOptions, like: Dialect | None) -> float | Arrays | Table | None:
     text, fraction = options.validation, _validation_fraction(options.validation)
-    return load_data(Path(text), options.text, like) if text is not None and fraction is None else fraction
+    if text is None or fraction is not None:
+        return fraction
+    path = Path(text)
+    # What was given for a training file in text does not concern validation data in .parquet.
+    how = options.text if table_suffix(path) not in (None, ".parquet") else TextOptions()
+    return load_data(path, how, like)
 
 
 def _validation_fraction(text: str | None) -> float | None:

@@ -60,6 +60,7 @@ STORIES = [
     "docs/guides/fine-tune-a-hugging-face-model.md",
     "docs/guides/train-without-a-model-file.md",
     "docs/guides/train-sentence-embeddings.md",
+    "docs/guides/read-tables-of-other-formats.md",
     "docs/guides/train-lora-adapters.md",
     "docs/guides/train-an-int8-model.md",
     "docs/guides/train-with-ctc.md",

@@ -183,7 +183,7 @@ def test_every_switch_can_be_switched_off(run: Any, command: str) -> None:
         ("epoch = 1", "epoch is not an option of `onnxtrain train`. The nearest one is epochs."),
         ("learning_rate = 1.0", "learning_rate is not an option of `onnxtrain train`. The nearest one is learning-"),
         ("config = 'x'", "config is not an option of `onnxtrain train`"),
-        ("zzz = 1", "zzz is not an option of `onnxtrain train`. Its options are accumulate, activations,"),
+        ("zzz = 1", "zzz is not an option of `onnxtrain train`. Its options are accumulate, activation,"),
         ("epochs = 1.5", "epochs is 1.5: "),
         ("epochs = 0", "epochs is 0: "),
         ("epochs = 'ten'", 'epochs is "ten": '),

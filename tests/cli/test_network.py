@@ -39,8 +39,8 @@ def test_a_network_for_quantities_is_that_of_python(run: Any, tmp_path: Path) ->
     # Beside the data, named after it.
     directory = tmp_path / "houses-trained"
     told = " ".join(result.err.split())
-    assert "Loss: mse, because 'price' has numbers. To choose another one, pass --loss" in told
-    assert "Network: 3 inputs, hidden layers of 8, 4 (gelu), 1 outputs; 73 parameters" in told
+    assert "Loss: mse, because 'price' is a number. To choose another one, pass --loss" in told
+    assert "Network: 3 inputs, hidden layers of 8, 4 (gelu), 1 output; 73 parameters" in told
     mean, deviation = frame["price"].mean(), frame["price"].std(ddof=0)
     assert f"Target 'price', standardised in training: mean {mean:.5g}, deviation {deviation:.5g}" in told
 
@@ -75,11 +75,11 @@ def test_a_network_for_quantities_is_that_of_python(run: Any, tmp_path: Path) ->
         (["no", "yes"], "cross_entropy", "'t' has 2 classes", 2),
         ([True, False], "cross_entropy", "the whole numbers 0 to 1, which are read as classes", 2),
         ([0, 1, 2], "cross_entropy", "the whole numbers 0 to 2, which are read as classes", 3),
-        ([1, 2, 3], "mse", "'t' has numbers", 1),
-        ([0, 2], "mse", "'t' has numbers", 1),
-        ([0, 1.5], "mse", "'t' has numbers", 1),
-        ([-1, 0, 1], "mse", "'t' has numbers", 1),
-        (list(range(30)), "mse", "'t' has numbers", 1),
+        ([1, 2, 3], "mse", "'t' is a number", 1),
+        ([0, 2], "mse", "'t' is a number", 1),
+        ([0, 1.5], "mse", "'t' is a number", 1),
+        ([-1, 0, 1], "mse", "'t' is a number", 1),
+        (list(range(30)), "mse", "'t' is a number", 1),
     ],
 )
 def test_the_loss_follows_from_the_target(
@@ -90,7 +90,8 @@ def test_the_loss_follows_from_the_target(
     assert result.code == 0, result.err
     told = " ".join(result.err.split())
     assert f"Loss: {loss}, because {why}" in told.replace("'t' has the", "the")
-    assert f"Network: 1 inputs, {outputs} outputs; {2 * outputs} parameters" in told
+    plural = "s" * (outputs > 1)
+    assert f"Network: 1 input, {outputs} output{plural}; {2 * outputs} parameters" in told
     assert ("standardised in training" in told) == (loss == "mse")
 
 
@@ -158,6 +159,10 @@ def test_a_model_or_a_network_is_needed(run: Any, mlp: Path, data: Path, tmp_pat
     assert "Pass the path of an .onnx file or the directory of a run, or --network mlp" in neither.err
     both = run("train", mlp, "--network", "mlp", "--data", path)
     assert f"--network makes a new network, but '{mlp}' is a model" in both.err
+    other = run("train", mlp, "--data", path, "--hidden", "8", "--activation", "tanh")
+    assert "--hidden, --activation need --network, which makes a new network" in other.err
+    text = run("train", mlp, "--data", data, "--loss", "mse", "--decimal", ",")
+    assert f"--decimal are for text files with a table (.csv, .tsv); '{data}' is not one" in text.err
     arrays = make(run, data, "--loss", "mse")
     assert f"--network makes a network for a table; '{data}' is not a table" in arrays.err
 

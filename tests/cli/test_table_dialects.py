@@ -93,6 +93,11 @@ def test_what_was_given_holds_for_a_resumed_run_and_settles_other_files(
     assert run("evaluate", tmp_path / "run", "--data", path).code == 0
     more = run("train", tmp_path / "run", "--data", path, "--epochs", 1, "--json")
     assert more.code == 0, more.err
+    parquet = frame.assign(fare=frame["fare"].astype(float))
+    parquet.to_parquet(tmp_path / "b.parquet")
+    assert run("train", tmp_path / "run", "--data", tmp_path / "b.parquet", "--epochs", 1).code == 0
+    refused = run("evaluate", tmp_path / "run", "--data", tmp_path / "b.parquet", "--decimal", ",")
+    assert "--decimal are for text files such as .csv" in refused.err
     assert "--decimal , (it was .)" in run("train", tmp_path / "run", "--data", path, "--decimal", ",").err
     # As the other mark: another number. The options of the command win.
     values = [

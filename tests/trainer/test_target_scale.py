@@ -149,6 +149,9 @@ def test_encoder_computes_the_scale_of_the_training_rows() -> None:
     assert TableEncoder.from_json(encoder.to_json()).target_scale_ == encoder.target_scale_
     # The encoded target keeps its units; the graph standardizes it.
     np.testing.assert_array_equal(encoder.transform_target(frame), frame[["p", "q"]])
+    # Whole numbers to standardize are no labels.
+    whole = pd.DataFrame({"a": [1.0, 2.0], "p": [10, 30]})
+    assert TableEncoder(target="p", scale_target=True).fit(whole).transform_target(whole).dtype == np.float64
     constant = TableEncoder(target="c", inputs="a", scale_target=True).fit(frame)
     assert constant.target_scale_ == TargetScale(3.0, 1.0)
     assert TableEncoder(target="p", inputs="a").fit(frame).target_scale_ is None

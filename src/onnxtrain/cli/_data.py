@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain.cli._declared import flag
 from onnxtrain.cli._options import TextOptions
 from onnxtrain.cli._output import info
 from onnxtrain.errors import InputError
@@ -34,7 +35,12 @@ def load_data(path: Path, text: TextOptions, like: Dialect | None = None) -> Arr
     if path.is_dir():
         return ImageFolder(path)
     if not path.is_file() or table_suffix(path) is None:
-        return load_arrays(path)
+        arrays = load_arrays(path)
+        if given := [flag(name) for name, value in vars(text).items() if value is not None]:
+            raise InputError(
+                f"{', '.join(given)} are for text files with a table (.csv, .tsv); '{path}' is not one."
+            )
+        return arrays
     table = read_table(path, **vars(text), like=like)
     # A new file may be read in another way than the table of the run. That table's summary says how it is read.
     if like is not None and table.dialect not in (None, like):

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from onnxtrain._names import LOSSES
+from onnxtrain.cli._declared import flag
 from onnxtrain.cli._output import info
 from onnxtrain.cli._train_options import NetworkOptions, TrainOptions
 from onnxtrain.errors import InputError
@@ -28,8 +29,13 @@ _KINDS = ("classes", "yes or no", "quantities", "counts")
 
 
 def check_network(options: TrainOptions) -> None:
-    """Raises InputError if neither a model nor `--network` is given, or both are, or the data cannot be a table."""
+    """Raises InputError if neither a model nor `--network` is given, both are, or options belong to the other one."""
     if options.net.network is None:
+        defaults = NetworkOptions()
+        if others := [
+            flag(name) for name, value in vars(options.net).items() if value != getattr(defaults, name)
+        ]:
+            raise InputError(f"{', '.join(others)} need --network, which makes a new network.")
         if options.source is None:
             raise InputError(
                 "Pass the path of an .onnx file or the directory of a run, or --network mlp to train a new network "
@@ -84,7 +90,7 @@ def with_loss(options: TrainOptions, encoder: TableEncoder, table: Table) -> Tra
             f"'{name}' has the whole numbers 0 to {count - 1}, which are read as classes",
         )
     else:
-        loss, why = "mse", f"'{name}' has numbers" if len(encoder.target) == 1 else f"{name} are numbers"
+        loss, why = "mse", f"'{name}' is a number" if len(encoder.target) == 1 else f"{name} are numbers"
     other = "mse" if loss == "cross_entropy" else "cross_entropy"
     info(f"Loss: {loss}, because {why}. To choose another one, pass --loss, e.g. --loss {other}.")
     return replace(options, model=replace(options.model, loss=loss))
@@ -128,7 +134,10 @@ def made_network(
     )
     parameters = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
     layers = f", hidden layers of {', '.join(map(str, hidden))} ({options.net.activation})" if hidden else ""
-    info(f"Network: {features} inputs{layers}, {outputs} outputs; {parameters:,} parameters")
+    sizes = (
+        f"{count} {word}{'s' * (count != 1)}" for count, word in ((features, "input"), (outputs, "output"))
+    )
+    info(f"Network: {f'{layers}, '.join(sizes)}; {parameters:,} parameters")
     return model
 
 

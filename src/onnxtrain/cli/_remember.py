@@ -25,7 +25,7 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import is_stream
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.tables import PROPERTY as ENCODER
-from onnxtrain.tables import TableEncoder
+from onnxtrain.tables import TableEncoder, table_suffix
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._checks import check_types
 
@@ -244,10 +244,12 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
 
 def recall_text(trainer: Trainer, options: TrainOptions) -> TextOptions:
     """Returns how to read the data of a resumed run: as given with this command, else as given when it was started."""
+    # What was given for a text file does not concern a run that goes on with a .parquet file.
+    if table_suffix(options.data) in (None, ".parquet"):
+        return options.text
     saved = _saved(trainer, options).options
-    return TextOptions(
-        **{name: saved.get(name) if value is None else value for name, value in vars(options.text).items()}
-    )
+    values = vars(options.text).items()
+    return TextOptions(**{name: saved.get(name) if value is None else value for name, value in values})
 
 
 def paths_outside(options: TrainOptions, directory: Path) -> str:

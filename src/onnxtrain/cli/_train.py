@@ -29,6 +29,7 @@ from onnxtrain.cli._network import (
     with_epochs,
     with_loss,
 )
+from onnxtrain.cli._options import TextOptions
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.cli._remember import (
@@ -455,7 +456,10 @@ def _validation_data(options: TrainOptions, like: Dialect | None) -> float | Loa
     text, fraction = options.validation, _validation_fraction(options.validation)
     if text is None or fraction is not None:
         return fraction
-    return load_train_data(options, Path(text), like=like)
+    path = Path(text)
+    # What was given for a training file in text does not concern validation data in .parquet.
+    how = options.text if table_suffix(path) not in (None, ".parquet") else TextOptions()
+    return load_train_data(options, path, text=how, like=like)
 
 
 def _validation_fraction(text: str | None) -> float | None:

@@ -60,14 +60,15 @@ class TargetScale:
                 f"making TargetScale: deviation is {self.deviation}; it must be one positive number for each mean"
             )
 
-    def constants(self, op: Emitter, like: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Returns mean and deviation as constants, in the dtype of `like`: shape [], or [n] for n columns."""
-        assert like.dtype is not None
-        mean, deviation = (
-            op.const(np.array(values if len(values) > 1 else values[0]), like.dtype)
-            for values in (self.mean, self.deviation)
-        )
-        return mean, deviation
+
+def _constants(scale: TargetScale, op: Emitter, like: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Returns mean and deviation as constants, in the dtype of `like`: shape [], or [n] for n columns."""
+    assert like.dtype is not None
+    mean, deviation = (
+        op.const(np.array(values if len(values) > 1 else values[0]), like.dtype)
+        for values in (scale.mean, scale.deviation)
+    )
+    return mean, deviation
 
 
 class ScaledTargetLoss(Loss):
@@ -126,7 +127,7 @@ class ScaledTargetLoss(Loss):
         return self.loss.mean_over(labels)
 
     def _standardized(self, op: Emitter, target: ir.Value) -> ir.Value:
-        mean, deviation = self.scale.constants(op, target)
+        mean, deviation = _constants(self.scale, op, target)
         result: ir.Value = op.Div(op.Sub(target, mean), deviation)
         result.shape = target.shape
         return result
@@ -155,7 +156,7 @@ def restore_units(op: Emitter, output: str, scale: TargetScale) -> None:
         )
     standardized = outputs[index]
     standardized.name = op.unique_name(f"{output}_standardized")
-    mean, deviation = scale.constants(op, standardized)
+    mean, deviation = _constants(scale, op, standardized)
     restored: ir.Value = op.Add(op.Mul(standardized, deviation), mean)
     restored.name, restored.shape, restored.type = output, standardized.shape, standardized.type
     outputs[index] = restored

@@ -41,7 +41,7 @@ _MARKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """How a text file spells a table.
+    """Spelling of a table in a text file: separator, decimal mark and encoding.
 
     Attributes:
         separator: character between fields, e.g. ";".
@@ -67,7 +67,7 @@ class Dialect:
 
     @property
     def description(self) -> str:
-        """What differs from commas, decimal points and UTF-8, e.g. 'fields separated by ";"'; "" if nothing does."""
+        """Differences from commas, decimal points and UTF-8, e.g. 'fields separated by ";"'; "" if there are none."""
         separator = "tabs" if self.separator == "\t" else f'"{self.separator}"'
         parts = {
             f"fields separated by {separator}": self.separator != ",",

@@ -172,8 +172,8 @@ class TableEncoder:
         """Encodes the target columns.
 
         Returns:
-            Class numbers for a string target, otherwise the values; int64 if all are integers, otherwise float64. The
-            shape is [rows], or [rows, n] for n target columns.
+            Class numbers for a string target, otherwise the values; int64 if all are integers and :attr:`scale_target`
+            is False, otherwise float64. The shape is [rows], or [rows, n] for n target columns.
 
         Raises:
             InputError: a value is missing, or a class is not in :attr:`classes_`.
@@ -181,7 +181,9 @@ class TableEncoder:
         table = as_table(table, self.dialect_)
         columns = [self._target_column(table, name, classes=True) for name in self.target]
         array = np.stack(columns, axis=1)
-        array = array.astype(np.int64) if (array == np.floor(array)).all() else array
+        # Labels are integers; a target to standardize is a quantity.
+        is_label = not self.scale_target and (array == np.floor(array)).all()
+        array = array.astype(np.int64) if is_label else array
         return array[:, 0] if len(columns) == 1 else array
 
     def find_classes(self, table: TableLike) -> list[str] | None:

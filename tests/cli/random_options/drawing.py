@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 from onnxtrain._names import LOSSES, OPTIMIZERS
 from onnxtrain.cli._command_options import ArtifactsOptions
 from onnxtrain.cli._declared import Option, options_of
-from onnxtrain.cli._options import ImageOptions, PairOptions, TableOptions, TokenizerOptions
-from onnxtrain.cli._train_options import TrainOptions
+from onnxtrain.cli._options import ImageOptions, PairOptions, TableOptions, TextOptions, TokenizerOptions
+from onnxtrain.cli._train_options import NetworkOptions, TrainOptions
 from onnxtrain.schedules import SCHEDULES
 
 ODD_TEXTS = [
@@ -72,6 +72,8 @@ TEXTS: dict[str, Sequence[str]] = {
     "missing": ["NA", "?"],
     "impute": ["mean", "median", "most_frequent", "value=0", "town=value=none", "age=mean"],
     "categorical": ["number", "flag", "number,flag"],
+    "separator": ["comma", ",", "semicolon", "tab"],
+    "encoding": ["utf-8", "latin-1", "utf-16", "hex"],
     "validation": ["0.2", "0.5", "0.9", "1", "0.001", "table.csv", "data.npz"],
     "schedule": list(SCHEDULES),
     "schedule_option": ["step_size=1", "milestones=1,2", "gamma=0.5", "power=2", "cycles=2", "unit=step"],
@@ -108,10 +110,13 @@ CLOCKS = {"time_limit"}
 OF_IMAGES = set(options_of(ImageOptions))
 # They need texts, a tokenizer and another model, and have their own tests (test_texts.py).
 OF_TEXTS = {*options_of(PairOptions), *options_of(TokenizerOptions)}
+# Options of a network that is made in place of the model.
+NETWORK = set(options_of(NetworkOptions))
 LEFT_OUT = {
-    "source", "data", "output", "config", "overwrite", "json", *PROCESSES, *CLOCKS, *OF_IMAGES, *OF_TEXTS,
+    "source", "data", "output", "config", "overwrite", "json",
+    *NETWORK, *PROCESSES, *CLOCKS, *OF_IMAGES, *OF_TEXTS,
 }  # fmt: skip
-OF_TABLES = set(options_of(TableOptions))
+OF_TABLES = {*options_of(TableOptions), *options_of(TextOptions)}
 
 
 def _odd(draw: random.Random, odd: Sequence[str], usual: Sequence[str]) -> str:

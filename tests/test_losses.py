@@ -58,6 +58,9 @@ from trainer import problems
 REFERENCE_WEIGHTS = 1e-6
 """The reference evaluator rounds class weights to float32 whatever the dtype of the scores."""
 
+# Losses over texts have other scores and targets, and tests of their own: tests/texts/test_losses_of_texts.py.
+NAMES = sorted(name for name, kind in LOSSES.items() if not issubclass(kind, EmbeddingLoss))
+
 CLASSES = 5
 WEIGHT = np.array([0.2, 1.5, 0.7, 3.0, 1.1])
 
@@ -565,11 +568,7 @@ def test_int32_labels(loss: Loss) -> None:
 
 
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in range(21, 27)])
-@pytest.mark.parametrize(
-    # Losses over texts have tests of their own, tests/texts/test_losses_of_texts.py.
-    "name",
-    sorted(name for name, kind in LOSSES.items() if not issubclass(kind, EmbeddingLoss)),
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_supported_opset(name: str, opset: int) -> None:
     form = next((form for form in _FORMS if form.loss is LOSSES[name]), None)
     assert form is not None, f"{name}: give it a LossCase in _FORMS"
@@ -890,7 +889,7 @@ def test_causal_lm_computes_no_copy_of_the_scores() -> None:
     }
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_loss_has_cases_of_its_settings(name: str) -> None:
     default = make_loss(name)
     forms = [form for form in _FORMS if form.loss is type(default)]
@@ -924,7 +923,7 @@ def test_names_make_default_losses() -> None:
     assert make_loss(loss) is loss
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", NAMES)
 def test_integers_are_floats_where_settings_are(name: str) -> None:
     default = make_loss(name)
     floats = [field.name for field in fields(default) if type(getattr(default, field.name)) is float]

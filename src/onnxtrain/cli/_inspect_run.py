@@ -20,6 +20,7 @@ from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.store import Store
 from onnxtrain.tables import PROPERTY as TABLE
 from onnxtrain.tables import TableEncoder
+from onnxtrain.texts import PROPERTY as TEXTS
 from onnxtrain.trainer._metrics.metrics import METRICS
 from onnxtrain.trainer._run.history import History, best_index
 from onnxtrain.trainer._run.position import PROPERTY, Plan, Position
@@ -80,7 +81,13 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
         "last_epoch": position.epoch,
         "last": epochs[-1] if epochs else None,
         "files": {entry.name: _size(entry) for entry in sorted(path.iterdir())} if path.is_dir() else {},
-        "next": _commands(path, files.get("data"), position.unfinished, (path / RUN_FILE).is_file()),
+        "next": _commands(
+            path,
+            files.get("data"),
+            position.unfinished,
+            (path / RUN_FILE).is_file(),
+            "embeddings.npy" if TEXTS in store.properties else "predictions.csv",
+        ),
     }
 
 
@@ -158,13 +165,15 @@ def _size(entry: Path) -> int:
     )
 
 
-def _commands(path: Path, data: object, unfinished: bool, has_options: bool) -> dict[str, str]:
+def _commands(
+    path: Path, data: object, unfinished: bool, has_options: bool, predictions: str
+) -> dict[str, str]:
     run, file = shlex.quote(str(path)), shlex.quote(str(data)) if isinstance(data, str) else "FILE"
     resume = "finish the interrupted training" if unfinished else "train further"
     commands = {
         resume: f"onnxtrain train {run} --data {file}",
         "measure on other data": f"onnxtrain evaluate {run} --data FILE",
-        "predict": f"onnxtrain predict {run} --data FILE -o predictions.csv",
+        "predict": f"onnxtrain predict {run} --data FILE -o {predictions}",
         "write the model": f"onnxtrain export {run} -o model.onnx",
     }
     # Runs started in Python have no options file.

@@ -97,6 +97,10 @@ def test_resumed_run_reads_the_same_columns_and_needs_no_tokenizer(job: Path, ru
 
 def test_predict_writes_embeddings(job: Path, run: Any) -> None:
     run("train", job / "model.onnx", "--data", job / "pairs.csv", "--loss", "info_nce", "--epochs", "1")
+    shown = run("inspect", job / "model-trained", "--json")
+    assert "embeddings.npy" in shown.json()["run"]["next"]["predict"]
+    # It has no place for a vocabulary.
+    assert "[CLS]" not in shown.out
     wanted = Trainer.resume(job / "model-trained").predict([row[0] for row in small.PAIRS])
     (job / "lines.txt").write_text("\n".join(row[0] for row in small.PAIRS) + "\n")
     for data, columns in (("lines.txt", []), ("pairs.csv", ["--text-columns", "anchor"])):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,7 @@ def test_value_and_gradient_are_those_of_sentence_transformers(name: str, weight
     assert np.abs(gradient - slope).max() <= 1e-9 * max(1, np.abs(slope).max())
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in range(22, 27)])
 def test_every_supported_opset(opset: int) -> None:
     for name in ("symmetric", "triplet", "cosine"):
@@ -300,6 +302,27 @@ def test_settings_that_mean_nothing_are_refused(make: Callable[[], object], mess
         make()
     for part in message.split("; "):
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [InfoNCELoss, TripletLoss, CosineSimilarityLoss])
+def test_every_setting_has_a_case(kind: type[EmbeddingLoss]) -> None:
+    cases = [loss for loss, _, _ in CASES.values() if type(loss) is kind]
+    default = kind()
+    # Pooling and normalisation are of the base class, and reductions of every loss; duplicates have their own test.
+    shared = {"reduction", "pooling", "normalize", "mask_duplicates"}
+    for field in {field.name for field in fields(kind)} - shared:
+        assert any(getattr(loss, field) != getattr(default, field) for loss in cases), field
+    # Integers are converted, as the emitter would write an integer tensor.
+    assert InfoNCELoss(scale=7) == InfoNCELoss(scale=7.0)
+    assert type(TripletLoss(margin=1).margin) is float
+
+
+def test_reductions() -> None:
+    rows = np.random.default_rng(7).standard_normal((8, DIM))
+    feeds = {"input": rows, "texts": numbers(4, 2)}
+    mean, _ = run(built(InfoNCELoss()), feeds)
+    total, _ = run(built(InfoNCELoss(reduction="sum")), feeds)
+    assert float(total) == pytest.approx(4 * float(mean))
 
 
 def test_scores_of_another_rank_are_refused() -> None:

@@ -20,6 +20,7 @@ from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.selection import select_parameters
+from onnxtrain.texts import PROPERTY as TEXTS
 from onnxtrain.trainer._run.position import PROPERTY, Position
 
 
@@ -164,8 +165,9 @@ def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dic
         "trainable_elements": sum(store.parameters[name].size for name in store.trainable),
         "step": progress.step if progress else None,
         "learning_rate": progress.learning_rate if progress else None,
-        # The trainer's own property is JSON text of thousands of characters; parts of it are added below.
-        "properties": {k: v for k, v in store.properties.items() if k != PROPERTY},
+        # The trainer's own property is JSON text of thousands of characters; parts of it are added below. That of a run
+        # on texts contains a tokenizer.
+        "properties": {k: v for k, v in store.properties.items() if k not in (PROPERTY, TEXTS)},
         "parameters": [
             *(
                 _row(n, b, "trained" if n in store.trainable else "frozen")

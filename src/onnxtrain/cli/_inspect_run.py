@@ -20,6 +20,7 @@ from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.store import Store
 from onnxtrain.tables import PROPERTY as TABLE
 from onnxtrain.tables import TableEncoder
+from onnxtrain.texts import PROPERTY as TEXTS
 from onnxtrain.trainer._metrics.metrics import METRICS
 from onnxtrain.trainer._run.history import History, best_index
 from onnxtrain.trainer._run.position import PROPERTY, Plan, Position
@@ -85,6 +86,7 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
             None if "files" in _record(store) else files.get("data", "FILE"),
             unfinished=position.unfinished,
             has_options=(path / RUN_FILE).is_file(),
+            predictions="embeddings.npy" if TEXTS in store.properties else "predictions.csv",
         ),
     }
 
@@ -167,7 +169,9 @@ def _size(entry: Path) -> int:
     )
 
 
-def _commands(path: Path, data: object, *, unfinished: bool, has_options: bool) -> dict[str, str]:
+def _commands(
+    path: Path, data: object, *, unfinished: bool, has_options: bool, predictions: str
+) -> dict[str, str]:
     """Returns commands for the next steps, by what they do.
 
     Args:
@@ -175,6 +179,7 @@ def _commands(path: Path, data: object, *, unfinished: bool, has_options: bool) 
         data: path of the training data, "FILE" if it is unknown, or None if the run remembers it.
         unfinished: True if a fit was interrupted.
         has_options: True if the run has an options file.
+        predictions: file that `predict` writes, e.g. "predictions.csv".
     """
     run = shlex.quote(str(path))
     passed = "" if data is None else f" --data {shlex.quote(data) if isinstance(data, str) else 'FILE'}"
@@ -182,7 +187,7 @@ def _commands(path: Path, data: object, *, unfinished: bool, has_options: bool) 
     commands = {
         resume: f"onnxtrain train {run}{passed}",
         "measure on other data": f"onnxtrain evaluate {run} --data FILE",
-        "predict": f"onnxtrain predict {run} --data FILE -o predictions.csv",
+        "predict": f"onnxtrain predict {run} --data FILE -o {predictions}",
         "write the model": f"onnxtrain export {run} -o model.onnx",
     }
     # Runs started in Python have no options file.

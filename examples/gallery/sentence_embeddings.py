@@ -28,8 +28,23 @@ from sentence_transformers import SentenceTransformer
 from onnxtrain import Trainer
 from onnxtrain.losses import Loss, TargetSpec
 
-PACKAGES = ["asyncio", "collections", "concurrent", "email", "html", "http", "importlib", "json", "logging",
-            "multiprocessing", "tkinter", "unittest", "urllib", "wsgiref", "xml"]
+PACKAGES = [
+    "asyncio",
+    "collections",
+    "concurrent",
+    "email",
+    "html",
+    "http",
+    "importlib",
+    "json",
+    "logging",
+    "multiprocessing",
+    "tkinter",
+    "unittest",
+    "urllib",
+    "wsgiref",
+    "xml",
+]
 EPOCHS, BATCH, RATE = 2, 32, 5e-5
 SCALE = 20.0  # of the cosine similarities, as in sentence-transformers
 
@@ -46,8 +61,15 @@ class InBatchNegatives(Loss):
         return [TargetSpec("pair", ir.DataType.INT64, ("rows",))]
 
     def build(self, op, scores, pair):
-        name, line = op.Split(op.Reshape(scores, [-1, 2, scores.shape[1]]), axis=1, num_outputs=2, _outputs=2)
-        similarity = op.MatMul(op.Squeeze(name, [1]), op.Transpose(op.Squeeze(line, [1]), perm=[1, 0]))
+        name, line = op.Split(
+            op.Reshape(scores, [-1, 2, scores.shape[1]]),
+            axis=1,
+            num_outputs=2,
+            _outputs=2,
+        )
+        similarity = op.MatMul(
+            op.Squeeze(name, [1]), op.Transpose(op.Squeeze(line, [1]), perm=[1, 0])
+        )
         right = op.Slice(pair, [0], [2**31 - 1], [0], [2])
         return op.SoftmaxCrossEntropyLoss(op.Mul(similarity, SCALE), right)
 
@@ -56,10 +78,21 @@ def pairs() -> list[tuple[str, str]]:
     """Returns names of public functions of the standard library and the first lines of their docstrings."""
     found: dict[str, str] = {}
     stdlib = Path(sysconfig.get_path("stdlib"))
-    for path in sorted([*stdlib.glob("*.py"), *(p for name in PACKAGES for p in stdlib.glob(f"{name}/**/*.py"))]):
+    for path in sorted(
+        [
+            *stdlib.glob("*.py"),
+            *(p for name in PACKAGES for p in stdlib.glob(f"{name}/**/*.py")),
+        ]
+    ):
         for node in ast.parse(path.read_bytes()).body:
-            if isinstance(node, ast.FunctionDef) and node.name[0] != "_" and (text := ast.get_docstring(node)):
-                line = re.sub(r"^\S*\(.*?\)( ->)?\s*", "", text.splitlines()[0])  # without the signature
+            if (
+                isinstance(node, ast.FunctionDef)
+                and node.name[0] != "_"
+                and (text := ast.get_docstring(node))
+            ):
+                line = re.sub(
+                    r"^\S*\(.*?\)( ->)?\s*", "", text.splitlines()[0]
+                )  # without the signature
                 name = node.name.replace("_", " ").strip()
                 if len(line.split()) >= 3 and line not in found.values():
                     found.setdefault(name, line)
@@ -73,7 +106,9 @@ class Encoder(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> torch.Tensor:
         tokens = {"input_ids": input_ids, "attention_mask": attention_mask}
         return self.model(tokens)["sentence_embedding"]
 
@@ -94,9 +129,14 @@ def export(model: SentenceTransformer, path: Path) -> None:
     )
 
 
-def recall(model: SentenceTransformer, part: list[tuple[str, str]]) -> tuple[float, float]:
+def recall(
+    model: SentenceTransformer, part: list[tuple[str, str]]
+) -> tuple[float, float]:
     """Returns how often the line of a name is the nearest one, and one of the five nearest ones."""
-    names, lines = (model.encode(list(texts), normalize_embeddings=True) for texts in zip(*part, strict=True))
+    names, lines = (
+        model.encode(list(texts), normalize_embeddings=True)
+        for texts in zip(*part, strict=True)
+    )
     similarity = names @ lines.T
     rank = (similarity > np.diag(similarity)[:, None]).sum(axis=1)
     return float((rank < 1).mean()), float((rank < 5).mean())
@@ -105,7 +145,9 @@ def recall(model: SentenceTransformer, part: list[tuple[str, str]]) -> tuple[flo
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pytorch", action="store_true", help="train in PyTorch instead")
+    parser.add_argument(
+        "--pytorch", action="store_true", help="train in PyTorch instead"
+    )
     arguments = parser.parse_args()
     rng = np.random.default_rng(arguments.seed)
     found = pairs()
@@ -139,6 +181,7 @@ def main() -> None:
                 folder / "model.onnx",
                 loss=InBatchNegatives(),
                 learning_rate=RATE,
+                dropout=0.0,
                 metrics=[],
                 seed=arguments.seed,
             )
@@ -146,31 +189,50 @@ def main() -> None:
             trainer.export(folder / "tuned.onnx")
             seconds = time.process_time() - began
             # Back into the package: the parameters have the names that they have in the module.
-            tuned = {name: torch.from_numpy(parameter.data.copy()) for name, parameter in trainer.parameters}
+            tuned = {
+                name: torch.from_numpy(parameter.data.copy())
+                for name, parameter in trainer.parameters
+            }
             Encoder(model).load_state_dict(tuned, strict=False)
         model.save(str(folder / "tuned"))
         model = SentenceTransformer(str(folder / "tuned"), device="cpu")
         after, after_5 = recall(model, test)
         print(f"{len(train)} pairs, {len(test)} held out")
-        print(f"recall@1 before {before:.3f}, after {after:.3f}, {seconds:.0f} s of processor time")
+        print(
+            f"recall@1 before {before:.3f}, after {after:.3f}, {seconds:.0f} s of processor time"
+        )
         print(f"recall@5 before {before_5:.3f}, after {after_5:.3f}")
         if not arguments.pytorch:
             session = onnxruntime.InferenceSession(folder / "tuned.onnx")
-            tokens = model.tokenizer(["merge sorted lists"], return_tensors="np", return_token_type_ids=False)
-            difference = session.run(None, dict(tokens))[0] - model.encode(["merge sorted lists"])
-            print(f"exported file and package: embeddings differ by at most {abs(difference).max():.1e}")
+            tokens = model.tokenizer(
+                ["merge sorted lists"], return_tensors="np", return_token_type_ids=False
+            )
+            difference = session.run(None, dict(tokens))[0] - model.encode(
+                ["merge sorted lists"]
+            )
+            print(
+                f"exported file and package: embeddings differ by at most {abs(difference).max():.1e}"
+            )
 
 
-def train_in_pytorch(model: SentenceTransformer, batches: Callable[[], Iterator]) -> None:
+def train_in_pytorch(
+    model: SentenceTransformer, batches: Callable[[], Iterator]
+) -> None:
     """Trains the model as the trainer does: the same loss, optimizer and batches."""
-    encoder = Encoder(model).eval()  # without Dropout, which the file does not have, either
+    encoder = Encoder(
+        model
+    ).eval()  # without Dropout, which the file does not have, either
     optimizer = torch.optim.AdamW(encoder.parameters(), RATE)
     for _ in range(EPOCHS):
         for tokens, _ in batches():
-            embedding = encoder(**{name: torch.from_numpy(array) for name, array in tokens.items()})
+            embedding = encoder(
+                **{name: torch.from_numpy(array) for name, array in tokens.items()}
+            )
             similarity = SCALE * embedding[0::2] @ embedding[1::2].T
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(similarity, torch.arange(len(similarity))).backward()
+            torch.nn.functional.cross_entropy(
+                similarity, torch.arange(len(similarity))
+            ).backward()
             optimizer.step()
 
 

@@ -42,24 +42,36 @@ class CTCLoss(Loss):
 
     def targets(self, scores):
         batch = scores.shape[0]
-        return [TargetSpec("labels", ir.DataType.INT64, (getattr(batch, "value", batch), "length"))]
+        return [
+            TargetSpec(
+                "labels", ir.DataType.INT64, (getattr(batch, "value", batch), "length")
+            )
+        ]
 
     def build(self, op, scores, labels):
         # The labels with blanks between them and at both ends, int64 [N, S] with S = 2 L + 1.
-        pairs = op.Concat(op.Unsqueeze(labels, [2]), op.Unsqueeze(op.Sub(labels, labels), [2]), axis=2)
+        pairs = op.Concat(
+            op.Unsqueeze(labels, [2]), op.Unsqueeze(op.Sub(labels, labels), [2]), axis=2
+        )
         path = op.Pad(op.Reshape(pairs, [0, -1]), [0, 1, 0, 0])
         # The log-probability of each entry of the path at each time step, [T, N, S].
         size = op.Concat(op.Shape(scores, end=2), op.Shape(path, start=1), axis=0)
         log_p = op.LogSoftmax(scores, axis=2)
-        log_p = op.GatherElements(log_p, op.Expand(op.Unsqueeze(path, [1]), size), axis=2)
+        log_p = op.GatherElements(
+            log_p, op.Expand(op.Unsqueeze(path, [1]), size), axis=2
+        )
         log_p = op.Transpose(log_p, perm=[1, 0, 2])
         # A blank between two different labels may be skipped.
         before = op.Pad(op.Slice(path, [0], [-2], [1]), [0, 2, 0, 0])
         may_skip = op.And(op.Greater(path, 0), op.Not(op.Equal(path, before)))
-        skip = op.Where(may_skip, op.const(0.0, like=scores), op.const(NEVER, like=scores))
+        skip = op.Where(
+            may_skip, op.const(0.0, like=scores), op.const(NEVER, like=scores)
+        )
         # A path begins with the blank or the first label.
         place = op.Range(0, op.Squeeze(op.Shape(path, start=1)), 1)
-        begin = op.Where(op.Less(place, 2), op.const(0.0, like=scores), op.const(NEVER, like=scores))
+        begin = op.Where(
+            op.Less(place, 2), op.const(0.0, like=scores), op.const(NEVER, like=scores)
+        )
         first = op.Add(op.Squeeze(op.Slice(log_p, [0], [1], [0]), [0]), begin)
 
         body = op.subgraph({"alpha": scores.dtype, "log_p": scores.dtype})
@@ -67,7 +79,9 @@ class CTCLoss(Loss):
         ways = [
             alpha,
             body.Pad(body.Slice(alpha, [0], [-1], [1]), [0, 1, 0, 0], NEVER),
-            body.Add(body.Pad(body.Slice(alpha, [0], [-2], [1]), [0, 2, 0, 0], NEVER), skip),
+            body.Add(
+                body.Pad(body.Slice(alpha, [0], [-2], [1]), [0, 2, 0, 0], NEVER), skip
+            ),
         ]
         ways = body.Concat(*(body.Unsqueeze(way, [0]) for way in ways), axis=0)
         after = body.Add(body.ReduceLogSumExp(ways, [0], keepdims=0), now)
@@ -86,30 +100,46 @@ class CTCLoss(Loss):
 
 def render(code: str, rng: np.random.Generator) -> np.ndarray:
     """Draws a code in worn print, uint8 [48, width, 3]."""
-    font = ImageFont.truetype(FONTS / FACES[rng.integers(len(FACES))], int(rng.integers(26, 32)))
+    font = ImageFont.truetype(
+        FONTS / FACES[rng.integers(len(FACES))], int(rng.integers(26, 32))
+    )
     left, top, right, bottom = font.getbbox(code)
     ink, paper = sorted(rng.integers(60, 230, 2))
     paper = max(paper, ink + 50)
     image = Image.new("L", (right - left + 16, HEIGHT), int(paper))
-    ImageDraw.Draw(image).text((8 - left, (HEIGHT - bottom - top) // 2), code, fill=int(ink), font=font)
+    ImageDraw.Draw(image).text(
+        (8 - left, (HEIGHT - bottom - top) // 2), code, fill=int(ink), font=font
+    )
     # Turned by up to 2 degrees and slanted, then blurred and scratched.
     slant, turn = rng.uniform(-0.25, 0.25), rng.uniform(-2, 2)
     image = image.transform(
-        image.size, Image.Transform.AFFINE, (1, slant, -slant * HEIGHT / 2, 0, 1, 0), Image.Resampling.BILINEAR, fillcolor=int(paper)
+        image.size,
+        Image.Transform.AFFINE,
+        (1, slant, -slant * HEIGHT / 2, 0, 1, 0),
+        Image.Resampling.BILINEAR,
+        fillcolor=int(paper),
     ).rotate(turn, Image.Resampling.BILINEAR, fillcolor=int(paper))
     draw = ImageDraw.Draw(image)
     for _ in range(rng.integers(4)):
         x, y = rng.integers(image.width), rng.integers(HEIGHT)
-        draw.line((x, y, x + rng.integers(-60, 60), y + rng.integers(-20, 20)), fill=int(rng.integers(60, 230)))
+        draw.line(
+            (x, y, x + rng.integers(-60, 60), y + rng.integers(-20, 20)),
+            fill=int(rng.integers(60, 230)),
+        )
     image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 1.6)))
-    pixels = np.asarray(image, dtype=np.float32) + rng.normal(0, rng.uniform(5, 30), (HEIGHT, image.width))
+    pixels = np.asarray(image, dtype=np.float32) + rng.normal(
+        0, rng.uniform(5, 30), (HEIGHT, image.width)
+    )
     return np.repeat(pixels.clip(0, 255).astype(np.uint8)[:, :, None], 3, axis=2)
 
 
 def codes(rng: np.random.Generator, count: int) -> list[str]:
     """Returns serial numbers of 6 to 9 symbols, half of which look like other symbols."""
     return [
-        "".join(rng.choice(list(LIKE if rng.random() < 0.5 else SYMBOLS)) for _ in range(rng.integers(6, 10)))
+        "".join(
+            rng.choice(list(LIKE if rng.random() < 0.5 else SYMBOLS))
+            for _ in range(rng.integers(6, 10))
+        )
         for _ in range(count)
     ]
 
@@ -124,7 +154,14 @@ def model_input(images: list[np.ndarray]) -> np.ndarray:
 
 def accuracy(package: RapidOCR, images: list[np.ndarray], texts: list[str]) -> float:
     """Returns the fraction of lines that the package reads without a mistake."""
-    return float(np.mean([read(package, image) == text for image, text in zip(images, texts, strict=True)]))
+    return float(
+        np.mean(
+            [
+                read(package, image) == text
+                for image, text in zip(images, texts, strict=True)
+            ]
+        )
+    )
 
 
 def read(package: RapidOCR, image: np.ndarray) -> str:
@@ -138,12 +175,18 @@ def main() -> None:
     seed = parser.parse_args().seed
     rng = np.random.default_rng(seed)
     train, test = codes(rng, 192), codes(rng, 100)
-    train_images, test_images = ([render(code, rng) for code in part] for part in (train, test))
+    train_images, test_images = (
+        [render(code, rng) for code in part] for part in (train, test)
+    )
     deployed = RapidOCR(params={"Global.log_level": "error"})
     before = accuracy(deployed, test_images, test)
 
     # Index 0 is the blank of CTC.
-    (characters,) = [p.value.splitlines() for p in onnx.load(DEPLOYED).metadata_props if p.key == "character"]
+    (characters,) = [
+        p.value.splitlines()
+        for p in onnx.load(DEPLOYED).metadata_props
+        if p.key == "character"
+    ]
     index = {character: place for place, character in enumerate(characters, start=1)}
     labels = np.zeros((len(train), max(map(len, train))), dtype=np.int64)
     for row, code in zip(labels, train, strict=True):
@@ -155,26 +198,39 @@ def main() -> None:
         trainer = Trainer(
             DEPLOYED,
             loss=CTCLoss(),
-            loss_input_names=[LOGITS],  # the output of the file has been through a softmax
+            loss_input_names=[
+                LOGITS
+            ],  # the output of the file has been through a softmax
             batch_norm="inference",
-            frozen_params=["helper.constant.*", "auto.cast.*"],  # numbers of formulas, such as the 0.5 of GELU
+            frozen_params=[
+                "helper.constant.*",
+                "auto.cast.*",
+            ],  # numbers of formulas, such as the 0.5 of GELU
             learning_rate=3e-4,
             clip_grad_norm=1.0,
             scheduler="linear",
             metrics=[],
             seed=seed,
         )
-        trainer.fit(model_input(train_images), labels, epochs=3, batch_size=16, verbose=False)
+        trainer.fit(
+            model_input(train_images), labels, epochs=3, batch_size=16, verbose=False
+        )
         trainer.export(path)
         seconds = time.process_time() - began
 
         # Back into the package. It takes the characters from the metadata of the file.
-        tuned = RapidOCR(params={"Global.log_level": "error", "Rec.model_path": str(path)})
+        tuned = RapidOCR(
+            params={"Global.log_level": "error", "Rec.model_path": str(path)}
+        )
         after = accuracy(tuned, test_images, test)
         print(f"{len(train)} lines, {len(test)} held out")
-        print(f"accuracy before {before:.3f}, after {after:.3f}, {seconds:.0f} s of processor time")
+        print(
+            f"accuracy before {before:.3f}, after {after:.3f}, {seconds:.0f} s of processor time"
+        )
         for image, code in list(zip(test_images, test, strict=True))[:3]:
-            print(f"{code}: deployed {read(deployed, image)}, tuned {read(tuned, image)}")
+            print(
+                f"{code}: deployed {read(deployed, image)}, tuned {read(tuned, image)}"
+            )
 
 
 if __name__ == "__main__":

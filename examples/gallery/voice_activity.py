@@ -20,7 +20,9 @@ from silero_vad import SileroVADSequence, get_speech_timestamps_sequence
 
 from onnxtrain import Trainer
 
-DEPLOYED = str(resources.files("silero_vad.data").joinpath("silero_vad_16k_sequence.onnx"))
+DEPLOYED = str(
+    resources.files("silero_vad.data").joinpath("silero_vad_16k_sequence.onnx")
+)
 RATE, FRAME, CONTEXT = 16_000, 512, 64
 SECONDS = 8
 
@@ -32,11 +34,17 @@ def voice(rng: np.random.Generator, samples: int) -> np.ndarray:
     at = np.linspace(0, samples / RATE, beats)
     pitch = np.interp(time_, at, rng.uniform(90, 250) * rng.uniform(0.85, 1.15, beats))
     phase = 2 * np.pi * np.cumsum(pitch) / RATE
-    formants = [np.interp(time_, at, rng.uniform(*span, beats)) for span in ((300, 900), (900, 2300), (2300, 3200))]
+    formants = [
+        np.interp(time_, at, rng.uniform(*span, beats))
+        for span in ((300, 900), (900, 2300), (2300, 3200))
+    ]
     sound = np.zeros(samples)
     for harmonic in range(1, 30):
         frequency = harmonic * pitch
-        gain = sum(weight / (1 + ((frequency - f) / 120) ** 2) for weight, f in zip((1, 0.6, 0.3), formants, strict=True))
+        gain = sum(
+            weight / (1 + ((frequency - f) / 120) ** 2)
+            for weight, f in zip((1, 0.6, 0.3), formants, strict=True)
+        )
         sound += np.where(frequency < RATE / 2, gain, 0) * np.sin(harmonic * phase)
     rise = np.abs(np.sin(np.pi * np.linspace(0, beats, samples))) ** 0.5
     return sound * rise / np.sqrt(np.mean(sound**2))
@@ -49,7 +57,10 @@ def noise(rng: np.random.Generator, samples: int) -> np.ndarray:
     sound = np.fft.irfft(spectrum, samples)
     sound /= np.sqrt(np.mean(sound**2))
     turns = rng.uniform(30, 120) * np.arange(samples) / RATE
-    hum = sum(rng.uniform(0, 1) / k * np.sin(2 * np.pi * k * turns + rng.uniform(0, 6)) for k in range(1, 8))
+    hum = sum(
+        rng.uniform(0, 1) / k * np.sin(2 * np.pi * k * turns + rng.uniform(0, 6))
+        for k in range(1, 8)
+    )
     return sound + rng.uniform(0, 1) * hum
 
 
@@ -65,13 +76,17 @@ def recording(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         begin = end + int(rng.uniform(0.4, 1.8) * RATE)
     signal = clean * 10 ** (rng.uniform(-8, 4) / 20) + noise(rng, samples)
     speech = active.reshape(-1, FRAME).mean(axis=1) > 0.5
-    return (signal * rng.uniform(0.02, 0.1)).astype(np.float32), speech.astype(np.float32)
+    return (signal * rng.uniform(0.02, 0.1)).astype(np.float32), speech.astype(
+        np.float32
+    )
 
 
 def frames(signal: np.ndarray) -> np.ndarray:
     """Returns the frames of a recording, each behind the last 64 samples of the frame before, float32 [frames, 576]."""
     padded = np.concatenate([np.zeros(CONTEXT, np.float32), signal])
-    return np.stack([padded[k : k + CONTEXT + FRAME] for k in range(0, len(signal), FRAME)])
+    return np.stack(
+        [padded[k : k + CONTEXT + FRAME] for k in range(0, len(signal), FRAME)]
+    )
 
 
 def for_training(path: str) -> onnx.ModelProto:
@@ -84,10 +99,16 @@ def for_training(path: str) -> onnx.ModelProto:
     graph = model.graph
     for value in [v for v in graph.input if v.name in ("h", "c")]:
         graph.input.remove(value)
-        graph.initializer.append(numpy_helper.from_array(np.zeros((1, 1, 128), np.float32), value.name))
+        graph.initializer.append(
+            numpy_helper.from_array(np.zeros((1, 1, 128), np.float32), value.name)
+        )
     sigmoid, _, reshape = graph.node[-3:]
-    graph.node.append(helper.make_node("Reshape", [sigmoid.input[0], reshape.input[1]], ["logits"]))
-    graph.output.append(helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["frames"]))
+    graph.node.append(
+        helper.make_node("Reshape", [sigmoid.input[0], reshape.input[1]], ["logits"])
+    )
+    graph.output.append(
+        helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["frames"])
+    )
     return model
 
 
@@ -96,13 +117,24 @@ def write_weights(path: str, weights: dict[str, np.ndarray], to: Path) -> None:
     model = onnx.load(path)
     for initializer in model.graph.initializer:
         if initializer.name in weights:
-            initializer.CopyFrom(numpy_helper.from_array(weights[initializer.name], initializer.name))
+            initializer.CopyFrom(
+                numpy_helper.from_array(weights[initializer.name], initializer.name)
+            )
     onnx.save(model, to)
 
 
-def accuracy(package: SileroVADSequence, recordings: list[tuple[np.ndarray, np.ndarray]]) -> float:
+def accuracy(
+    package: SileroVADSequence, recordings: list[tuple[np.ndarray, np.ndarray]]
+) -> float:
     """Returns the fraction of frames that the package judges correctly."""
-    return float(np.mean([(package.audio_forward(signal) > 0.5) == speech for signal, speech in recordings]))
+    return float(
+        np.mean(
+            [
+                (package.audio_forward(signal) > 0.5) == speech
+                for signal, speech in recordings
+            ]
+        )
+    )
 
 
 def main() -> None:
@@ -120,7 +152,7 @@ def main() -> None:
             signal, speech = train[k]
             yield frames(signal), speech
 
-    began = time.perf_counter()
+    began = time.process_time()
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(
             for_training(DEPLOYED),
@@ -134,19 +166,31 @@ def main() -> None:
         trainer.fit(batches, epochs=4, accumulate=2, verbose=False)
         weights = {name: parameter.data for name, parameter in trainer.parameters}
         write_weights(DEPLOYED, weights, Path(directory) / "tuned.onnx")
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
 
         # Back into the package, which cuts a recording into stretches of speech with the new file.
         tuned = SileroVADSequence(str(Path(directory) / "tuned.onnx"))
         after = accuracy(tuned, test)
         print(f"{len(train)} recordings of {SECONDS} s, {len(test)} held out")
-        print(f"accuracy before {before:.3f}, after {after:.3f}, {seconds:.0f} s")
+        print(
+            f"accuracy before {before:.3f}, after {after:.3f}, {seconds:.0f} s of processor time"
+        )
         signal, speech = test[0]
-        edges = np.flatnonzero(np.diff(speech, prepend=0, append=0)).reshape(-1, 2) * FRAME / RATE
+        edges = (
+            np.flatnonzero(np.diff(speech, prepend=0, append=0)).reshape(-1, 2)
+            * FRAME
+            / RATE
+        )
         print("spoken:  ", " ".join(f"{begin:.1f}-{end:.1f}" for begin, end in edges))
         for name, package in (("deployed", deployed), ("tuned", tuned)):
-            stretches = get_speech_timestamps_sequence(signal, package, return_seconds=True)
-            print(f"{name + ':':9}", " ".join(f"{s['start']:.1f}-{s['end']:.1f}" for s in stretches) or "no speech")
+            stretches = get_speech_timestamps_sequence(
+                signal, package, return_seconds=True
+            )
+            print(
+                f"{name + ':':9}",
+                " ".join(f"{s['start']:.1f}-{s['end']:.1f}" for s in stretches)
+                or "no speech",
+            )
 
 
 if __name__ == "__main__":

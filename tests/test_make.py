@@ -98,7 +98,10 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
     lines = done.stdout.splitlines()
     assert "No Node.js (/none): the npm package is not tested." in lines
     number = "the" if failed == ["pytest"] else "1,234"
-    skipped = f'Not run: sanitizers, flower, gallery, and {number} tests marked thorough. "make test-all" runs everything.'
+    skipped = (
+        f"Not run: sanitizers, flower, gallery, and {number} tests marked thorough. "
+        '"make test-all" runs everything.'
+    )
     assert (skipped in lines) is (target == "test")
     assert f"Passed: {' '.join(stage for stage in STAGES[target] if stage not in failed)}" in lines
     assert (lines[-1] == f"FAILED: {' '.join(failed)}") is bool(failed)

@@ -119,7 +119,7 @@ def export(model: SentenceTransformer, path: Path) -> None:
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
     torch.onnx.export(
         Encoder(model).eval(),
-        (tokens, tokens),
+        (tokens, torch.ones_like(tokens)),  # one object would become one input
         path,
         input_names=["input_ids", "attention_mask"],
         output_names=["sentence_embedding"],

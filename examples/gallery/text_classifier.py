@@ -13,6 +13,7 @@ import tempfile
 import time
 import tokenize
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -37,6 +38,17 @@ from transformers import (
 from onnxtrain import Trainer
 
 KINDS = ["docstring", "comment", "message"]
+PACKAGES = [
+    "asyncio",
+    "email",
+    "http",
+    "importlib",
+    "logging",
+    "multiprocessing",
+    "unittest",
+    "urllib",
+    "xml",
+]
 SPECIAL = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -87,7 +99,13 @@ def collect(
 ) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     """Returns the training and the held-out sentences, as many of each kind."""
     parts: list[list[tuple[str, int]]] = [[], []]
-    modules = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    modules = sorted(
+        [
+            *stdlib.glob("*.py"),
+            *(p for name in PACKAGES for p in stdlib.glob(f"{name}/*.py")),
+        ]
+    )
     for place, module in enumerate(modules):
         parts[place % 4 == 3] += sentences(module)
     for part, count in zip(parts, (900, 250), strict=True):
@@ -138,18 +156,32 @@ def save_untrained(folder: Path, texts: list[str], seed: int) -> None:
 
 
 def export(model: torch.nn.Module, path: Path) -> None:
-    """Exports a classifier with the inputs `input_ids` and `attention_mask`, for any batch size and length."""
+    """Exports a classifier of token ids, for any batch size and length."""
     tokens = torch.ones(2, 7, dtype=torch.int64)
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
     torch.onnx.export(
         model.eval(),
-        (tokens, tokens),
+        (tokens, torch.ones_like(tokens)),  # one object would become one input
         path,
         input_names=["input_ids", "attention_mask"],
         output_names=["logits"],
         dynamic_shapes={"input_ids": sizes, "attention_mask": sizes},
         optimize=False,  # keeps all parameters, and marks where Dropout was
         verbose=False,
+    )
+
+
+def classify(folder: Path, part: list[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Returns the answers of the package's pipeline for a model of `save_pretrained`."""
+    classifier = pipeline("text-classification", model=str(folder), device="cpu")
+    return classifier([text for text, _ in part], batch_size=32, truncation=True)
+
+
+def accuracy(answers: list[dict[str, Any]], part: list[tuple[str, int]]) -> float:
+    """Returns the fraction of sentences with the right label."""
+    kinds = [KINDS[kind] for _, kind in part]
+    return float(
+        np.mean([a["label"] == k for a, k in zip(answers, kinds, strict=True)])
     )
 
 
@@ -168,6 +200,7 @@ def main() -> None:
 
         tokenizer = AutoTokenizer.from_pretrained(folder)
         model = AutoModelForSequenceClassification.from_pretrained(folder)
+        before = accuracy(classify(folder, test), test)
         export(model, Path(directory) / "model.onnx")
 
         def encoded(
@@ -188,8 +221,7 @@ def main() -> None:
             dropout=0.1,
             seed=arguments.seed,
         )
-        before = trainer.evaluate(*encoded(test))["accuracy"]
-        trainer.fit(*encoded(train), epochs=4, batch_size=32, verbose=False)
+        trainer.fit(*encoded(train), epochs=5, batch_size=32, verbose=False)
         trainer.export(Path(directory) / "tuned.onnx")
         seconds = time.process_time() - began
 
@@ -201,15 +233,8 @@ def main() -> None:
         model.load_state_dict(tuned, strict=False)
         model.save_pretrained(Path(directory) / "tuned")
         tokenizer.save_pretrained(Path(directory) / "tuned")
-        classify = pipeline(
-            "text-classification", model=str(Path(directory) / "tuned"), device="cpu"
-        )
-        answers = classify([text for text, _ in test], batch_size=32, truncation=True)
-        right = [
-            answer["label"] == KINDS[kind]
-            for answer, (_, kind) in zip(answers, test, strict=True)
-        ]
-        after = float(np.mean(right))
+        answers = classify(Path(directory) / "tuned", test)
+        after = accuracy(answers, test)
         print(f"{len(train)} sentences, {len(test)} held out, of other modules")
         print(
             f"accuracy before {before:.3f}, after {after:.3f}, {seconds:.0f} s of processor time"

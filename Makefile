@@ -21,6 +21,7 @@ TORCH_TESTS := $(ORTMODULE) $(addprefix tests/ortmodule/test_, private_names.py 
 # Of onnxruntime ORTModule needs a newer version than the rest: its own lies before the other.
 ORTMODULE_SITE := $(OLDEST_VENV)/ortmodule
 FLOWER_VENV := .venv-flower
+GALLERY_VENV := .venv-gallery
 # The site is built in an environment of its own. It imports onnxtrain, to make the reference of the command line.
 DOCS_VENV := .venv-docs
 SITE := build/site
@@ -64,7 +65,7 @@ WEB_MODEL := web/demo/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: kernels test-all test-cuda test-flower web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: kernels test-all test-cuda test-flower test-gallery test-gallery-quick web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -87,8 +88,8 @@ else
 SANITIZERS := echo "No C++ compiler with AddressSanitizer: the kernels are not tested under it."
 endif
 test: SELECTION := -m "not thorough" --left-out $(LEFT_OUT)
-test: FURTHER_STAGES := skipped=" sanitizers, flower"
-test-all: FURTHER_STAGES = $(SANITIZERS); stage flower $(MAKE) test-flower
+test: FURTHER_STAGES := skipped=" sanitizers, flower, gallery"
+test-all: FURTHER_STAGES = $(SANITIZERS); stage flower $(MAKE) test-flower; stage gallery $(MAKE) test-gallery-quick
 test test-all: $(TEST_VENV)/.installed
 	@passed=; failed=; skipped=; \
 	stage() { \
@@ -179,6 +180,15 @@ docs: $(DOCS_VENV)/.installed
 test-flower: $(FLOWER_VENV)/.installed
 	$(FLOWER_VENV)/bin/python -m pytest -q -W ignore::DeprecationWarning tests/integrations
 
+# The programs of examples/gallery, in an environment with the packages whose models they train. `test-all` runs the two
+# quickest of them, for one seed.
+QUICK_GALLERY := not text_lines and not sentence_embeddings and not text_classifier
+test-gallery: $(GALLERY_VENV)/.installed
+	ONNXTRAIN_GALLERY_SEEDS=3 $(GALLERY_VENV)/bin/python -m pytest -q tests/test_gallery.py
+
+test-gallery-quick: $(GALLERY_VENV)/.installed
+	ONNXTRAIN_GALLERY_SEEDS=1 $(GALLERY_VENV)/bin/python -m pytest -q tests/test_gallery.py -k "$(QUICK_GALLERY)"
+
 # The kernels under AddressSanitizer and UBSan, which stop at the first finding. `make test` does it for the level that every
 # processor has: to compile all of them takes five minutes.
 SANITIZED := build/sanitized
@@ -201,6 +211,12 @@ test-aarch64: | check-python
 $(FLOWER_VENV)/.installed: pyproject.toml hatch_build.py | check-python
 	$(PYTHON) -m venv --clear $(FLOWER_VENV)
 	$(FLOWER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[build,flower]' pytest scikit-learn
+	touch $@
+
+$(GALLERY_VENV)/.installed: pyproject.toml hatch_build.py examples/gallery/requirements.txt | check-python
+	$(PYTHON) -m venv --clear $(GALLERY_VENV)
+	$(GALLERY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r examples/gallery/requirements.txt
+	$(GALLERY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' "pytest>=9"
 	touch $@
 
 $(OLDEST_VENV)/.installed: pyproject.toml hatch_build.py tests/oldest.txt tests/oldest-ortmodule.txt | check-python
@@ -240,4 +256,4 @@ check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "onnxtrain needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 
 clean:
-	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist
+	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(GALLERY_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist

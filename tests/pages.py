@@ -104,6 +104,7 @@ WITH_A_LANGUAGE_MODEL = {"docs/guides/train-lora-adapters.md"}
 ELSEWHERE = {
     "notes/architecture.md": "tests/test_architecture_page.py",
     "docs/devices/federated.md": "tests/integrations/test_flower.py",
+    "docs/guides/fine-tune-real-models.md": "tests/test_gallery.py",
     "docs/pytorch/with-other-tools.md": "tests/distributed/test_engines.py",
 }
 WITH_DATA = {"docs/reference/losses-and-optimizers.md", "docs/reference/file-formats.md"}

@@ -14,7 +14,17 @@ import fresh_process
 ROOT = Path(__file__).parents[1]
 STAGES = {
     "test": ["lint", "format", "types", "imports", "spelling", "pytest"],
-    "test-all": ["lint", "format", "types", "imports", "spelling", "pytest", "sanitizers", "flower"],
+    "test-all": [
+        "lint",
+        "format",
+        "types",
+        "imports",
+        "spelling",
+        "pytest",
+        "sanitizers",
+        "flower",
+        "gallery",
+    ],
 }
 TOOL = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$LOG"
@@ -40,6 +50,7 @@ echo "last line of $(basename "$0") $*"
         ("test-all", "python -m pytest -n*--dist worksteal", ["pytest"]),
         ("test-all", "python -m pytest -n*tests/kernels", ["sanitizers"]),
         ("test-all", "python -m pytest*tests/integrations", ["flower"]),
+        ("test-all", "python -m pytest*tests/test_gallery.py*", ["gallery"]),
         ("test-all", "nothing", []),
     ],
 )
@@ -58,6 +69,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
             target,
             f"TEST_VENV={tmp_path / 'venv'}",
             f"FLOWER_VENV={tmp_path / 'venv'}",
+            f"GALLERY_VENV={tmp_path / 'venv'}",
             f"SANITIZED={tmp_path / 'sanitized'}",
             f"LEFT_OUT={left_out}",
             "LIBASAN=/asan",
@@ -78,7 +90,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
         "codespell README.md",
         "python -m pytest",
     ]
-    further = ["tests/kernels", "tests/integrations"]
+    further = ["tests/kernels", "tests/integrations", "tests/test_gallery.py"]
     assert [command for command in [*commands, *further] if command in ran] == (
         commands if target == "test" else commands + further
     )
@@ -87,7 +99,8 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
     assert "No Node.js (/none): the npm package is not tested." in lines
     number = "the" if failed == ["pytest"] else "1,234"
     skipped = (
-        f'Not run: sanitizers, flower, and {number} tests marked thorough. "make test-all" runs everything.'
+        f"Not run: sanitizers, flower, gallery, and {number} tests marked thorough. "
+        '"make test-all" runs everything.'
     )
     assert (skipped in lines) is (target == "test")
     assert f"Passed: {' '.join(stage for stage in STAGES[target] if stage not in failed)}" in lines

@@ -219,8 +219,8 @@ class Program:
             *self._joint_graph(needs, received),
             needs,
             self._unsaved(needs) if unsaved is None else unsaved,
-            # Without native kernels, each op of a chain takes as long as reading what it would have saved.
-            recompute=self.device.type == "cpu" and kernel_library() is not None,
+            recompute=self.device.type == "cpu",
+            for_stock=kernel_library() is None,
         )
 
     def joint_model(self, needs: tuple[bool, ...]) -> ir.Model:

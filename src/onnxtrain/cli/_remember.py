@@ -245,7 +245,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
 def recall_text(trainer: Trainer, options: TrainOptions) -> TextOptions:
     """Returns how to read the data of a resumed run: as given with this command, else as given when it was started."""
     # What was given for a text file does not concern a run that goes on with a .parquet file.
-    if table_suffix(options.data) in (None, ".parquet"):
+    if options.data is None or table_suffix(options.data) in (None, ".parquet"):
         return options.text
     saved = _saved(trainer, options).options
     values = vars(options.text).items()

@@ -257,7 +257,6 @@ def test_killed_before_the_first_save(run: Any, net: Path, data: Path, tmp_path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--epochs", 7], "--epochs 7 (it was 6)"),
         (["--lr", 0.1], "--learning-rate 0.1 (it was 0.02)"),
         (["--schedule", "linear"], "--schedule linear (it was cosine)"),
         (
@@ -384,7 +383,7 @@ def test_a_run_that_python_began(run: Any, mlp: Path, data: Path, tmp_path: Path
     trainer.fit(arrays["x"], arrays["y"], callbacks=[InterruptAt(6)], **fit)
     for change, message in (
         (["--loss", "cross_entropy"], "was not started from the command line, so --loss cannot be compared"),
-        (["--epochs", 5], "--epochs 5 (it was 3)"),
+        (["--batch-size", 40], "--batch-size 40 (it was 50)"),
     ):
         result = run("train", tmp_path / "run", "--data", data, *change)
         assert result.code == 1

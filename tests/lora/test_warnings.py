@@ -1,4 +1,4 @@
-"""What ONNX Runtime prints with its default settings when it opens the files of a training with adapters."""
+"""Warnings of ONNX Runtime, with its default settings, about the files of a training with adapters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Stores the options of a run in its checkpoint, and checks the options of a command that resumes the run.
 
 A run may come from an untrusted source. So a stored path is used only if it is inside the run's directory or, for
-validation data, in the directory of the training data that the user passes.
+validation data, in the directory of the training data. The training data itself may be anywhere, but its content must
+be that on which the run was trained; see :func:`data_file`.
 """
 
 from __future__ import annotations

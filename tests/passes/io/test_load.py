@@ -456,7 +456,7 @@ def test_a_value_that_is_defined_twice_is_named(inner: bool) -> None:
 @pytest.mark.torch
 @pytest.mark.thorough
 def test_the_exporter_writes_a_value_twice(tmp_path: Path) -> None:
-    """What the message says of PyTorch (2.13). If a newer one renames the value, the sentence can go."""
+    """PyTorch 2.13 does. If a newer one renames the value, the sentence of the message can go."""
     torch = pytest.importorskip("torch")
 
     class Net(torch.nn.Module):  # type: ignore[name-defined, misc]

@@ -29,6 +29,9 @@ from onnxtrain.op_facts import CASTS, VIEWS
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
 from ._causal_lm import CausalLMLoss
 from ._classes import CrossEntropyLoss, NLLLoss
+from ._distillation import (
+    DistillationLoss as DistillationLoss,
+)  # for `artifacts`; users set fields of a recipe
 from ._elementwise import (
     BCEWithLogitsLoss,
     ElementwiseLoss,

@@ -24,7 +24,6 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
 from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.lora import LoraConfig, train_adapters
-from onnxtrain.losses._distillation import DistillationLoss
 from onnxtrain.losses._target_scale import ScaledTargetLoss, restore_units
 from onnxtrain.onnxblock.onnxblock import build_forward
 from onnxtrain.passes import ModelSource, load_model
@@ -415,7 +414,7 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
             f"its target), received {', '.join(names)}; name them in {argument('loss_input_names')}"
         )
     if recipe.teacher is not None:
-        loss = DistillationLoss(
+        loss = losses.DistillationLoss(
             hard=loss,
             teacher=attach_teacher(model, recipe.teacher, loss, names[0], recipe.teacher_output),
             weight=recipe.distill_weight,

@@ -91,8 +91,8 @@ class OnnxFunction:
             else:
                 graph.append(constant)
         # Omitted inputs remain inputs of the body, so that positions match.
-        for index, value in enumerate(node.inputs):
-            if value is None:
+        for index, given in enumerate(node.inputs):
+            if given is None:
                 graph.inputs.insert(index, ir.Value(name=f"absent{index}"))
         return ir.Function("onnxtrain.twin", node.op_type, graph=graph, attributes=[])
 

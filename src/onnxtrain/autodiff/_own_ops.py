@@ -7,7 +7,7 @@ functions, and check what a formula returns for each node.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import onnx_ir as ir
@@ -109,7 +109,7 @@ def register_gradient(
         function = onnx_function(given)
         if function is not None:
             _check_arity(domain, op_type, function, (*signature.inputs, *of_outputs), names)
-            rule = functools.partial(_call_function, function, of_outputs)
+            rule: Callable[..., Any] = functools.partial(_call_function, function, of_outputs)
         elif callable(given):
             rule = given
         else:

@@ -84,11 +84,14 @@ def check_op(
     if output not in signature.outputs:
         raise InputError(f"Checking {spelled}: of is {of!r}; the outputs are {', '.join(signature.outputs)}.")
     last = max(signature.inputs.index(name) for name in arrays)
+    # Outputs of standard ops may be optional. Kernels of other ops may write all of them, whether the node has them or
+    # not, as those of onnxruntime-extensions 0.15 do.
+    count = len(signature.outputs) if domain else signature.outputs.index(output) + 1
     node = onnx.helper.make_node(
         op_type,
         [name if name in arrays else "" for name in signature.inputs[: last + 1]],
         # A value must not have the name of an input.
-        [f"{name}_out" for name in signature.outputs[: signature.outputs.index(output) + 1]],
+        [f"{name}_out" for name in signature.outputs[:count]],
         name=op_type,
         domain=domain,
         **(attributes or {}),

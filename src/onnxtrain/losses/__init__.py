@@ -39,6 +39,9 @@ from ._classes import CrossEntropyLoss, NLLLoss
 from ._contrastive import CosineSimilarityLoss, InfoNCELoss, TripletLoss
 from ._criterion import of_criterion
 from ._ctc import CTCLoss
+from ._distillation import (
+    DistillationLoss as DistillationLoss,
+)  # for `artifacts`; users set fields of a recipe
 from ._elementwise import (
     BCEWithLogitsLoss,
     ElementwiseLoss,

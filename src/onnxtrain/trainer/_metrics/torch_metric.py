@@ -43,7 +43,7 @@ def torch_metric(
             f"torch_metric: received {type(function).__name__}; pass a function (prediction, target)."
         )
     inner = function.func if isinstance(function, partial) else function
-    key = name or getattr(inner, "__name__", type(inner).__name__)
+    key: str = name or getattr(inner, "__name__", None) or type(inner).__name__
     if key == "<lambda>":
         raise InputError("torch_metric: a lambda has no name; pass name=, the key in the history.")
     return Metric(key, function=partial(_computed, function, key), higher_is_better=higher_is_better)

@@ -69,6 +69,7 @@ def test_train_evaluate_predict_and_resume(run: Any, photos: Path, tmp_path: Pat
     assert "--mean 0.5 (it was 0)" in " ".join(refused.err.split())
 
 
+@pytest.mark.thorough
 def test_the_exported_file_predicts_the_same(run: Any, photos: Path, tmp_path: Path) -> None:
     assert train(run, photos, *PLAIN).code == 0
     flat = tmp_path / "flat"
@@ -109,6 +110,7 @@ def test_a_picture_of_mistakes(run: Any, photos: Path, tmp_path: Path) -> None:
     assert "--mistakes" in run(*arguments, tmp_path / "m.txt").err
 
 
+@pytest.mark.thorough
 def test_the_model_s_own_split_and_fractions(run: Any, photos: Path, tmp_path: Path) -> None:
     split = train(run, photos, *PLAIN, "--data", photos)
     assert split.code == 0
@@ -121,6 +123,7 @@ def test_the_model_s_own_split_and_fractions(run: Any, photos: Path, tmp_path: P
     assert mixed.code == 0, mixed.err
 
 
+@pytest.mark.thorough
 def test_files_beside_the_model_and_new_heads(run: Any, photos: Path, tmp_path: Path) -> None:
     config = {"mean": [0.0] * 3, "std": [1.0] * 3, "input_size": [3, 24, 24], "crop_pct": 1.0}
     (tmp_path / "config.json").write_text(json.dumps({"pretrained_cfg": config}))
@@ -134,6 +137,7 @@ def test_files_beside_the_model_and_new_heads(run: Any, photos: Path, tmp_path: 
     assert train(run, photos, "--overwrite", "--replace-head", 3, model="seven.onnx").code == 0
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

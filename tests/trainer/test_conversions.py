@@ -43,6 +43,7 @@ def fitted(*data: Any, **settings: Any) -> Trainer:
     return trainer
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("validation", [0.25, (X[:12], Y[:12]), Dataset()])
 @pytest.mark.parametrize("data", [(X, Y), (Dataset(),)])
 def test_validation_data_is_converted(validation: Any, data: Any) -> None:
@@ -71,6 +72,7 @@ def test_data_that_fits_is_not_converted() -> None:
     assert trainer.evaluate(x, Y) != trainer.evaluate(x / 255, Y)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("transform", [jitter, seldom])
 @pytest.mark.parametrize("data", [(X, Y), (Dataset(),)])
 def test_augmentation_is_not_applied_to_other_data(transform: Any, data: Any) -> None:

@@ -172,6 +172,7 @@ def test_the_run_and_the_exported_file_know_the_images(photos: Path, tmp_path: P
     assert json.loads(entries[0].value)["preprocessing"]["mean"] == [0.0]
 
 
+@pytest.mark.thorough
 def test_the_file_beside_the_model_is_used(photos: Path, tmp_path: Path) -> None:
     onnx.save(network(), tmp_path / "model.onnx")
     with pytest.raises(InputError, match="it is not known how the model's inputs were normalized"):
@@ -189,6 +190,7 @@ def test_the_file_beside_the_model_is_used(photos: Path, tmp_path: Path) -> None
     assert_equal(by_file, by_hand)
 
 
+@pytest.mark.thorough
 def test_classes_are_matched_by_name(photos: Path, tmp_path: Path) -> None:
     one = trainer()
     one.fit(ImageFolder(photos / "train", **PLAIN), epochs=2, verbose=False)
@@ -271,6 +273,7 @@ def test_batches_without_readable_files(photos: Path, size: int) -> None:
     assert held_out["accuracy"] == pytest.approx(matrix.diagonal().sum() / 8)
 
 
+@pytest.mark.thorough
 def test_a_fixed_batch_size_is_filled(photos: Path) -> None:
     for name in ("000", "001"):
         (photos / "train" / "circle" / f"{name}.png").write_bytes(b"")
@@ -283,6 +286,7 @@ def test_a_fixed_batch_size_is_filled(photos: Path) -> None:
     assert one.predict(photos / "val").shape == (12, 3)
 
 
+@pytest.mark.thorough
 def test_uint8_models_get_the_pixels(photos: Path) -> None:
     plain, raw = trainer(), trainer(network(dtype="uint8"))
     plain.fit(ImageFolder(photos / "train", **PLAIN), epochs=2, verbose=False)
@@ -291,6 +295,7 @@ def test_uint8_models_get_the_pixels(photos: Path) -> None:
         np.testing.assert_allclose(value, weights(raw)[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_channels_last(photos: Path) -> None:
     first, last = trainer(), trainer(network(shape="n, 24, 24, 3"))
     for one in (first, last):
@@ -299,6 +304,7 @@ def test_channels_last(photos: Path) -> None:
         np.testing.assert_allclose(value, weights(last)[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_mixup_and_probabilities_get_one_hot_labels(photos: Path) -> None:
     folder = ImageFolder(photos / "train", **PLAIN)
     soft = trainer(loss=CrossEntropyLoss(probabilities=True))
@@ -312,6 +318,7 @@ def test_mixup_and_probabilities_get_one_hot_labels(photos: Path) -> None:
         assert np.isfinite(mixed.history.last["val_loss"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_two_classes(photos: Path, outputs: int) -> None:
     for part in ("train", "val"):
@@ -349,6 +356,7 @@ def test_mistakes_are_the_worst_and_show_the_files(photos: Path) -> None:
             np.testing.assert_array_equal(axes.images[0].get_array(), np.asarray(image.convert("RGB")))
 
 
+@pytest.mark.thorough
 def test_mistakes_of_arrays(photos: Path) -> None:
     one = trainer()
     x, y = arrays(photos / "val")

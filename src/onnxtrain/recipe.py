@@ -434,7 +434,7 @@ class Recipe:
     of the model. For a function or a `.onnx` file, the values of the model among its arguments. For a block, the
     arguments of the call; default: all outputs. Without a loss, the name of the loss; default: the first output."""
 
-    target_scale: TargetScale | None = _field(None, "--scale-target, which computes it from a table")
+    target_scale: TargetScale | None = _field(None, "`train` computes it from a table if asked to")
     """Mean and standard deviation of the target of a regression, e.g. `TargetScale(mean=22.5, deviation=9.2)` of
     `onnxtrain.losses`. The loss then compares standardized targets, and the models return predictions in the target's
     units."""

@@ -95,6 +95,7 @@ def test_the_loss_follows_from_the_target(
     assert ("standardised in training" in told) == (loss == "mse")
 
 
+@pytest.mark.thorough
 def test_classes_have_names_and_options_replace_the_defaults(run: Any, tmp_path: Path) -> None:
     path = write(passengers().dropna(), tmp_path / "t.csv")
     options = ("--target", "fate", "--epochs", 2, "--json", "--overwrite", "-o", tmp_path / "run")

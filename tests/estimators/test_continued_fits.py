@@ -152,6 +152,7 @@ def test_warm_start_refuses_another_shape() -> None:
         classifier.set_params(hidden_layer_sizes=(5,)).fit(x, y)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", [OnnxClassifier, OnnxRegressor])
 def test_early_stopping_follows_scikit_learns_rule(kind: Any, weighted: bool) -> None:
@@ -196,6 +197,7 @@ def test_early_stopping_follows_scikit_learns_rule(kind: Any, weighted: bool) ->
         clone(estimator).set_params(patience=3).fit(x, y)
 
 
+@pytest.mark.thorough
 def test_sparse_samples_are_trained_on_as_dense_ones() -> None:
     x, y = iris()
     matrix = sparse(x)

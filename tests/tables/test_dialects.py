@@ -37,6 +37,7 @@ def encoded(path: Path, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     return encoder.transform(table), encoder.transform_target(table)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize(("separator", "decimal"), [*itertools.product(",;\t|", ".,")])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv.gz"])

@@ -47,6 +47,7 @@ def houses(outputs: int, rows: int = 96) -> tuple[np.ndarray, np.ndarray]:
     return x, (y * np.array([1e5, 3.0])[:outputs] + np.array([3e5, -7.0])[:outputs]).astype(np.float32)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("loss", ["mse", HuberLoss(delta=0.5)])
 @pytest.mark.parametrize("outputs", [1, 2])

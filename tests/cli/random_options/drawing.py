@@ -72,6 +72,7 @@ TEXTS: dict[str, Sequence[str]] = {
     "missing": ["NA", "?"],
     "impute": ["mean", "median", "most_frequent", "value=0", "town=value=none", "age=mean"],
     "categorical": ["number", "flag", "number,flag"],
+    "decimal": [".", ","],
     "separator": ["comma", ",", "semicolon", "tab"],
     "encoding": ["utf-8", "latin-1", "utf-16", "hex"],
     "validation": ["0.2", "0.5", "0.9", "1", "0.001", "table.csv", "data.npz"],

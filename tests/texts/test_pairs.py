@@ -122,6 +122,17 @@ def test_forms_of_pairs(data: Any) -> None:
     assert weighted.weights == [1.0, 2.0]
 
 
+@pytest.mark.thorough
+def test_dataset_of_hugging_face() -> None:
+    import datasets
+
+    pairs = as_pairs(
+        datasets.Dataset.from_dict({"anchor": [a for a, _ in TWO], "positive": [b for _, b in TWO]})
+    )
+    assert pairs is not None
+    assert pairs.texts == TWO
+
+
 def test_anchors_and_positives_are_pairs() -> None:
     anchors, positives = zip(*TWO, strict=True)
     for kind in (list, tuple, np.array, pandas.Series):

@@ -44,7 +44,7 @@ PROGRAMS = [
     Program("text_lines", 0.2, r"^\w+: deployed \S*, tuned \w+$"),
     Program(
         "sentence_embeddings",
-        0.03,
+        0.05,
         r"embeddings differ by at most \d\.\de-(0[5-9]|1\d)$",
     ),
     Program("text_classifier", 0.3, SAME),

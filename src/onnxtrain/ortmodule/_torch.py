@@ -70,7 +70,7 @@ try:
     from torch._functorch.predispatch import _enter_dual_level as enter_dual_level
     from torch._functorch.predispatch import _exit_dual_level as exit_dual_level
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-    from torch._guards import ChainedSource, CompileContext, TracingContext
+    from torch._guards import ChainedSource, CompileContext
     from torch._ops import HigherOrderOperator
     from torch._subclasses import fake_impls
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -99,6 +99,8 @@ try:
     dispatch_mode_at = torch._C._get_dispatch_stack_at
     FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
     is_tracing = torch._C._is_tracing
+    # `TracingContext.try_get` reads this attribute of it: a Python function less in each call.
+    guards_of_thread = torch._guards._TLS
     # Returns the id of the current thread's backward pass, or -1 outside backward.
     current_graph_task_id = torch._C._current_graph_task_id
     # Returns True during a backward pass with `retain_graph=True`, and outside backward.

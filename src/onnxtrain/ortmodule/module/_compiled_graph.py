@@ -24,7 +24,7 @@ from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
 
 
 class CompiledGraph:
-    """The callable for a captured graph, which Dynamo's generated code calls with the graph's inputs.
+    """A captured graph. Dynamo's generated code calls :attr:`run` with the graph's inputs.
 
     Args:
         body: computes the outputs and the new values of mutated inputs. Its outputs are the outputs of the captured
@@ -73,14 +73,16 @@ class CompiledGraph:
             if reads and place in changed and (index in reads or place in written)
         ]
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
-        """Runs the graph and writes mutated inputs back; returns the graph's outputs."""
-        if self._calls_operators:
-            outputs: tuple[Any, ...] = unwatched(self._compute, args)
-            return outputs
-        return self._compute(args)
+    @property
+    def run(self) -> Callable[..., tuple[Any, ...]]:
+        """The function that runs the graph and writes mutated inputs back. It returns the graph's outputs."""
+        return self._run_unwatched if self._calls_operators else self._compute
 
-    def _compute(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _run_unwatched(self, *args: Any) -> tuple[Any, ...]:
+        outputs: tuple[Any, ...] = unwatched(self._compute, *args)
+        return outputs
+
+    def _compute(self, *args: Any) -> tuple[Any, ...]:
         body = self.body
         # Numbers among the arguments are symbolic sizes that the ONNX graph takes as int64 scalars.
         tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in body.inputs]

@@ -321,7 +321,7 @@ class _GraphCompiler:
             return FirstCall(restoring_modes(plain), self._report, record, start, self._log)
         record = dataclasses.replace(compiled.body.record(name), break_reason=captured.break_reason)
         self._register(compiled.body, record, time.perf_counter() - start)
-        return FirstCall(compiled, self._report, record, start, self._log)
+        return FirstCall(compiled.run, self._report, record, start, self._log)
 
     def _in_onnxruntime(self, captured: _Captured, values: Sequence[Any]) -> CompiledGraph:
         """Compiles a graph for ONNX Runtime: describes it, makes it functional, lowers it and creates its sessions.

@@ -6,6 +6,7 @@ ONNX Runtime cannot compute, PyTorch recomputes the graph (:class:`Replay`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ _is_wrapped = _torch.is_functorch_wrapped_tensor
 _is_batched = _torch.is_legacy_batchedtensor
 _unwrap = _torch.unwrap_if_dead
 _keeps_graph = _torch.keeps_graph
+# Maps of these take less time than comprehensions, which are Python functions (Python 3.11).
+_requires_grad, _version = map(operator.attrgetter, ("requires_grad", "_version"))
 
 
 class _CallState(NamedTuple):
@@ -71,7 +74,7 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
         The outputs of the program.
     """
     if _grad_enabled() and program.seeds:
-        needs = tuple([t.requires_grad for t in tensors])
+        needs = tuple(map(_requires_grad, tensors))
         if True in needs:
             step = program.training_step(needs)
             # PyTorch's autograd engine would call the hooks of an input that gets no gradient with None.
@@ -84,7 +87,7 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
                 return outputs
             tensors = list(map(_unwrap, tensors))
             # Autograd spends time on each tensor argument, even on the weights of a frozen backbone.
-            outputs = _apply(program, replay, step, tensors, *[tensors[i] for i in step.recorded])
+            outputs = _apply(program, replay, step, tensors, *map(tensors.__getitem__, step.recorded))
             return outputs
     # E.g. a custom function in `torch.func.vjp` has saved a wrapper, which outlives the transform and has no memory.
     return tuple(program.inference.run(list(map(_unwrap, tensors))))
@@ -120,7 +123,7 @@ def _versions(
     Returns:
         The fields `versions` and `checked` of `_CallState`.
     """
-    versions = [tensors[i]._version for i in step.reads]
+    versions = list(map(_version, map(tensors.__getitem__, step.reads)))
     if not step.checked:
         return versions, []
     return versions, [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
@@ -175,7 +178,7 @@ class _Step(torch.autograd.Function):
         # `_cotangent` creates zeros of these shapes. Keeping the outputs themselves would keep their memory.
         several = len(program.seeds) > 1
         shapes = [(out.shape, out.dtype, out.device) for out in outputs] if several else ()
-        saved = [tensors[i] for i in step.saved_inputs]
+        saved = list(map(tensors.__getitem__, step.saved_inputs))
         saved_results = _share_outputs(step, saved, results) if step.shared else ()
         saved += results[count:]
         for place in step.unchecked:
@@ -183,18 +186,22 @@ class _Step(torch.autograd.Function):
                 saved[place] = saved[place].data
         ctx.to_save = tuple(saved)
         # The inputs are not saved tensors, because the caller may write to an input that the gradients don't depend on.
-        ctx.kept = _CallState(
-            program,
-            replay,
-            step,
-            inputs is None,
-            tensors,
-            versions,
-            saved_results,
-            checked,
-            residuals,
-            shapes,
-            hooked,
+        # Not `_CallState(...)`, whose constructor is a Python function.
+        ctx.kept = tuple.__new__(
+            _CallState,
+            (
+                program,
+                replay,
+                step,
+                inputs is None,
+                tensors,
+                versions,
+                saved_results,
+                checked,
+                residuals,
+                shapes,
+                hooked,
+            ),
         )
         return tuple(outputs)
 
@@ -237,7 +244,12 @@ _apply: Callable[..., Any] = _torch.apply_function.__get__(None, _Step)
 def _backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     """Implements `_Step.backward`: returns the gradients of the arguments of `_Step.forward`."""
     kept: _CallState | None = ctx.kept
-    received = () if kept is None else tuple([i for i in kept.program.seeds if cotangents[i] is not None])
+    if kept is None:
+        received: tuple[int, ...] = ()
+    elif len(cotangents) == 1:
+        received = () if cotangents[0] is None else kept.program.seeds
+    else:
+        received = tuple([i for i in kept.program.seeds if cotangents[i] is not None])
     # No cotangent was received, e.g. from a later call that read a buffer which this call has written to. The saved
     # tensors must not be read: they may have been freed.
     if not received and not any(ct is not None for ct in cotangents):
@@ -249,7 +261,7 @@ def _backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor 
         assert kept is not None
         gradients = _gradients(kept, saved, cotangents, received)
         if not kept.all_recorded:
-            gradients = [gradients[index] for index in kept.step.recorded]
+            gradients = list(map(gradients.__getitem__, kept.step.recorded))
         if received != kept.program.seeds:
             _keep_from_hooks(ctx, gradients)
     # PyTorch is about to free the saved tensors, whereas `ctx` lives as long as the outputs.
@@ -284,7 +296,9 @@ def _gradients(
     present = [ct for ct in cotangents if ct is not None]
     if kept.checked:
         _check_versions(kept.checked, received)
-    written = [index for index, result, version in kept.results if result._version != version]
+    written: list[int] = []
+    if kept.results:
+        written = [index for index, result, version in kept.results if result._version != version]
     # In the replay PyTorch raises if one of its operators has saved an output that was written to.
     if written:
         inputs = _unchanged_inputs(kept, step.reads)
@@ -298,15 +312,15 @@ def _gradients(
         )
         return gradients
     # With `create_graph=True` PyTorch enables gradients in backward.
-    if _grad_enabled() or any(map(_is_transformed, present)):
+    if _grad_enabled() or True in map(_is_wrapped, present) or True in map(_is_batched, present):
         inputs = _unchanged_inputs(kept, step.reads)
         return _differentiable(program, replay, needs, inputs, received, present)
     backward = step.backward
     if received != program.seeds:
         backward = program.backward(needs, received)
         present = [_cotangent(cotangents[i], kept.shapes[i]) for i in backward.seeds]
-    saved = [*tensors, *kept.residuals]
-    values = [*[saved[index] for index in backward.takes], *present]
+    saved = (*tensors, *kept.residuals)
+    values = [*map(saved.__getitem__, backward.takes), *present]
     try:
         # If saved-tensor hooks returned new tensors, these may reuse the memory of earlier tensors.
         results = backward.session.run(values, trusted=not kept.hooked)
@@ -318,7 +332,7 @@ def _gradients(
         replay.announce("gradient", ORTModuleONNXModelException(f"ONNX Runtime failed: {error}"))
         by_output = {index: ct for index in received if (ct := cotangents[index]) is not None}
         return replay.gradients(inputs, needs, by_output)
-    return [None if slot is None else results[slot] for slot in backward.gradients]
+    return list(map((*results, None).__getitem__, backward.places))
 
 
 def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> None:

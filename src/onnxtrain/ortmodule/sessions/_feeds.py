@@ -28,33 +28,23 @@ class Feeds:
         inputs: the inputs of the session's graph.
         device: their device, as ONNX Runtime's native OrtDevice.
         copies_inputs: True if no output of the session aliases an input.
+
+    Attributes:
+        earlier: the OrtValues of all inputs of earlier runs, by the addresses of their tensors. They are valid for
+            contiguous tensors at these addresses that are known to have the same shapes and dtypes.
     """
 
     def __init__(self, inputs: Sequence[ir.Value], device: Any, copies_inputs: bool) -> None:
         self._inputs = [_DescribedInput(value, device, copies_inputs) for value in inputs]
-        # Keyed by the addresses of all inputs: a single lookup if the tensors of a call have the same addresses as
-        # those of an earlier call.
-        self._earlier: dict[tuple[int, ...], binding.OrtValueVector] = {}
+        self.earlier: dict[tuple[int, ...], binding.OrtValueVector] = {}
 
     def of(self, values: Sequence[torch.Tensor | binding.OrtValue], trusted: bool) -> binding.OrtValueVector:
-        """Converts the inputs of a run to OrtValues, or returns the cached OrtValues of tensors at the same addresses.
+        """Creates or looks up an OrtValue for each input, and caches the inputs of the run if all can be cached.
 
         Args:
             values: tensors, or OrtValues returned by another session.
             trusted: True if a tensor at the address of an earlier tensor is known to have the same shape and dtype.
         """
-        # Cached runs had tensors only.
-        if trusted and self._earlier:
-            feeds = self._earlier.get(tuple([value.data_ptr() for value in values]))
-            # A transposed view may have the address of an earlier tensor.
-            if feeds is not None and False not in [value.is_contiguous() for value in values]:
-                return feeds
-        return self._described(values, trusted)
-
-    def _described(
-        self, values: Sequence[torch.Tensor | binding.OrtValue], trusted: bool
-    ) -> binding.OrtValueVector:
-        """Creates or looks up an OrtValue for each input, and caches the inputs of the run if all can be cached."""
         feeds = binding.OrtValueVector()
         push = feeds.push_back
         kept = trusted
@@ -69,9 +59,9 @@ class Feeds:
             else:
                 kept &= described.push(feeds, value)
         if kept:
-            if len(self._earlier) * len(values) >= _MAX_ADDRESSES_OF_RUNS:
-                self._earlier.clear()
-            self._earlier[tuple([value.data_ptr() for value in values])] = feeds
+            if len(self.earlier) * len(values) >= _MAX_ADDRESSES_OF_RUNS:
+                self.earlier.clear()
+            self.earlier[tuple([value.data_ptr() for value in values])] = feeds
         return feeds
 
 

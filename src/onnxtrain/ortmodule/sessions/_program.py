@@ -57,6 +57,11 @@ class Backward:
     seeds: tuple[int, ...]
     gradients: tuple[int | None, ...]
 
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """`gradients` with -1 in place of None."""
+        return tuple(-1 if slot is None else slot for slot in self.gradients)
+
 
 @dataclass(frozen=True)
 class TrainingStep:

@@ -13,7 +13,6 @@ from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._torch import (
     GenerationTracker,
     ShortenTraceback,
-    TracingContext,
     UncapturedHigherOrderOpError,
     Unsupported,
     UserError,
@@ -25,7 +24,7 @@ from onnxtrain.ortmodule._torch import (
 )
 from onnxtrain.ortmodule.capture.dynamo._repeated_captures import RepeatedCaptures
 
-_tracing = TracingContext.try_get
+_guards_of_thread = _torch.guards_of_thread
 _transforms = _torch.get_dynamic_layer_stack_depth
 _leave_transforms = _torch.pop_dynamic_layer_stack_and_undo_to_depth
 
@@ -75,7 +74,7 @@ class _Captured:
             stance.stance != "default"
             or stance.backend
             or stance.skip_guard_eval_unsafe
-            or _tracing() is not None
+            or getattr(_guards_of_thread, "tracing_context", None) is not None
         ):
             return self._compiled(*args, **kwargs)
         self._repeated_captures.calls += 1

@@ -26,6 +26,7 @@ MODULES = [
     "onnxtrain.errors",
     "onnxtrain.estimators",
     "onnxtrain.functional",
+    "onnxtrain.images",
     "onnxtrain.lora",
     "onnxtrain.losses",
     "onnxtrain.nn",

@@ -181,13 +181,13 @@ test-flower: $(FLOWER_VENV)/.installed
 	$(FLOWER_VENV)/bin/python -m pytest -q -W ignore::DeprecationWarning tests/integrations
 
 # The programs of examples/gallery, in an environment with the packages whose models they train. `test-all` runs the two
-# quickest of them, for one seed.
+# quickest of them, for one seed, in the environment of the tests.
 QUICK_GALLERY := not text_lines and not sentence_embeddings and not text_classifier
 test-gallery: $(GALLERY_VENV)/.installed
 	ONNXTRAIN_GALLERY_SEEDS=3 $(GALLERY_VENV)/bin/python -m pytest -q tests/test_gallery.py
 
-test-gallery-quick: $(GALLERY_VENV)/.installed
-	ONNXTRAIN_GALLERY_SEEDS=1 $(GALLERY_VENV)/bin/python -m pytest -q tests/test_gallery.py -k "$(QUICK_GALLERY)"
+test-gallery-quick: $(TEST_VENV)/.installed
+	ONNXTRAIN_GALLERY_SEEDS=1 $(TEST_VENV)/bin/python -m pytest -q tests/test_gallery.py -k "$(QUICK_GALLERY)"
 
 # The kernels under AddressSanitizer and UBSan, which stop at the first finding. `make test` does it for the level that every
 # processor has: to compile all of them takes five minutes.

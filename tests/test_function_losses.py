@@ -345,7 +345,7 @@ def test_a_difference_to_torch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         (lambda: TorchLoss(lambda s, y: s, targets={"y": ("int64", "N")}), "give a dtype and a shape"),
         (lambda: TorchLoss(lambda s, y: s, targets={"y": ("int65", ["N"])}), "give a dtype and a shape"),
         (lambda: TorchLoss(lambda s, y: s, reduction="avg"), "reduction is 'avg'"),
-        (lambda: make_loss(nn.CrossEntropyLoss), r"the class CrossEntropyLoss; pass an object"),
+        (lambda: make_loss(nn.CrossEntropyLoss), r"the class CrossEntropyLoss; pass loss='cross_entropy'"),
         (lambda: make_loss(3), "received 3; give one of"),
     ],
 )

@@ -147,6 +147,7 @@ MADE: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[Any, Path], Any]]
 OTHERWISE = {
     "onnxtrain.Module": "the device reads paths and bytes, without onnx",
     "onnxtrain.Optimizer": "the device reads paths and bytes, without onnx",
+    "onnxtrain.Recipe": "a teacher, whose kinds tests/test_distillation.py covers",
     "onnxtrain.lora.train_adapters": "changes a loaded model in place, for blocks of onnxblock",
     "onnxtrain.onnxblock.base": "changes a ModelProto in place, as in onnxruntime-training",
     "onnxtrain.onnxblock.load_checkpoint_to_model": "changes a ModelProto in place, as in onnxruntime-training",

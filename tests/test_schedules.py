@@ -136,7 +136,10 @@ def test_a_class_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: make_schedule("sine"), "'sine' is unknown; choose from constant, linear, cosine"),
+        (
+            lambda: make_schedule("sine"),
+            "'sine' is unknown; pass scheduler='cosine', or choose from constant, linear, cosine",
+        ),
         (
             lambda: make_schedule(schedules.Step),
             "expected a name, a schedule such as onnxtrain.schedules.Cosine()",

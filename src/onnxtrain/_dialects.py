@@ -118,7 +118,7 @@ _OPTIONS = {
 _LOSSES = {
     "cross_entropy": "ce xent categorical_crossentropy sparse_categorical_crossentropy log_loss multinomial "
     "softmax_cross_entropy softmax",
-    "bce_with_logits": "bce binary_crossentropy binary_cross_entropy binary_cross_entropy_with_logits sigmoid logistic "
+    "bce_with_logits": "binary_crossentropy binary_cross_entropy binary_cross_entropy_with_logits sigmoid logistic "
     "binary_logloss",
     "mse": "mean_squared_error squared_error l2 rmse ls",
     "l1": "mae mean_absolute_error absolute_error",

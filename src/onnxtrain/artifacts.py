@@ -24,7 +24,6 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
 from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.lora import LoraConfig, train_adapters
-from onnxtrain.losses._target_scale import ScaledTargetLoss, restore_units
 from onnxtrain.onnxblock.onnxblock import build_forward
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.recipe import (
@@ -428,8 +427,8 @@ def _with_loss(source: ModelSource, loaded: ir.Model, recipe: Recipe) -> tuple[i
                 f"attaching the teacher: {argument('teacher')} cannot be combined with {argument('target_scale')}, "
                 "because the teacher's outputs are in other units; pass only one of them"
             )
-        loss = ScaledTargetLoss(loss, recipe.target_scale)
+        loss = losses.ScaledTargetLoss(loss, recipe.target_scale)
     value = losses.attach_loss(op, loss, *names, sample_weight=recipe.sample_weight)
     if recipe.target_scale is not None:
-        restore_units(op, names[0], recipe.target_scale)
+        losses.restore_units(op, names[0], recipe.target_scale)
     return model, str(value.name), recipe

@@ -144,7 +144,8 @@ def _where(traceback: TracebackType | None) -> str:
     """Returns the public function at which an exception left the package, as the table writes it."""
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if code.co_filename.startswith(_PACKAGE):
+        # A decorator of public functions is none of them.
+        if code.co_filename.startswith(_PACKAGE) and not code.co_filename.endswith("_dialects.py"):
             name: str = code.co_qualname
             # The table names classes as users call them: Trainer is written in three.
             for parts in (("Training.", "Trainer."), ("TrainedModel.", "Trainer."), (".__init__", "")):

@@ -19,13 +19,14 @@ import pytest
 import models
 from cli.files import arrays_in
 from cli.processes import environment
-from onnxtrain import ImageFolder, Trainer
+from onnxtrain import ImageFolder, Recipe, Trainer
 from onnxtrain.cli._declared import options_of
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.losses import LOSSES
 from onnxtrain.optimizers import OPTIMIZERS
 from onnxtrain.schedules import SCHEDULES
+from onnxtrain.texts import TextPairs
 from onnxtrain.trainer import SAM
 
 NAMES_OF_LOSSES = ", ".join(sorted(LOSSES))
@@ -592,7 +593,7 @@ def test_help_names_every_choice(option: str, names: dict[str, Any]) -> None:
 
 def test_options_name_arguments_of_python() -> None:
     """An option whose rule names no argument would be called by a name that nobody knows."""
-    callables = (Trainer, Trainer.fit, ImageFolder)
+    callables = (Trainer, Trainer.fit, ImageFolder, Recipe, TextPairs.read)
     arguments = {name for entry in callables for name in inspect.signature(entry).parameters}
     named = {option.rule.python for option in options_of(TrainOptions).values() if option.rule.python}
     assert named

@@ -125,7 +125,7 @@ def test_a_model_without_gradients_and_with_a_fixed_batch(run: Any, data: Path, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--loss", "bce"], "pass --loss bce_with_logits"),
+        (["--loss", "binary_crossentropy"], "pass --loss bce_with_logits"),
         (["--loss-option", "label_smoothing=0.1"], "--loss-option is given without --loss."),
         (["--loss-input", "nothing"], "--loss-input is 'nothing'; its floating-point outputs are logits."),
         (

@@ -84,6 +84,8 @@ OPEN = {
     "outputs",
     "sample_weight",
     "dim",
+    "encoding",
+    "teacher_output",
     "train",
     "freeze",
     "parameter",

@@ -148,7 +148,7 @@ COMMANDS: list[tuple[int, str]] = [
     (0, "evaluate run --data data.npz"),
     (0, "evaluate table --data table.csv"),
     (0, "evaluate table --data table.csv --json"),
-    (1, "evaluate model.onnx --data data.npz"),
+    (0, "evaluate model.onnx --data data.npz"),
     (0, "predict run --data data.npz -o run.csv"),
     (0, "predict table --data table.csv -o table-predictions.npz"),
     (0, "predict table --data table.csv -o table-predictions.parquet --json"),

@@ -129,7 +129,18 @@ def test_files_beside_the_model_and_new_heads(run: Any, photos: Path, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps({"pretrained_cfg": config}))
     by_file = train(run, photos)
     assert by_file.code == 0, by_file.err
-    by_hand = train(run, photos, "--resize", 24, "--image-workers", 2, "--overwrite", *PLAIN)
+    by_hand = train(
+        run,
+        photos,
+        "--resize",
+        24,
+        "--interpolation",
+        "bilinear",
+        "--image-workers",
+        2,
+        "--overwrite",
+        *PLAIN,
+    )
     assert by_file.json()["epochs"] == by_hand.json()["epochs"]
     onnx.save(network(7), tmp_path / "seven.onnx")
     refused = train(run, photos, "--overwrite", model="seven.onnx")

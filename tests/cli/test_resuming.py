@@ -439,7 +439,7 @@ def test_a_run_in_the_directory_is_replaced_when_asked_for(
             ["--schedule", "step", "--schedule-option", "size=2"],
             "'step' has no parameter size; it has step_size",
         ),
-        (["--schedule", "sine"], "'sine' is unknown; choose from constant"),
+        (["--schedule", "sine"], "'sine' is unknown; pass --schedule cosine, or choose from constant"),
         (["--metric", "f2"], "'f2' is unknown; choose from accuracy"),
         (["--warmup", 2, "--warmup-ratio", 0.1], "pass --warmup or --warmup-ratio, not both"),
         (["--keep", 2], "--keep is given without --save-every"),

@@ -39,6 +39,7 @@ NOT_PASSED = {
     "model": "MODEL",
     "total_steps": "--schedule-epochs, which counts epochs as --epochs does",
     "validation_transform": "a function of Python",
+    "max_length": "--max-length sets it in the tokenizer",
     "verbose": "progress goes to standard error, which a shell can send elsewhere",
 }
 

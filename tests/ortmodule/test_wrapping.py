@@ -171,7 +171,7 @@ def test_names_that_ortmodule_has_itself_are_announced() -> None:
         def summary(self) -> str:
             return self.report()
 
-    with pytest.warns(UserWarning, match=r"Reporting has 'report'.*model\.module\.report"):
+    with pytest.warns(UserWarning, match=r"Reporting defines 'report'.*model\.module\.report"):
         model = ORTModule(Reporting())
     assert len(model.report()) == 0
     assert model.module.report() == model.summary() == "mine"

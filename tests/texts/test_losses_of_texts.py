@@ -288,12 +288,12 @@ def test_equal_embeddings_and_zeros_have_finite_gradients() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: InfoNCELoss(scale=0), "scale=0.0; it must be a positive number"),
-        (lambda: InfoNCELoss(similarity="l2"), "similarity='l2'; it must be 'cosine' or 'dot'"),  # type: ignore[arg-type]
-        (lambda: InfoNCELoss(symmetric=1), "symmetric=1; it must be True or False"),  # type: ignore[arg-type]
-        (lambda: TripletLoss(margin=-1), "margin=-1.0; it must be a non-negative number"),
-        (lambda: TripletLoss(distance="dot"), "distance='dot'; it must be one of euclidean"),  # type: ignore[arg-type]
-        (lambda: CosineSimilarityLoss(pooling="sum"), "pooling='sum'; it must be one of auto, mean"),  # type: ignore[arg-type]
+        (lambda: InfoNCELoss(scale=0), "scale is 0.0; it must be a positive number"),
+        (lambda: InfoNCELoss(similarity="l2"), "similarity is 'l2'; it must be 'cosine' or 'dot'"),  # type: ignore[arg-type]
+        (lambda: InfoNCELoss(symmetric=1), "symmetric is 1; it must be True or False"),  # type: ignore[arg-type]
+        (lambda: TripletLoss(margin=-1), "margin is -1.0; it must be a non-negative number"),
+        (lambda: TripletLoss(distance="dot"), "distance is 'dot'; it must be one of euclidean"),  # type: ignore[arg-type]
+        (lambda: CosineSimilarityLoss(pooling="sum"), "pooling is 'sum'; it must be one of auto, mean"),  # type: ignore[arg-type]
         (lambda: built(InfoNCELoss(pooling="mean")), "have no token axis, because the model pools itself"),
     ],
 )

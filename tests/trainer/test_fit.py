@@ -273,7 +273,10 @@ def test_schedule_that_gives_no_factor(factor: object) -> None:
     [
         ({"seed": -1}, "seed must be"),
         ({"learning_rate": float("nan")}, "learning rate must be"),
-        ({"scheduler": "sine"}, "'sine' is unknown; choose from constant, linear, cosine"),
+        (
+            {"scheduler": "sine"},
+            "'sine' is unknown; pass scheduler='cosine', or choose from constant, linear, cosine",
+        ),
         ({"scheduler": 0.5}, "expected a name, a schedule .*, or a function .*, received 0.5"),
         ({"metrics": ["f3"]}, "'f3' is unknown; choose from accuracy"),
         ({"metrics": ["mae", "mae"]}, "mae is already used"),

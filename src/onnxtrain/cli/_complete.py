@@ -22,7 +22,7 @@ def complete_losses(incomplete: str) -> list[str]:
     """Completes the name of a loss in the shell: returns the names that begin with `incomplete`.
 
     >>> complete_losses("c")
-    ['cross_entropy', 'causal_lm']
+    ['cross_entropy', 'causal_lm', 'ctc', 'cosine_embedding', 'cosine_similarity']
     """
     return _beginning(LOSSES, incomplete)
 

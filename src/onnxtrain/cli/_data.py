@@ -41,7 +41,9 @@ def load_data(path: Path, text: TextOptions, like: Dialect | None = None) -> Arr
                 f"{', '.join(given)} are for text files with a table (.csv, .tsv); '{path}' is not one."
             )
         return arrays
-    table = read_table(path, **vars(text), like=like)
+    table = read_table(
+        path, separator=text.separator, decimal=text.decimal, encoding=text.encoding, like=like
+    )
     # A new file may be read in another way than the table of the run. That table's summary says how it is read.
     if like is not None and table.dialect not in (None, like):
         info(f"'{path}': {table.dialect.description or 'fields separated by commas, decimal point'}")

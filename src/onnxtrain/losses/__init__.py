@@ -6,7 +6,7 @@
     >>> scores = ir.Value(name="scores", shape=ir.Shape(["n", 10]), type=ir.TensorType(ir.DataType.FLOAT))
     >>> loss.targets(scores)
     [TargetSpec(name='labels', dtype=INT64, shape=('n',),
-                class_labels=ClassLabels(count=10, ignore_index=-100, axis=1, scores=None, shift=0))]
+                class_labels=ClassLabels(count=10, ignore_index=-100, axis=1, scores=None, shift=0), groups=None)]
 
 Losses of float16 and bfloat16 scores are computed in float32, so that sums over a batch neither overflow nor lose
 precision. As in PyTorch, the result is cast to the dtype of the scores.
@@ -69,7 +69,9 @@ from ._pairs import (
 from ._poisson import PoissonNLLLoss
 from ._quantile import QuantileLoss
 from ._scores import warn_of_probabilities
+from ._target_scale import ScaledTargetLoss as ScaledTargetLoss  # for `artifacts`
 from ._target_scale import TargetScale
+from ._target_scale import restore_units as restore_units  # for `artifacts`
 from ._torch_loss import TorchLoss
 from ._tversky import TverskyLoss
 

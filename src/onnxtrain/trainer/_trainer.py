@@ -533,7 +533,7 @@ class Trainer(NotCopyable):
             TrainingStateError: a fit of this trainer is already running, in another thread or because `fit` was called
                 from a callback; or `fit` was called inside a `with trainer.averaged():` block.
         """
-        inputs, validation = image_arguments(inputs, validation)
+        inputs, validation = image_arguments(inputs, validation, reads_texts=self.manifest.groups is not None)
         epochs = check_integer(argument("epochs"), epochs)
         shuffle, drop_last = (
             check_switch(argument(name), value)
@@ -632,7 +632,7 @@ class Trainer(NotCopyable):
         """
         if isinstance(inputs, Iterator):
             return
-        inputs, validation = image_arguments(inputs, validation)
+        inputs, validation = image_arguments(inputs, validation, reads_texts=self.manifest.groups is not None)
         data = Data(
             inputs,
             targets,

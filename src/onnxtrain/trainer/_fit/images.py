@@ -44,14 +44,16 @@ def are_images(data: Any, *, predicting: bool = False) -> bool:
     return isinstance(data, ImageFolder | str | os.PathLike)
 
 
-def image_arguments(inputs: Any, validation: Any) -> tuple[Any, Any]:
+def image_arguments(inputs: Any, validation: Any, *, reads_texts: bool) -> tuple[Any, Any]:
     """Returns the data arguments of a fit, with folders as `ImageFolder`, and the validation split of a folder.
 
     Args:
         inputs: training data of any kind; returned unchanged if it is no folder.
         validation: validation data of any kind.
+        reads_texts: True if the model is trained on texts, so that a path is that of a file with texts.
     """
-    if not are_images(inputs):
+    # A path of a file is that of texts.
+    if not are_images(inputs) or (reads_texts and not isinstance(inputs, ImageFolder)):
         return inputs, validation
     folder = inputs if isinstance(inputs, ImageFolder) else ImageFolder(inputs)
     if validation is None:

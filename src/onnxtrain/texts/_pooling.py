@@ -38,7 +38,7 @@ def pool_rows(rows: Array, mask: Array | None, pooling: str, *, normalize: bool)
             rows = np.where(mask[..., None] == 1, rows, np.float32(-1e9)).max(axis=1)
         else:
             weights = mask / np.maximum(mask.sum(axis=1, keepdims=True), 1e-9)
-            rows = np.einsum("nt,ntd->nd", weights.astype(np.float32), rows)
+            rows = np.einsum("bt,btk->bk", weights.astype(np.float32), rows)
     if normalize:
         rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     return rows

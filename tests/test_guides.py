@@ -75,11 +75,11 @@ def check_text_classification(names: dict[str, Any]) -> None:
 
 
 def check_extend_the_trainer(names: dict[str, Any]) -> None:
-    x, y, focused = names["test_x"], names["test_y"], names["focused"]
-    logits = focused.predict(x).astype(np.float64)
+    x, y, own = names["test_x"], names["test_y"], names["own"]
+    logits = own.predict(x).astype(np.float64)
     p = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))[np.arange(len(y)), y]
     loss = -((1 - p) ** 1.5 * np.log(p)).mean()
-    assert focused.evaluate(x, y)["loss"] == pytest.approx(loss, rel=1e-4)
+    assert own.evaluate(x, y)["loss"] == pytest.approx(loss, rel=1e-4)
     logged = pd.read_csv("log.csv", float_precision="round_trip")
     epochs = names["trainer"].history.epochs[: len(logged)]
     assert logged["loss"].tolist() == [epoch["loss"] for epoch in epochs]

@@ -62,7 +62,7 @@ def test_help_offers_to_install_completion() -> None:
     ("line", "expected"),
     [
         ("onnxtrain train --loss ", list(LOSSES)),
-        ("onnxtrain artifacts --loss c", ["cross_entropy", "causal_lm"]),
+        ("onnxtrain artifacts --loss ca", ["causal_lm"]),
         ("onnxtrain plan --optimizer ", list(OPTIMIZERS)),
         ("onnxtrain train --schedule ", list(SCHEDULES)),
         # Half a command: the file of --config is not read, so that it cannot be missing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,10 @@ import pytest
 from onnx import numpy_helper
 
 from fusion.rewriting import ops, rewritten
-from onnxtrain.fusion import ElementwisePass, _programs
+from onnxtrain.fusion import ElementwisePass
 from onnxtrain.fusion._instructions import EXPANSIONS
-from onnxtrain.fusion._windows import reduction_of
 from onnxtrain.fusion.elementwise import INSTRUCTIONS, MOST_INPUTS, MOST_OUTPUTS
-from onnxtrain.passes import Dims, to_proto
+from onnxtrain.passes import to_proto
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
 from passes._models import run
 
@@ -424,69 +423,6 @@ def test_random_windows_are_fused() -> None:
     used = [call for model in models for call in calls(model)]
     assert sum("row" in call.attributes for call in used) > 60
     assert sum("reductions" in call.attributes for call in used) > 40
-
-
-def splines() -> onnx.ModelProto:
-    """One step of de Boor's recursion for B-splines, and a sum over them."""
-    body = """g0 = Slice(g, zero, nine, axes) g1 = Slice(g, one, ten, axes) w = Sub(g1, g0) d = Sub(x, g0)
-        r = Div(d, w) l = Slice(r, zero, eight, axes) h = Slice(r, one, nine, axes) y = Mul(l, h)
-        s = ReduceSum<keepdims=0>(y, axes)"""
-    inputs, outputs = "float[n, 64, 1] x, float[64, 10] g", "float[n, 64, 8] y, float[n, 64] s"
-    numbers = {"zero": [0], "one": [1], "eight": [8], "nine": [9], "ten": [10], "axes": [-1]}
-    return constants(net(body, inputs, outputs), **numbers)
-
-
-def body_of(model: ir.Model) -> list[ir.Node]:
-    (call,) = calls(model)
-    return list(model.functions[call.op_identifier()])
-
-
-def test_short_rows_are_columns_in_the_body() -> None:
-    """ONNX Runtime would start a loop for each of the 64 n rows of 9 numbers."""
-    model = check_closely(splines())
-    body = body_of(model)
-    assert [node.op_type for node in body].count("Transpose") == 2
-    slices = [node for node in body if node.op_type == "Slice"]
-    axes = [node.inputs[3].producer().attributes["value"].as_tensor().numpy().tolist() for node in slices]
-    assert axes == [[0]] * 4
-
-
-@pytest.mark.parametrize("axes", [[-1], [2, 1]])
-@pytest.mark.parametrize("keep", [0, 1])
-def test_sums_and_pads_of_columns(axes: list[int], keep: int) -> None:
-    body = f"""m = Mul(x, z) p = Pad(m, pads) a = Add(p, b) t = Sub(a, x) y = Abs(t)
-        s = ReduceSum<keepdims = {keep}>(y, summed)"""
-    inputs = "float[n, 64, 8] z, float[n, 64, 1] x, float[9] b"
-    shape = "n, 64, 1" if len(axes) == 1 else "n, 1, 1"
-    shape = shape if keep else shape[: -3 * len(axes)]
-    proto = net(body, inputs, f"float[n, 64, 9] y, float[{shape}] s")
-    model = check_closely(constants(proto, summed=axes, pads=[0, 0, 1, 0, 0, 0]))
-    assert "Transpose" in {node.op_type for node in body_of(model)}
-
-
-def test_for_stock_only_short_rows_are_rewritten() -> None:
-    """Without kernels, a body that is the nodes themselves would be in vain."""
-    assert ops(rewritten(splines(), ElementwisePass(for_stock=True))) == {"Elementwise0_float": 1}
-    chain = net("a = Exp(x) b = Neg(a) y = Mul(b, x)", "float[n, 64, 8] x", "float[n, 64, 8] y")
-    assert ops(rewritten(chain, ElementwisePass(for_stock=True))) == {"Exp": 1, "Neg": 1, "Mul": 1}
-
-
-@pytest.mark.filterwarnings("ignore:invalid value encountered")
-@pytest.mark.parametrize("seed", range(120))
-def test_random_nets_with_the_last_axis_in_front(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every program whose sums, if any, are over last axes."""
-
-    def possible(dims: Dims, nodes: Sequence[ir.Node], *_: object) -> bool:
-        reductions = [reduction for node in nodes if (reduction := reduction_of(node)) is not None]
-        return len(dims) > 1 and all(0 < reduction.axes < len(dims) for reduction in reductions)
-
-    monkeypatch.setattr(_programs, "is_faster_columns_first", possible)
-    windows = random_windows(seed)
-    check_closely(windows, seed)
-    proto = random_net(seed)
-    feed, model = feeds(proto, seed), rewritten(proto, ElementwisePass())
-    for got, want in zip(run(to_proto(model), feed), run(proto, feed), strict=True):
-        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ A fusion consists of a pattern, written as the computation that it recognizes, a
 from __future__ import annotations
 
 # These passes use `onnxtrain.functions`, which `onnxtrain.passes` must not import.
-from onnxtrain.fusion._columns_first import may_have_short_rows
 from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.attention import AttentionPass
 from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass
@@ -45,6 +44,5 @@ __all__ = [
     "fuse_exported",
     "fuse_forward",
     "fuse_kernels",
-    "may_have_short_rows",
     "recomputed_nodes",
 ]

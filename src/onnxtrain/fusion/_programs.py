@@ -12,13 +12,15 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import DOMAIN, SpecializedOp
-from onnxtrain.fusion._columns_first import ColumnsFirst, is_faster_columns_first, runs_are_short
 from onnxtrain.fusion._domain import Domain
 from onnxtrain.fusion._instructions import INSTRUCTIONS, number_of, window_source
 from onnxtrain.fusion._windows import Reduction, Window, reduction_of, window_of
-from onnxtrain.passes import Dims, dims_of, known_array, remove_unread_chains
+from onnxtrain.passes import dims_of, known_array, remove_unread_chains
 
 MOST_INPUTS, MOST_OUTPUTS, MOST_INSTRUCTIONS = 16, 8, 256
+
+_SHORT_RUN = 64
+"""ONNX Runtime broadcasts slowly along fewer numbers than this."""
 
 _OPCODES = {name: code for code, name in enumerate(INSTRUCTIONS)}
 _BOOL = ir.DataType.BOOL
@@ -75,7 +77,6 @@ class _Program:
         inputs: the values that the program reads, and the column of each that is column 0 of the program's.
         numbers: the constants that the ops and the instructions read, as bytes of float32.
         steps: the ops.
-        nodes: the node of each step; a node of a function's body if the function is one of the chain's ops.
         instructions: opcode and operands of each instruction.
     """
 
@@ -84,7 +85,6 @@ class _Program:
         self.inputs: dict[tuple[ir.Value, int], int] = {}
         self.numbers: dict[bytes, int] = {}
         self.steps: list[_Step] = []
-        self.nodes: list[ir.Node] = []
         self.instructions: list[tuple[str, tuple[_Ref, ...]]] = []
         self._known: dict[ir.Value, tuple[_Ref, _Ref]] = {}
         self._reductions: dict[ir.Value, _Result] = {}
@@ -125,7 +125,6 @@ class _Program:
 
     def _step(self, node: ir.Node, operands: Sequence[_Ref]) -> _Ref:
         self.steps.append(_Step(node.op_type, tuple(node.attributes.values()), tuple(operands)))
-        self.nodes.append(node)
         return ("s", len(self.steps) - 1)
 
     def _step_of_data(self, node: ir.Node, data: _Ref) -> _Ref:
@@ -248,19 +247,14 @@ class _Program:
             attributes["reductions"] = [number for result in results for number in result.numbers()]
         return attributes
 
-    def body(
-        self, results: Sequence[_Result], shapes: Sequence[Dims] | None = None
-    ) -> Callable[..., tuple[ir.Value, ...]]:
+    def body(self, results: Sequence[_Result]) -> Callable[..., tuple[ir.Value, ...]]:
         """Returns a function that emits the steps.
 
         Args:
             results: its outputs.
-            shapes: the sizes of the inputs, to emit steps whose last axis is in front.
         """
         constants = [np.frombuffer(bits, np.float32)[0] for bits in self.numbers]
         steps = tuple(self.steps)
-        if shapes is not None:
-            return _columns_first_body(steps, constants, results, shapes, len(self.domain.dims))
 
         def body(op: Emitter, *inputs: ir.Value, **_: object) -> tuple[ir.Value, ...]:
             made: list[ir.Value] = []
@@ -277,50 +271,6 @@ class _Program:
             return tuple(operand(result.step) for result in results)
 
         return body
-
-
-def _columns_first_body(
-    steps: Sequence[_Step],
-    constants: Sequence[np.float32],
-    results: Sequence[_Result],
-    shapes: Sequence[Dims],
-    rank: int,
-) -> Callable[..., tuple[ir.Value, ...]]:
-    """Returns a function that emits the steps with the last axis in front.
-
-    Args:
-        steps: the steps.
-        constants: the numbers that they read.
-        results: the outputs of the function.
-        shapes: the sizes of its inputs.
-        rank: the rank of the program's values.
-    """
-
-    def body(op: Emitter, *inputs: ir.Value, **_: object) -> tuple[ir.Value, ...]:
-        writer = ColumnsFirst(op, rank)
-        moved = [writer.moved(value, own) for value, own in zip(inputs, shapes, strict=True)]
-        made: list[ir.Value] = []
-
-        def operand(ref: _Ref) -> ir.Value | tuple[int, ...]:
-            kind, index = ref
-            if isinstance(index, tuple):
-                return index
-            return (
-                writer.scalar(op.const(constants[index]))
-                if kind == "c"
-                else {"x": moved, "s": made}[kind][index]
-            )
-
-        for step in steps:
-            attributes = {attribute.name: attribute.value for attribute in step.attributes}
-            made.append(writer.emit(step.op_type, attributes, [operand(ref) for ref in step.operands]))
-        return tuple(
-            writer.restored(value, result.reduction)
-            for result in results
-            if isinstance(value := operand(result.step), ir.Value)
-        )
-
-    return body
 
 
 def _leaky_relu(program: _Program, node: ir.Node, x: _Ref) -> _Ref:
@@ -361,7 +311,6 @@ def rewrite(
     nodes: Sequence[ir.Node],
     domain: Domain,
     functions: Mapping[ir.OperatorIdentifier, ir.Function],
-    for_stock: bool = False,
 ) -> bool:
     """Replaces the nodes of a group with one call, or with several if they have too many inputs or results.
 
@@ -370,7 +319,6 @@ def rewrite(
         nodes: the nodes, in the order of the graph.
         domain: sizes of the values of a program with all of them.
         functions: the model's function table.
-        for_stock: True to replace only nodes that ONNX Runtime computes faster with the last axis in front.
 
     Returns:
         True if a node was replaced.
@@ -409,25 +357,16 @@ def rewrite(
     ):
         middle = len(nodes) // 2
         halves = [part for part in (nodes[:middle], nodes[middle:]) if part and len(nodes) > 1]
-        done = [rewrite(op, part, domain, functions, for_stock) for part in halves]
+        done = [rewrite(op, part, domain, functions) for part in halves]
         return any(done)
     attributes = program.attributes([result for _, result in returned])
-    shapes = None
-    outputs = [node.outputs[0] for node, _ in returned]
-    if program.domain.axis <= 1 and is_faster_columns_first(
-        program.domain.dims, program.nodes, inputs, outputs
-    ):
-        shapes = [dims_of(value) or () for value in inputs]
-    elif for_stock:
-        return False
-    layout = "" if shapes is None else [(len(own), own[-1:] == (1,)) for own in shapes]
     composite = SpecializedOp(
         "Elementwise",
         {f"x{index}": None for index in range(len(inputs))},
         {name: ir.AttributeType.INT if name == "inputs" else ir.AttributeType.INTS for name in attributes},
         len(returned),
-        f"{program.steps} {[result.step for _, result in returned]} {attributes} {layout}",
-        program.body([result for _, result in returned], shapes),
+        f"{program.steps} {[result.step for _, result in returned]} {attributes}",
+        program.body([result for _, result in returned]),
     )
     with op.placing(before=nodes[-1]):
         values = op.call(composite, *inputs, **attributes, _outputs=len(returned))
@@ -484,8 +423,22 @@ def _windows_read(nodes: Sequence[ir.Node], members: set[ir.Value]) -> list[Wind
 
 def _broadcasts_short_rows(node: ir.Node) -> bool:
     """True if an input of a node broadcasts in short runs, for each of which ONNX Runtime starts a loop."""
-    shapes = [(dims_of(value) if value is not None else None) or () for value in node.inputs]
-    return runs_are_short(dims_of(node.outputs[0]) or (), shapes)
+    dims = dims_of(node.outputs[0]) or ()
+    for value in node.inputs:
+        own = (dims_of(value) if value is not None else None) or ()
+        run, kinds = 1, set()
+        for place in range(1, len(dims) + 1):
+            size = dims[-place]
+            kinds.add(place <= len(own) and own[-place] == size)
+            if size == 1:
+                kinds.discard(True)
+                continue
+            if len(kinds) > 1 and run < _SHORT_RUN:
+                return True
+            if not isinstance(size, int):
+                break
+            run *= size
+    return False
 
 
 def _broadcast_to(inputs: Sequence[ir.Value], domain: Domain) -> bool:

@@ -6,7 +6,7 @@ ONNX Runtime runs a chain of elementwise ops one op at a time, each over all ele
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -37,16 +37,7 @@ class ElementwisePass(KeepingPass):
     chain's results over the first or the last axes.
 
     Run this pass last: the functions have no gradient rules, and other passes look for the standard ops.
-
-    Args:
-        kept: names of the first outputs of nodes that must not be rewritten, e.g. the nodes of the forward graph.
-        for_stock: True to write only the functions whose bodies take less time than the nodes that they replace, for
-            sessions without native kernels.
     """
-
-    def __init__(self, kept: Collection[str] = (), *, for_stock: bool = False) -> None:
-        super().__init__(kept)
-        self._for_stock = for_stock
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrites the main graph in place; subgraphs are not modified."""
@@ -55,9 +46,7 @@ class ElementwisePass(KeepingPass):
         groups = _Grouping(model, self.keeps).groups()
         # Groups of one node last: other groups may compute the node themselves.
         groups.sort(key=lambda group: len(group.nodes) == 1)
-        modified = [
-            rewrite(op, group.nodes, group.domain, model.functions, self._for_stock) for group in groups
-        ]
+        modified = [rewrite(op, group.nodes, group.domain, model.functions) for group in groups]
         if any(modified):
             model.graph.sort()
             # The programs hold the numbers of the ops that they replace.

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
-from onnxtrain.fusion._columns_first import has_many_short_rows
 from onnxtrain.fusion.elementwise import is_elementwise
 from onnxtrain.op_facts import SHAPE_READERS
 from onnxtrain.passes import reads, remove_unread_chains
@@ -124,7 +123,6 @@ def recomputed_nodes(
     residuals: Collection[ir.Value],
     given: Collection[ir.Value],
     functions: Mapping[ir.OperatorIdentifier, ir.Function],
-    for_stock: bool = False,
 ) -> set[ir.Node]:
     """Returns the forward nodes to run again for the gradients.
 
@@ -137,8 +135,6 @@ def recomputed_nodes(
         residuals: the values of the forward pass that the gradients read.
         given: the values that are in memory in any case, e.g. inputs and outputs of the graph.
         functions: the function table of the model.
-        for_stock: True to recompute only regions that `ElementwisePass(for_stock=True)` makes much faster. Without
-            native kernels, the other ones take as long as reading what they would have saved.
     """
     elementwise = {node for node in forward if is_elementwise(node, functions)}
     wanted = [v for v in residuals if v.producer() in elementwise and v not in given]
@@ -148,8 +144,6 @@ def recomputed_nodes(
         results = {v for v in wanted if v.producer() in region}
         sources = {v for node in region for v in reads(node) if v.producer() not in region}
         saved = sum(map(_elements, results)) - sum(map(_elements, sources - kept))
-        if for_stock and not has_many_short_rows(region):
-            continue
         if saved > 0 and sum(_cost(node, functions) for node in region) <= saved * _COST_OF_MEMORY:
             chosen |= region
             kept |= sources

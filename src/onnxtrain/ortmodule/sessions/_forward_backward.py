@@ -27,7 +27,6 @@ class Halves:
         unsaved: indices of inputs that the backward half must not read, because the caller may write to them before
             backward.
         recompute: True if backward computes chains of elementwise ops again where this saves memory.
-        for_stock: True if ONNX Runtime runs the chains without native kernels.
 
     Attributes:
         joint: the graph with its gradients.
@@ -49,14 +48,13 @@ class Halves:
         needs: Sequence[bool],
         unsaved: Collection[int] = (),
         recompute: bool = False,
-        for_stock: bool = False,
     ) -> None:
         self.joint, self._cotangents = joint, cotangents
         self.inputs, self.outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
         self.present = [gradient for gradient in gradients if gradient is not None]
         self.slots = slots_of(needs, gradients)
         writable = {self.inputs[index] for index in unsaved}
-        if recompute and not for_stock:
+        if recompute:
             _share_copies(joint.graph, [self.inputs[index] for index in unsaved])
         forward, inputs = ancestors(self.outputs), set(self.inputs)
         self.residuals, self.read = _boundary(self.present, forward, inputs, writable)
@@ -68,7 +66,7 @@ class Halves:
         if recompute:
             again = {node for node in forward if writable.isdisjoint(reads(node))}
             given = (inputs - writable) | outputs
-            again = recomputed_nodes(again, self.residuals, given, joint.functions, for_stock)
+            again = recomputed_nodes(again, self.residuals, given, joint.functions)
             self.residuals, self.read = _boundary(self.present, forward, inputs, writable, again)
         self.residuals.sort(key=lambda value: value not in outputs)
         self.results = [*self.outputs, *(value for value in self.residuals if value not in outputs)]

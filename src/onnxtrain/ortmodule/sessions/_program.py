@@ -224,8 +224,8 @@ class Program:
             *self._joint_graph(needs, received),
             needs,
             self._unsaved(needs) if unsaved is None else unsaved,
-            recompute=self.device.type == "cpu",
-            for_stock=kernel_library() is None,
+            # Without native kernels, each op of a chain takes as long as reading what it would have saved.
+            recompute=self.device.type == "cpu" and kernel_library() is not None,
         )
 
     def joint_model(self, needs: tuple[bool, ...]) -> ir.Model:

@@ -21,7 +21,6 @@ from onnxtrain.fusion import (
     NativeOpsPass,
     RowsPass,
     WideCompositesPass,
-    may_have_short_rows,
 )
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import (
@@ -142,15 +141,9 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
             RowsPass()(model)
             # Before `LongSumsPass`: the kernel's own sums are as accurate.
             ElementwisePass()(model)
-        else:
-            has_row_ops = any(node.op_type in ROW_OPS for node in model.graph)
-            has_short_rows = may_have_short_rows(model.graph)
-            if has_row_ops or has_short_rows:
-                model = infer_shapes(model)
-            if has_row_ops:
-                RowsPass(gathers=False)(model)
-            if has_short_rows:
-                ElementwisePass(for_stock=True)(model)
+        elif any(node.op_type in ROW_OPS for node in model.graph):
+            model = infer_shapes(model)
+            RowsPass(gathers=False)(model)
         LongSumsPass()(model)
         ExactSigmoidPass()(model)
         RacingScatterPass()(model)

@@ -68,8 +68,6 @@ from trainer import problems
 REFERENCE_WEIGHTS = 1e-6
 """The reference evaluator rounds class weights to float32 whatever the dtype of the scores."""
 
-# Losses over texts have other scores and targets, and tests of their own: tests/texts/test_losses_of_texts.py.
-
 CLASSES = 5
 WEIGHT = np.array([0.2, 1.5, 0.7, 3.0, 1.1])
 

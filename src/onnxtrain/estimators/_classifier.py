@@ -168,10 +168,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
                 f"{classes.tolist()}."
             )
         self.classes_ = classes
-        sample_weight = self._checked_weight(sample_weight, X)
-        if self.class_weight is not None:
-            of_class = self._class_weights(labels, sample_weight)[labels]
-            sample_weight = of_class if sample_weight is None else sample_weight * of_class
+        sample_weight = self._with_class_weight(X, labels, sample_weight)
         self._fit_model(
             X,
             labels.astype(np.int64),
@@ -216,10 +213,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
                 f"y has the labels {unknown.tolist()}, but the classes are {self.classes_.tolist()}."
             )
         labels = np.searchsorted(self.classes_, y)
-        sample_weight = self._checked_weight(sample_weight, X)
-        if self.class_weight is not None:
-            of_class = self._class_weights(labels, sample_weight)[labels]
-            sample_weight = of_class if sample_weight is None else sample_weight * of_class
+        sample_weight = self._with_class_weight(X, labels, sample_weight)
         self._fit_once(
             X,
             labels.astype(np.int64),
@@ -232,6 +226,14 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]  # s
 
     def _validation_score(self, y: Array, scores: Array, weight: Array | None) -> float:
         return float(accuracy_score(y, scores.argmax(axis=1), sample_weight=weight))
+
+    def _with_class_weight(self, X: Any, labels: Array, sample_weight: Any) -> Array | None:
+        """Returns the sample weights times those of the classes; None if all are 1. `labels` are class indices."""
+        weights: Array | None = self._checked_weight(sample_weight, X)
+        if self.class_weight is None:
+            return weights
+        of_class: Array = self._class_weights(labels, weights)[labels]
+        return of_class if weights is None else weights * of_class
 
     def _class_weights(self, labels: Array, sample_weight: Array | None) -> Array:
         """Returns the weight of each class, in the order of `classes_`.

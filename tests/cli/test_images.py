@@ -97,6 +97,16 @@ def test_the_exported_file_predicts_the_same(run: Any, photos: Path, tmp_path: P
     assert content["classes"][scores[0].argmax()] == frames[0]["class"][0]
 
 
+def test_a_resumed_run_reads_a_folder_only_if_it_is_passed(run: Any, photos: Path, tmp_path: Path) -> None:
+    assert train(run, photos, *PLAIN).code == 0
+    asked = run("train", tmp_path / "run", "--epochs", 1)
+    assert asked.code == 1
+    assert "was trained on the folder" in " ".join(asked.err.split())
+    assert "Pass it with --data DIR" in " ".join(asked.err.split())
+    again = run("train", tmp_path / "run", "--data", photos / "train", "--epochs", 1)
+    assert again.code == 0, again.err
+
+
 def test_a_picture_of_mistakes(run: Any, photos: Path, tmp_path: Path) -> None:
     assert train(run, photos, *PLAIN).code == 0
     arguments = ("evaluate", tmp_path / "run", "--data", photos / "val", "--mistakes")

@@ -135,15 +135,20 @@ def data_file(trainer: Trainer, options: TrainOptions) -> Path:
         places, found = [], None
     if found is not None:
         return found
+    if places and Path(places[-1]).is_dir():
+        # To compare its content, all of a folder would be read, which a received run may name at will.
+        raise InputError(
+            f"{where} was trained on the folder '{places[-1]}'. Pass it with {flag('data')} DIR."
+        )
     if places:
         raise InputError(f"{where} was trained on '{places[-1]}', which is not there any more. {remedy}")
     raise InputError(f"{where} does not say on which file it was trained. {remedy}")
 
 
 def _regular_file(path: Path) -> Path | None:
-    """Returns a path if it is that of a regular file or a folder on this machine, else None."""
+    """Returns a path if it is that of a regular file on this machine, else None."""
     # Opening a file on another machine would send the user's name and a hash of the password there.
-    if path.drive.startswith("\\\\") or is_stream(path) or not path.exists():
+    if path.drive.startswith("\\\\") or is_stream(path) or not path.is_file():
         return None
     # Shorter in messages, if it is below the working directory.
     path = path.resolve()

@@ -290,6 +290,9 @@ def resume_options(options: TrainOptions) -> str:
         for name, value in again.items()
         if value != defaults[name]
     ]
+    # A folder is read only if it is passed.
+    if options.data is not None and options.data.is_dir():
+        words.insert(0, f"{flag('data')} {shlex.quote(str(options.data))}")
     return paths_outside(options, run_directory(options)) + "".join(f" {word}" for word in words)
 
 

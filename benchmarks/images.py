@@ -60,7 +60,7 @@ def link_photos(root: Path, count: int) -> None:
 def source(root: Path, workers: int, side: int = 224) -> Any:
     """The source that a fit reads."""
     from onnxtrain import ImageFolder
-    from onnxtrain.images import make_pipeline
+    from onnxtrain.images._pipeline import make_pipeline
     from onnxtrain.runtime.dtypes import BY_NAME
     from onnxtrain.runtime.manifest import ClassLabels, InputSpec
     from onnxtrain.trainer.data import BoundImages, Layout, Options, open_source

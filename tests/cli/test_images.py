@@ -15,7 +15,7 @@ from PIL import Image
 
 from images.problems import CLASSES, network, write
 from onnxtrain import ImageFolder, Trainer
-from onnxtrain.images import PROPERTY
+from onnxtrain.images._metadata import PROPERTY
 
 PLAIN = ("--mean", 0, "--std", 1)
 

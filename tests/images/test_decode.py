@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from images.problems import draw
-from onnxtrain.images import UnreadableImageError, open_image
+from onnxtrain.images._decode import UnreadableImageError, open_image
 
 
 def test_modes_become_the_model_s_channels(tmp_path: Path) -> None:

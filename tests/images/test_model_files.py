@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from onnxtrain.errors import CheckpointError, InputError
-from onnxtrain.images import PROPERTY, ImageMetadata, Preprocessing, find_image_metadata
+from onnxtrain.images import Preprocessing
+from onnxtrain.images._metadata import PROPERTY, ImageMetadata
+from onnxtrain.images._model_files import find_image_metadata
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 NORMAL = {"image_mean": MEAN, "image_std": STD, "do_normalize": True}

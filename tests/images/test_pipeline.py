@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from onnxtrain.errors import InputError
-from onnxtrain.images import Pipeline, Preprocessing, make_pipeline
-from onnxtrain.images._pipeline import random_box, resized
+from onnxtrain.images import Preprocessing
+from onnxtrain.images._pipeline import Pipeline, make_pipeline, random_box, resized
 from onnxtrain.runtime.dtypes import BY_NAME
 from onnxtrain.runtime.manifest import InputSpec
 

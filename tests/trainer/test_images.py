@@ -16,7 +16,7 @@ from PIL import Image
 from images.problems import CLASSES, draw, network, write
 from onnxtrain import Callback, ImageFolder, Trainer
 from onnxtrain.errors import InputError
-from onnxtrain.images import PROPERTY
+from onnxtrain.images._metadata import PROPERTY
 from onnxtrain.losses import CrossEntropyLoss
 from onnxtrain.trainer import MixUp
 
@@ -399,7 +399,7 @@ def test_unsuitable_calls_are_refused(photos: Path) -> None:
 
 def test_memory_holds_a_few_batches(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are decoded at most a few batches ahead of the one that is read."""
-    from onnxtrain.images import Pipeline
+    from onnxtrain.images._pipeline import Pipeline
 
     decoded: list[str] = []
     load = Pipeline.load

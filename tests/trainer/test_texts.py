@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from onnxtrain import Trainer
 from onnxtrain.errors import CheckpointError, GraphBuildError, InputError
 from onnxtrain.losses import CosineSimilarityLoss, InfoNCELoss, TripletLoss
-from onnxtrain.texts import PROPERTY, TextPairs, add_pooling, retrieval_metrics
+from onnxtrain.texts import TextPairs, add_pooling, retrieval_metrics
+from onnxtrain.texts._settings import PROPERTY
 from onnxtrain.trainer import Callback
 from texts import small
 from texts.test_losses_of_texts import cosine, info_nce, triplet

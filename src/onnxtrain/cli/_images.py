@@ -13,7 +13,9 @@ import onnxruntime as ort
 from onnxtrain.cli._data import Arrays
 from onnxtrain.cli._options import ImageOptions
 from onnxtrain.errors import InputError, ModelError
-from onnxtrain.images import ImageFolder, find_image_metadata, make_pipeline
+from onnxtrain.images import ImageFolder
+from onnxtrain.images._model_files import find_image_metadata
+from onnxtrain.images._pipeline import make_pipeline
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.runtime.manifest import InputSpec

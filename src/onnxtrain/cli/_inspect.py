@@ -20,7 +20,7 @@ from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.selection import select_parameters
-from onnxtrain.texts import PROPERTY as TEXTS
+from onnxtrain.texts._settings import PROPERTY as TEXTS
 from onnxtrain.trainer._run.position import PROPERTY, Position
 
 

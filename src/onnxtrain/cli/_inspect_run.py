@@ -20,7 +20,7 @@ from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.store import Store
 from onnxtrain.tables import PROPERTY as TABLE
 from onnxtrain.tables import TableEncoder
-from onnxtrain.texts import PROPERTY as TEXTS
+from onnxtrain.texts._settings import PROPERTY as TEXTS
 from onnxtrain.trainer._metrics.metrics import METRICS
 from onnxtrain.trainer._run.history import History, best_index
 from onnxtrain.trainer._run.position import PROPERTY, Plan, Position

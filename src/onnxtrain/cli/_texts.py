@@ -24,8 +24,9 @@ from onnxtrain.recipe import Recipe
 from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.tables import Dialect, Table
-from onnxtrain.texts import PROPERTY, SUFFIXES, TextPairs, TextTokenizer, add_pooling
-from onnxtrain.texts._settings import model_folder
+from onnxtrain.texts import TextPairs, TextTokenizer, add_pooling
+from onnxtrain.texts._pairs import SUFFIXES
+from onnxtrain.texts._settings import PROPERTY, model_folder
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._fit.datasets import Data, fit_datasets
 from onnxtrain.trainer._fit.texts import text_metrics, text_settings

@@ -41,7 +41,7 @@ from onnxtrain.runtime.artifact_folder import keep_inside
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.session import open_session
 from onnxtrain.tables import Table, TableEncoder
-from onnxtrain.texts import SUFFIXES
+from onnxtrain.texts._pairs import SUFFIXES
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._fit.images import image_classes
 from onnxtrain.trainer._metrics.probabilities import probabilities

@@ -18,23 +18,7 @@ from __future__ import annotations
 # First of all imports: where onnx is missing, the error then says what to install.
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
-from onnxtrain.images._decode import SUFFIXES, UnreadableImageError, open_image
 from onnxtrain.images._folder import ImageFolder
-from onnxtrain.images._metadata import PROPERTY, ImageMetadata
-from onnxtrain.images._model_files import find_image_metadata
-from onnxtrain.images._pipeline import Pipeline, make_pipeline
-from onnxtrain.images._preprocessing import INTERPOLATIONS, Preprocessing
+from onnxtrain.images._preprocessing import Preprocessing
 
-__all__ = [
-    "INTERPOLATIONS",
-    "PROPERTY",
-    "SUFFIXES",
-    "ImageFolder",
-    "ImageMetadata",
-    "Pipeline",
-    "Preprocessing",
-    "UnreadableImageError",
-    "find_image_metadata",
-    "make_pipeline",
-    "open_image",
-]
+__all__ = ["ImageFolder", "Preprocessing"]

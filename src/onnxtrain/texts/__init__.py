@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
-from onnxtrain.texts._pairs import SUFFIXES, TextPairs, TextRow
+from onnxtrain.texts._pairs import TextPairs, TextRow
 from onnxtrain.texts._pooling import add_pooling
 from onnxtrain.texts._retrieval import retrieval_metrics, similarity_metrics
-from onnxtrain.texts._settings import PROPERTY
 from onnxtrain.texts._tokenizer import TextTokenizer
 
 __all__ = [
-    "PROPERTY",
-    "SUFFIXES",
     "TextPairs",
     "TextRow",
     "TextTokenizer",

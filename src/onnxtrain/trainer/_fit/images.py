@@ -12,13 +12,10 @@ import onnx_ir as ir
 
 from onnxtrain._words import words
 from onnxtrain.errors import InputError
-from onnxtrain.images import (
-    PROPERTY,
-    ImageFolder,
-    ImageMetadata,
-    find_image_metadata,
-    make_pipeline,
-)
+from onnxtrain.images import ImageFolder
+from onnxtrain.images._metadata import PROPERTY, ImageMetadata
+from onnxtrain.images._model_files import find_image_metadata
+from onnxtrain.images._pipeline import make_pipeline
 from onnxtrain.losses import loss_class
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.runtime.manifest import InputSpec

@@ -16,15 +16,9 @@ from onnxtrain.losses import EmbeddingLoss, embedding_output
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.recipe import Recipe
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.texts import (
-    PROPERTY,
-    TextPairs,
-    TextTokenizer,
-    retrieval_metrics,
-    similarity_metrics,
-)
+from onnxtrain.texts import TextPairs, TextTokenizer, retrieval_metrics, similarity_metrics
 from onnxtrain.texts._pooling import pool_rows
-from onnxtrain.texts._settings import TextSettings, loss_with_pooling, model_folder
+from onnxtrain.texts._settings import PROPERTY, TextSettings, loss_with_pooling, model_folder
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer.data import Layout
 from onnxtrain.trainer.data._texts import check_text_inputs, require_tokenizer

@@ -12,7 +12,9 @@ import numpy as np
 
 from onnxtrain._printable import get_logger, printable
 from onnxtrain.errors import InputError
-from onnxtrain.images import ImageFolder, Pipeline, UnreadableImageError
+from onnxtrain.images import ImageFolder
+from onnxtrain.images._decode import UnreadableImageError
+from onnxtrain.images._pipeline import Pipeline
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer.data._arrays import require_batch

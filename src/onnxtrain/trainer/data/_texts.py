@@ -13,7 +13,8 @@ from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
-from onnxtrain.texts import TextPairs, TextRow, TextTokenizer
+from onnxtrain.texts import TextPairs, TextTokenizer
+from onnxtrain.texts._pairs import TextRow
 from onnxtrain.texts._tokenizer import INPUTS
 from onnxtrain.trainer.data._convert import names_of
 from onnxtrain.trainer.data._frames import column_names, is_frame, is_series

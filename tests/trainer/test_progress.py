@@ -97,3 +97,13 @@ def test_bar_count_loss_and_time_are_always_shown(width: int) -> None:
     # 700 batches took 30 s, and 750 + 17 * 1450 are left.
     assert line.rstrip().endswith("18:09 left")
     assert ("42,000 samples/s" in line) == (width == 120)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_line_of_an_epoch_fits_on_the_terminal(width: int) -> None:
+    console = PlainConsole(file=io.StringIO(), width=width)
+    record = {"loss": 1.0303, "accuracy": 0.7927, "val_loss": 0.3871, "val_accuracy": 0.9306}
+    BarReport(console).end_epoch(1, 15, record, 42_000)
+    (line,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(line) <= width
+    assert line.endswith("42,000 samples/s" if width == 120 else "val_accuracy 0.9306")

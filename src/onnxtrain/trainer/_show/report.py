@@ -68,7 +68,7 @@ def format_value(value: float) -> str:
     return f"{value:.4g}"
 
 
-def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: float) -> str:
+def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: float | None) -> str:
     """Formats an epoch as a line of text, e.g. "epoch 3/20  loss 0.4120  42,000 samples/s"."""
     # Padded, so that the columns of all epochs are aligned.
     width = len(str(epochs))
@@ -78,4 +78,6 @@ def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: floa
         for key, value in record.items()
         if key not in ("epoch", "learning_rate")
     ]
-    return "  ".join([*parts, f"{rate:,.0f} samples/s"])
+    if rate is not None:
+        parts.append(f"{rate:,.0f} samples/s")
+    return "  ".join(parts)

@@ -46,10 +46,10 @@ class BarReport(PlainReport):
     def __init__(self, console: PlainConsole) -> None:
         super().__init__(console)
         # rich would drop the bar and the count, to make room for the texts.
-        wide = console.width >= _WIDE
-        bar = 28 if wide else 10
-        rate = [TextColumn("{task.fields[rate]}", style="dim")] if wide else []
-        self._room = console.width - bar - _TIME - (_RATE if wide else 0)
+        self._wide = console.width >= _WIDE
+        bar = 28 if self._wide else 10
+        rate = [TextColumn("{task.fields[rate]}", style="dim")] if self._wide else []
+        self._room = console.width - bar - _TIME - (_RATE if self._wide else 0)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=bar),
@@ -79,6 +79,10 @@ class BarReport(PlainReport):
         self._task = self._progress.add_task(
             title, total=batches, completed=done, values="", rate="", left=self._left.text()
         )
+
+    def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:
+        """Prints the epoch, on a narrow terminal without the rate, with which the line would often be too long."""
+        self._print(describe_epoch(epoch, epochs, record, rate if self._wide else None))
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
         """Advances the bar."""

@@ -100,10 +100,9 @@ def test_bar_count_loss_and_time_are_always_shown(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_line_of_an_epoch_fits_on_the_terminal(width: int) -> None:
-    console = PlainConsole(file=io.StringIO(), width=width)
+def test_line_of_an_epoch_fits_on_the_terminal(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     record = {"loss": 1.0303, "accuracy": 0.7927, "val_loss": 0.3871, "val_accuracy": 0.9306}
-    BarReport(console).end_epoch(1, 15, record, 42_000)
-    (line,) = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    BarReport(PlainConsole(width=width)).end_epoch(1, 15, record, 42_000)
+    (line,) = capsys.readouterr().out.splitlines()
     assert len(line) <= width
     assert line.endswith("42,000 samples/s" if width == 120 else "val_accuracy 0.9306")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,59 @@ def test_a_picture_of_mistakes(run: Any, photos: Path, tmp_path: Path) -> None:
         assert image.width > 400
     assert run(*arguments, tmp_path / "m.txt").code == 1
     assert "--mistakes" in run(*arguments, tmp_path / "m.txt").err
+
+
+def test_evaluate_a_model_file(run: Any, photos: Path, tmp_path: Path) -> None:
+    assert train(run, photos, *PLAIN).code == 0
+    (photos / "val" / "circle" / "broken.png").write_bytes(b"no image")
+    model = tmp_path / "run" / "trained.onnx"
+    shown = run("evaluate", model, "--data", photos / "val", "--loss", "cross_entropy", "--json")
+    assert shown.code == 0, shown.err
+    expected = run("evaluate", tmp_path / "run", "--data", photos / "val", "--json").json()
+    for key in ("loss", "accuracy"):
+        assert shown.json()[key] == pytest.approx(expected[key], rel=1e-5)
+    assert shown.json()["confusion_matrix"] == expected["confusion_matrix"]
+    assert [row["class"] for row in shown.json()["classes"]] == list(CLASSES)
+    # Without --loss there is none to print.
+    assert "loss" not in run("evaluate", model, "--data", photos / "val", "--json").json()
+
+    shutil.rmtree(photos / "val" / "circle")
+    fewer = run("evaluate", model, "--data", photos / "val", "--json")
+    assert fewer.code == 0, fewer.err
+    (photos / "val" / "star").mkdir()
+    shutil.copy(next((photos / "val" / CLASSES[1]).iterdir()), photos / "val" / "star")
+    unknown = run("evaluate", model, "--data", photos / "val")
+    assert unknown.code == 1
+    assert "the subfolders star" in " ".join(unknown.err.split())
+
+
+def test_evaluate_a_model_file_that_does_not_name_its_classes(run: Any, photos: Path, tmp_path: Path) -> None:
+    onnx.save(network(), tmp_path / "plain.onnx")
+    (tmp_path / "preprocessor_config.json").write_text('{"do_normalize": false, "do_rescale": true}')
+    plain = run("evaluate", tmp_path / "plain.onnx", "--data", photos / "val", "--json")
+    assert plain.code == 0, plain.err
+    # The classes are the subfolders in sorted order.
+    trainer = Trainer(network(), "cross_entropy")
+    expected = trainer.evaluate(ImageFolder(photos / "val", mean=0, std=1))
+    assert plain.json()["accuracy"] == pytest.approx(expected["accuracy"])
+    shutil.rmtree(photos / "val" / CLASSES[0])
+    fewer = run("evaluate", tmp_path / "plain.onnx", "--data", photos / "val")
+    assert fewer.code == 1
+    assert "does not name its classes" in " ".join(fewer.err.split())
+
+
+def test_evaluate_a_model_file_with_a_single_score(run: Any, photos: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        shutil.rmtree(photos / split / CLASSES[2])
+    onnx.save(network(1), tmp_path / "one.onnx")
+    assert train(run, photos, "--loss", "bce_with_logits", *PLAIN, model="one.onnx").code == 0
+    expected = run("evaluate", tmp_path / "run", "--data", photos / "val", "--json").json()
+    model = tmp_path / "run" / "trained.onnx"
+    shown = run("evaluate", model, "--data", photos / "val", "--loss", "bce_with_logits", "--json")
+    assert shown.code == 0, shown.err
+    assert {key: shown.json()[key] for key in ("loss", "accuracy")} == pytest.approx(
+        {key: expected[key] for key in ("loss", "accuracy")}, rel=1e-5
+    )
 
 
 @pytest.mark.thorough

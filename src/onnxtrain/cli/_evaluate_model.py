@@ -10,12 +10,15 @@ import onnx_ir as ir
 from onnxtrain.cli._classes import chosen_metrics
 from onnxtrain.cli._command_options import EvaluateOptions
 from onnxtrain.cli._data import Arrays, assign, load_data
+from onnxtrain.cli._images import run_on_images
 from onnxtrain.cli._loss import fit_targets, label_targets, make_chosen_loss
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.errors import InputError
 from onnxtrain.images import ImageFolder
 from onnxtrain.losses import Loss, make_loss
-from onnxtrain.tables import Table, TableEncoder
+from onnxtrain.runtime.device import CPU
+from onnxtrain.runtime.session import open_session
+from onnxtrain.tables import Table, TableEncoder, class_names
 from onnxtrain.trainer import Trainer
 
 _INPUT = "scores"
@@ -26,13 +29,13 @@ class Scored(NamedTuple):
 
     Attributes:
         trainer: trainer of a model that returns its input.
-        encoder: table encoder of the model; None if it has none.
+        classes: names of the classes; None if they are unknown, or the targets are no classes.
         x, y: outputs of the model, and targets.
         has_loss: False if no loss was chosen, so that only the metrics mean something.
     """
 
     trainer: Trainer
-    encoder: TableEncoder | None
+    classes: list[Any] | None
     x: Any
     y: Any
     has_loss: bool
@@ -48,10 +51,7 @@ def score_model(options: EvaluateOptions) -> Scored:
             targets tell which metrics to compute.
     """
     if options.data.is_dir():
-        raise InputError(
-            f"Evaluating '{options.source}': a folder of images needs the run that trained the model, which knows how "
-            "its labels follow from the folders. Pass the directory of the run, or an .npz file."
-        )
+        return _score_images(options)
 
     def load(encoder: TableEncoder | None) -> Arrays | Table:
         data = load_data(options.data, options.text, None if encoder is None else encoder.dialect_)
@@ -74,7 +74,39 @@ def score_model(options: EvaluateOptions) -> Scored:
         allowed = {"y", *(spec.name for spec in targets)}
         arrays = {key: array for key, array in data.items() if key in allowed}
     _, y = assign((), targets, arrays, options.data)
-    return Scored(trainer, encoder, {_INPUT: scores}, fit_targets(trainer, y), options.loss is not None)
+    return Scored(trainer, classes, {_INPUT: scores}, fit_targets(trainer, y), options.loss is not None)
+
+
+def _score_images(options: EvaluateOptions) -> Scored:
+    """Runs the model on a folder of images, whose subfolders are the targets.
+
+    Raises:
+        InputError: the subfolders are not the classes of the model, or the model's preprocessing is unknown.
+    """
+    folder = ImageFolder(options.data)
+    session = open_session(options.source, "model", CPU, None)
+    outputs, source, metadata = run_on_images(session, options.source, folder, options.batch_size)
+    name = _output(outputs, options)
+    scores = outputs[name]
+    # A binary classifier may have a single score.
+    count = max(scores.shape[1], 2) if scores.ndim == 2 else None
+    if metadata is not None and metadata.classes:
+        classes = class_names(metadata.classes, count)
+    else:
+        classes = folder.classes if len(folder.classes) == count else None
+    if classes is None:
+        raise InputError(
+            f"Evaluating '{options.source}': the output '{name}' has the shape {list(scores.shape)}, which does not "
+            f"fit the {len(folder.classes)} subfolders of '{options.data}', and the file does not name its classes. "
+            "Pass a folder with one subfolder per class of the model, or the directory of the run."
+        )
+    labels = folder.labels_for(classes)[source.kept]
+    y = labels if scores.shape[1] > 1 else labels.astype(scores.dtype)[:, np.newaxis]
+    loss = options.loss or ("cross_entropy" if scores.shape[1] > 1 else "bce_with_logits")
+    metrics, _ = chosen_metrics(options.metric, None, classes)
+    trainer = Trainer(_identity(name, scores), make_chosen_loss(loss, options.loss_option), metrics=metrics)
+    y = fit_targets(trainer, {trainer.manifest.targets[0].name: y})
+    return Scored(trainer, classes, {_INPUT: scores}, y, options.loss is not None)
 
 
 def _output(outputs: Arrays, options: EvaluateOptions) -> str:

@@ -14,6 +14,7 @@ from onnxtrain.cli._data import Arrays
 from onnxtrain.cli._options import ImageOptions
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.images import ImageFolder
+from onnxtrain.images._metadata import ImageMetadata
 from onnxtrain.images._model_files import find_image_metadata
 from onnxtrain.images._pipeline import make_pipeline
 from onnxtrain.runtime import dtypes
@@ -101,19 +102,30 @@ def run_image_predictions(trainer: Trainer, folder: ImageFolder, batch_size: int
     return ImagePredictions(outputs, _paths(source))
 
 
-def model_image_predictions(
+class ImageOutputs(NamedTuple):
+    """Outputs of a model file for the readable images of a folder.
+
+    Attributes:
+        outputs: outputs of the model by name, [images, ...].
+        source: the images, of which `source.kept` has been read.
+        metadata: what the model says about its images; None if it says nothing.
+    """
+
+    outputs: Arrays
+    source: ImageSource
+    metadata: ImageMetadata | None
+
+
+def run_on_images(
     session: ort.InferenceSession, path: Path, folder: ImageFolder, batch_size: int | None
-) -> tuple[ImagePredictions, list[str] | None]:
-    """Computes the outputs of a model file for the images in a folder, and class probabilities if it says how.
+) -> ImageOutputs:
+    """Computes the outputs of a model file for the images in a folder; unreadable files are left out, with a warning.
 
     Args:
         session: session of the model.
         path: path of the model.
         folder: the images.
         batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
-
-    Returns:
-        The predictions, and the names of the classes, which are None if they are unknown.
 
     Raises:
         InputError: the model does not take one image per sample, or its preprocessing is unknown.
@@ -143,10 +155,31 @@ def model_image_predictions(
                     f"Predicting: the output '{name}' of '{path}' does not have one value per sample."
                 )
             parts[name].append(np.asarray(value)[:count])
-    outputs = {name: np.concatenate(values) for name, values in parts.items()}
+    assert isinstance(source, ImageSource)
+    return ImageOutputs({name: np.concatenate(values) for name, values in parts.items()}, source, metadata)
+
+
+def model_image_predictions(
+    session: ort.InferenceSession, path: Path, folder: ImageFolder, batch_size: int | None
+) -> tuple[ImagePredictions, list[str] | None]:
+    """Computes the outputs of a model file for the images in a folder, and class probabilities if it says how.
+
+    Args:
+        session: session of the model.
+        path: path of the model.
+        folder: the images.
+        batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
+
+    Returns:
+        The predictions, and the names of the classes, which are None if they are unknown.
+
+    Raises:
+        InputError: the model does not take one image per sample, or its preprocessing is unknown.
+    """
+    outputs, source, metadata = run_on_images(session, path, folder, batch_size)
     found = ImagePredictions(outputs, _paths(source))
-    scores = outputs[names[0]]
-    if metadata is None or metadata.activation is None or len(names) != 1 or scores.ndim != 2:
+    scores = next(iter(outputs.values()))
+    if metadata is None or metadata.activation is None or len(outputs) != 1 or scores.ndim != 2:
         return found, None
     probability = probabilities_of(metadata.activation, scores)
     classes = class_names(metadata.classes, max(scores.shape[1], 2)) or []

@@ -66,13 +66,13 @@ def evaluate_run(options: EvaluateOptions) -> None:
             arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
             x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
             y = fit_targets(trainer, y)
+        classes = image_classes(trainer._state) if encoder is None else encoder.classes_
     else:
-        trainer, encoder, x, y, has_loss = score_model(options)
+        trainer, classes, x, y, has_loss = score_model(options)
     values = trainer.evaluate(x, y, batch_size=options.batch_size)
     if not has_loss:
         # Loss and metrics come from one function, which knows no metrics without a loss.
         del values["loss"]
-    classes = image_classes(trainer._state) if encoder is None else encoder.classes_
     names = class_names(trainer, classes)
     matrix = confusion_matrix_if_small(trainer, x, y, names, options.batch_size)
     report = None if matrix is None or names is None else class_report(matrix, names)

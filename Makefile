@@ -90,6 +90,7 @@ endif
 test: SELECTION := -m "not thorough" --left-out $(LEFT_OUT)
 test: FURTHER_STAGES := skipped=" sanitizers, flower, gallery"
 test-all: FURTHER_STAGES = $(SANITIZERS); stage flower $(MAKE) test-flower; stage gallery $(MAKE) test-gallery-quick
+test-all: SELECTION = $(if $(PART),--part $(PART) --left-out $(LEFT_OUT))
 test test-all: $(TEST_VENV)/.installed
 	@passed=; failed=; skipped=; \
 	stage() { \
@@ -110,9 +111,9 @@ test test-all: $(TEST_VENV)/.installed
 	$(FURTHER_STAGES); \
 	if [ -n "$$web" ]; then echo "$$web"; else stage web $(MAKE) test-web-node; fi; \
 	command -v cmake >/dev/null && command -v $(CXX) >/dev/null || echo "No CMake or C++ compiler: the host in C++ is not tested."; \
-	if [ -n "$$skipped" ]; then \
-		printf '\nNot run:%s, and %s tests marked thorough. "make test-all" runs everything.\n' \
-			"$$skipped" "$$(cat $(LEFT_OUT) 2>/dev/null || echo the)"; \
+	if [ -n "$$skipped$(PART)" ]; then \
+		printf '\nNot run:%s%s tests marked thorough. "make test-all" runs everything.\n' \
+			"$$skipped$${skipped:+, and} " "$$(cat $(LEFT_OUT) 2>/dev/null || echo the)"; \
 	fi; \
 	printf '\nPassed:%s\n' "$${passed:- none}"; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi

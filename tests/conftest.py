@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -84,6 +85,20 @@ def _default_device_of_torch(request: pytest.FixtureRequest) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--left-out", metavar="FILE", help="write the number of deselected tests to this file")
+    parser.addoption(
+        "--part",
+        metavar="NUMBER/COUNT",
+        type=_part,
+        help="of the tests marked thorough, run one part of COUNT, e.g. 0/4; together the parts 0 to COUNT - 1 are all",
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Parses the value of `--part`, e.g. "1/4"."""
+    number, count = map(int, text.split("/"))
+    if not 0 <= number < count:
+        raise ValueError
+    return number, count
 
 
 class _LeftOut:
@@ -107,8 +122,8 @@ class _LeftOut:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked `sample(every=n)`, marks all cases thorough but one of each n.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked `sample(every=n)`, marks all cases thorough but one of each n; deselects by `--part`.
 
     That is the first of the first n cases, the second of the next n, and so on: a stride of n would keep a single value
     of a parameter that has n values.
@@ -121,6 +136,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if place != group % every:
                 item.add_marker(pytest.mark.thorough)
             seen[test] += 1
+    if part := config.getoption("part"):
+        number, count = part
+        thorough: dict[Path, list[pytest.Item]] = {}
+        for item in items:
+            if item.get_closest_marker("thorough"):
+                thorough.setdefault(item.path, []).append(item)
+        # Neighbours often share what a fixture of their module makes. Which part begins a file depends on its name, as
+        # most files have few such tests.
+        left_out = {
+            item
+            for path, tests in thorough.items()
+            for place, item in enumerate(tests)
+            if (place * count // len(tests) + zlib.crc32(path.name.encode())) % count != number
+        }
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -52,6 +52,8 @@ echo "last line of $(basename "$0") $*"
         ("test-all", "python -m pytest*tests/integrations", ["flower"]),
         ("test-all", "python -m pytest*tests/test_gallery.py*", ["gallery"]),
         ("test-all", "nothing", []),
+        ("test-all PART=1/4", "python -m pytest -n*--dist worksteal --part 1/4*", ["pytest"]),
+        ("test-all PART=1/4", "nothing", []),
     ],
 )
 def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: str, failed: list[str]) -> None:
@@ -66,7 +68,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
     done = subprocess.run(
         [
             "make",
-            target,
+            *target.split(),
             f"TEST_VENV={tmp_path / 'venv'}",
             f"FLOWER_VENV={tmp_path / 'venv'}",
             f"GALLERY_VENV={tmp_path / 'venv'}",
@@ -82,6 +84,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
         check=False,
     )
     ran = (tmp_path / "log").read_text()
+    target, _, part = target.partition(" ")
     commands = [
         "ruff check",
         "ruff format --check",
@@ -103,6 +106,8 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
         '"make test-all" runs everything.'
     )
     assert (skipped in lines) is (target == "test")
+    of_thorough = f'Not run: {number} tests marked thorough. "make test-all" runs everything.'
+    assert (of_thorough in lines) is bool(part)
     assert f"Passed: {' '.join(stage for stage in STAGES[target] if stage not in failed)}" in lines
     assert (lines[-1] == f"FAILED: {' '.join(failed)}") is bool(failed)
     assert failed == ["pytest"] or any(line.startswith("last line of python -m pytest") for line in lines)
@@ -119,14 +124,19 @@ def test_sampled(outer, inner): pass
 @pytest.mark.parametrize("value", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_marked(value): pass
 """
+NOT_THOROUGH = ["sampled[0-0]", "sampled[1-1]", "sampled[2-0]", "marked[0]"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "collected"),
     [
-        (["-m", "not thorough"], ["sampled[0-0]", "sampled[1-1]", "sampled[2-0]", "marked[0]"]),
+        (["-m", "not thorough"], NOT_THOROUGH),
         (["-m", "not thorough", "-k", "1-"], ["sampled[1-1]"]),
         (["-k", "sampled and 1-"], ["sampled[1-0]", "sampled[1-1]"]),
+        # Of the thorough tests, which are four here, each part has some, and all parts together have each once.
+        (["--part", "0/3"], [*NOT_THOROUGH[:1], "sampled[0-1]", "sampled[1-0]", *NOT_THOROUGH[1:]]),
+        (["--part", "1/3"], [*NOT_THOROUGH[:3], "sampled[2-1]", NOT_THOROUGH[3]]),
+        (["--part", "2/3"], [*NOT_THOROUGH, "marked[1]"]),
     ],
 )
 def test_a_sample_has_every_value_of_each_parameter(

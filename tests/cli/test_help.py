@@ -7,6 +7,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 import typer
 
@@ -184,3 +187,34 @@ def test_each_result_ends_with_the_next_command(run: Any, mlp: Path, data: Path,
     assert following(*after_export[:-2], *output)[:2] == ["evaluate", str(tmp_path / "model.onnx")]
     assert following("inspect", mlp) == ["ops", str(mlp)]
     assert "Next" not in run("evaluate", directory, "--data", data, "--json").err
+
+
+@pytest.mark.parametrize(
+    ("shape", "op", "suffix"),
+    [
+        ("N", "s = ReduceSum<keepdims = 0>(h, axis) out = Identity(s)", ".csv"),
+        ("N, 4", "out = Identity(h)", ".csv"),
+        ("N, 2, 2", "out = Reshape(h, sizes)", ".npz"),
+    ],
+)
+def test_the_next_command_writes_a_file_that_the_predictions_fit_in(
+    run: Any, tmp_path: Path, shape: str, op: str, suffix: str
+) -> None:
+    network = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N, 4] x) => (float[{shape}] out) <int64[1] axis = {{1}}, int64[3] sizes = {{-1, 2, 2}}>
+        {{ h = MatMul(x, w) {op} }}"""
+    )
+    network.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    onnx.save(network, tmp_path / "net.onnx")
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    y = ort.InferenceSession(tmp_path / "net.onnx").run(None, {"x": x})[0] + 1
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    options = ("--data", tmp_path / "data.npz", "--loss", "mse", "--epochs", 1, "-o", tmp_path / "run")
+    trained = run("train", tmp_path / "net.onnx", *options)
+    assert trained.code == 0, trained.err
+    command = trained.err.rstrip("\n").splitlines()[-1].removeprefix("Next: onnxtrain ").split()
+    assert command[-1] == f"predictions{suffix}"
+    given = {"FILE": tmp_path / "data.npz", command[-1]: tmp_path / command[-1]}
+    written = run(*(given.get(word, word) for word in command))
+    assert written.code == 0, written.err

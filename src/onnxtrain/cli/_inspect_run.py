@@ -12,6 +12,7 @@ from typing import Any
 from onnxtrain._settings import settings_text
 from onnxtrain.cli._config import RUN_FILE
 from onnxtrain.cli._output import Content, heading, summary_table, table
+from onnxtrain.cli._prediction_file import prediction_file
 from onnxtrain.cli._remember import PROPERTY as OPTIONS
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.artifact_folder import own_file
@@ -86,7 +87,7 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
             None if "files" in _record(store) else files.get("data", "FILE"),
             unfinished=position.unfinished,
             has_options=(path / RUN_FILE).is_file(),
-            predictions="embeddings.npy" if TEXTS in store.properties else "predictions.csv",
+            predictions="embeddings.npy" if TEXTS in store.properties else prediction_file(manifest.targets),
         ),
     }
 

@@ -44,7 +44,7 @@ def run_command(options: MergeOptions) -> None:
         return
     rows = [*document.items(), *((f"loss {when}", f"{loss:.6g}") for when, loss in found.items())]
     print_table(summary_table(None, rows))
-    print_next("predict", options.output, "--data", "FILE", "-o", "predictions.csv")
+    print_next("predict", options.output, "--data", "FILE", "-o", "predictions.npz")
 
 
 class _Losses:

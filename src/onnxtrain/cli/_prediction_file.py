@@ -11,9 +11,30 @@ import numpy as np
 
 from onnxtrain._printable import printable
 from onnxtrain.cli._data import Arrays
+from onnxtrain.cli._output import print_next
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._optional import optional
+
+
+def prediction_file(targets: Sequence[InputSpec]) -> str:
+    """Returns the name of a file in which `onnxtrain predict` can write the predictions for a run.
+
+    Args:
+        targets: targets of the loss. If each sample has one number or class, its prediction is a row of a table.
+    """
+    in_rows = bool(targets) and all(
+        spec.shape is not None
+        and (len(spec.shape) == 1 or (len(spec.shape) == 2 and spec.dtype.held.kind == "f"))
+        for spec in targets
+    )
+    return "predictions.csv" if in_rows else "predictions.npz"
+
+
+def print_prediction_command(source: Path, targets: Sequence[InputSpec]) -> None:
+    """Prints the `onnxtrain predict` command for a run, or a model with these targets."""
+    print_next("predict", source, "--data", "FILE", "-o", prediction_file(targets))
 
 
 def write_file(

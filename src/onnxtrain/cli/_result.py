@@ -10,6 +10,7 @@ import numpy as np
 from onnxtrain.cli._classes import metric_labels
 from onnxtrain.cli._export import export_model
 from onnxtrain.cli._output import heading, print_json, print_next, print_table, summary_table
+from onnxtrain.cli._prediction_file import print_prediction_command
 from onnxtrain.cli._texts import include_pooling, measured
 from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.tables import TableEncoder
@@ -101,7 +102,7 @@ def print_result(fitted: Fitted, options: TrainOptions, directory: Path) -> None
     if model is None:
         print_next("evaluate", directory, "--data", "FILE")
     else:
-        print_next("predict", directory, "--data", "FILE", "-o", "predictions.csv")
+        print_prediction_command(directory, trainer.manifest.targets)
 
 
 def _title(fitted: Fitted, epoch: int) -> str:

@@ -31,7 +31,7 @@ from onnxtrain.cli._images import (
 from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._output import heading, print_json, print_next, print_table, summary_table, table
 from onnxtrain.cli._predict_model import model_predictions
-from onnxtrain.cli._prediction_file import write_file
+from onnxtrain.cli._prediction_file import print_prediction_command, write_file
 from onnxtrain.cli._remember import saved_encoder
 from onnxtrain.cli._texts import evaluate_texts, evaluates_texts, write_embeddings
 from onnxtrain.errors import InputError, ModelError
@@ -99,7 +99,7 @@ def evaluate_run(options: EvaluateOptions) -> None:
         print_table(f"Worst mistakes: {options.mistakes}")
     if matrix is not None and names is not None and report is not None:
         _print_classes(names, matrix, report)
-    print_next("predict", options.source, "--data", "FILE", "-o", "predictions.csv")
+    print_prediction_command(options.source, trainer.manifest.targets)
 
 
 def _print_classes(names: Sequence[str], matrix: Any, report: Sequence[dict[str, Any]]) -> None:
@@ -133,7 +133,7 @@ def export_run(options: ExportOptions) -> None:
         print_json({"directory": str(options.directory), "model": str(options.output), "outputs": names})
         return
     print_table(f"Trained model: {options.output} (outputs: {', '.join(names)})")
-    print_next("predict", options.output, "--data", "FILE", "-o", "predictions.csv")
+    print_prediction_command(options.output, trainer.manifest.targets)
 
 
 def write_predictions(options: PredictOptions) -> None:

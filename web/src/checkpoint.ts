@@ -4,8 +4,9 @@ import { type DType, dtypeOf, elements } from "./dtypes.js";
 import { CheckpointError, messageOf } from "./errors.js";
 import { type Json, asList, asNames, asObject, asSizes, asText, parseJson } from "./json.js";
 import { type Manifest, type TensorSpec, fingerprint, sortByName } from "./manifest.js";
-import { Sha256 } from "./sha256.js";
+import { digestOf } from "./sha256.js";
 import { type RawTensor, decodeSafetensors, encodeSafetensors } from "./safetensors.js";
+import { join } from "./wire.js";
 
 const FORMAT = "onnxtrain-checkpoint";
 const DELTA_FORMAT = "onnxtrain-checkpoint-delta";
@@ -228,13 +229,18 @@ export function encodeCheckpoint(content: Content, manifest: Manifest): Uint8Arr
   return encodeSafetensors(tensors, metadata);
 }
 
-/** Computes the digest of the frozen parameters by which a delta recognises its base; see docs/reference/file-formats.md. */
-export function frozenDigest(frozen: ReadonlyMap<string, RawTensor>): string {
-  const digest = new Sha256();
-  for (const { name, dtype, shape, bytes } of sortByName([...frozen].map(([name, tensor]) => ({ name, ...tensor })))) {
-    digest.update(new TextEncoder().encode(JSON.stringify([name, dtype.name, shape]))).update(bytes);
-  }
-  return digest.hex();
+/**
+ * Computes the digest of the frozen parameters by which a delta recognises its base; see docs/reference/file-formats.md.
+ *
+ * @param frozen dtypes and shapes by name, and functions that return the bytes.
+ */
+export async function frozenDigest(
+  frozen: readonly (TensorSpec & { readonly read: () => Promise<Uint8Array> })[],
+): Promise<string> {
+  const chunks: Uint8Array[] = [];
+  for (const { name, dtype, shape, read } of sortByName([...frozen]))
+    chunks.push(new TextEncoder().encode(JSON.stringify([name, dtype.name, shape])), await read());
+  return digestOf(join(chunks));
 }
 
 /** Makes a tensor whose elements all have one value, e.g. a moment that starts from 0. */

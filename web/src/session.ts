@@ -88,8 +88,11 @@ export class TrainingSession {
       await engine.release();
       throw error;
     });
+    // Computed while the page goes on, so that saving a delta needs not wait for it.
+    state.prepareDelta();
     if (warmUp) await warmOnZeros(ort, engine, state, executionProviders);
-    return new TrainingSession(ort, run, state, seed, engine);
+    // The state has copied the checkpoint.
+    return new TrainingSession(ort, { ...run, checkpoint: null }, state, seed, engine);
   }
 
   /** Number of optimizer steps taken, with those before a checkpoint that was loaded. */
@@ -296,7 +299,7 @@ export class TrainingSession {
         new Map<string, Tensor | null>([...state.parameters, ...state.statistics]),
         "exportModel",
       );
-      return exportInferenceModel(model.bytes, tensors, names, model.externalData);
+      return exportInferenceModel(model.bytes, tensors, names, await this.#run.data.of(model));
     });
   }
 

@@ -6,7 +6,7 @@ import { type DType } from "./dtypes.js";
 import { CheckpointError } from "./errors.js";
 import { type Gradients, disposeGradients } from "./gradients.js";
 import type { Manifest } from "./manifest.js";
-import { type OrtModule, dispose, toRaw, toTensor } from "./ort.js";
+import { type OrtModule, bytesOf, dataOf, dispose, toRaw, toTensor } from "./ort.js";
 import type { RawTensor } from "./safetensors.js";
 
 const DEFAULT_LEARNING_RATE = 1e-3;
@@ -36,6 +36,7 @@ export class State {
   properties: Properties = {};
   /** Training steps since the last optimizer step. */
   runs = 0;
+  #frozen: { tensors: readonly Tensor[]; digest: Promise<string> } | null = null;
   /** Null until a training step has computed gradients. */
   gradients: Gradients | null = null;
 
@@ -70,8 +71,8 @@ export class State {
     const kept = new Map(this.parameters);
     if (content.delta) {
       for (const spec of this.manifest.parameters) if (spec.trainable) kept.delete(spec.name);
-      const frozen = await this.read(kept, `Loading ${source}`);
-      if (frozenDigest(frozen) !== content.frozen) {
+      this.requireDefined(`Loading ${source}`);
+      if ((await this.#frozenDigest()) !== content.frozen) {
         throw new CheckpointError(
           `Loading ${source}: it is a delta of this model, but was trained on top of other values of the parameters that it does not hold. ` +
             "Load the full checkpoint it was trained from first. The session is unchanged.",
@@ -135,9 +136,8 @@ export class State {
 
   /** Collects the content of a checkpoint or, if `delta`, of the trained parameters only. */
   async content(delta: boolean, optimizer: boolean, doing: string): Promise<Content> {
-    const all = await this.read(this.parameters, doing);
     const trainable = this.manifest.parameters.filter((spec) => spec.trainable).map((spec) => spec.name);
-    const frozen = new Map([...all].filter(([name]) => !trainable.includes(name)));
+    const held = delta ? new Map(trainable.map((name) => [name, this.parameters.get(name)!])) : this.parameters;
     const moments = new Map<string, Map<string, RawTensor>>();
     if (optimizer) {
       for (const spec of this.momentSpecs) {
@@ -147,15 +147,41 @@ export class State {
     }
     return {
       delta,
-      parameters: delta ? new Map(trainable.map((name) => [name, all.get(name)!])) : all,
+      parameters: await this.read(held, doing),
       trainable,
       statistics: await this.read(this.statistics, doing),
       moments,
       progress: optimizer ? { ...this.progress } : null,
       properties: { ...this.properties },
       fingerprint: this.manifest.fingerprint,
-      frozen: delta ? frozenDigest(frozen) : null,
+      frozen: delta ? await this.#frozenDigest() : null,
     };
+  }
+
+  /** Begins to compute the digest that deltas contain, where the browser computes it beside the page. */
+  prepareDelta(): void {
+    const complete = [...this.parameters.values()].every((tensor) => tensor !== null);
+    // What fails here fails again when a delta is saved.
+    if (complete && globalThis.crypto?.subtle) void this.#frozenDigest().catch(() => undefined);
+  }
+
+  /** Returns the digest of the frozen parameters, which is computed once as long as they stay the same. */
+  #frozenDigest(): Promise<string> {
+    const specs = this.manifest.parameters.filter((spec) => !spec.trainable);
+    const tensors = specs.map(({ name }) => this.parameters.get(name)!);
+    // Parameters are replaced, never written to.
+    if (!this.#frozen || tensors.some((tensor, index) => tensor !== this.#frozen!.tensors[index])) {
+      const digest = frozenDigest(
+        specs.map((spec, index) => ({
+          ...spec,
+          read: async () => bytesOf(await dataOf(tensors[index]!)),
+        })),
+      );
+      this.#frozen = { tensors, digest };
+      // The next call tries again.
+      digest.catch(() => (this.#frozen = null));
+    }
+    return this.#frozen.digest;
   }
 
   /** Forgets the gradients. */

@@ -26,15 +26,16 @@ export interface Run {
 /**
  * Loads the files of a run.
  *
+ * @param cache name of the cache in which data files are kept; see `CreateOptions`.
  * @throws ModelLoadError if a file is missing, damaged, or of another run.
  */
-export async function loadArtifacts(artifacts: Artifacts): Promise<Run> {
+export async function loadArtifacts(artifacts: Artifacts, cache?: string): Promise<Run> {
   const { read, manifestName } =
     typeof artifacts === "string" || artifacts instanceof URL ? fromUrl(artifacts) : memory(artifacts);
   const text = new TextDecoder().decode(await read(manifestName));
   const manifest = parseManifest(text, `'${manifestName}'`);
   const { files } = manifest;
-  const data = new DataFiles(read, manifest.dataFiles);
+  const data = new DataFiles(read, manifest.dataFiles, cache);
   const model = async (name: string | null, what: string): Promise<Model | null> => {
     if (name === null) return null;
     const bytes = await read(name);

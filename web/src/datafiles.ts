@@ -23,6 +23,7 @@ export type Read = (name: string) => Promise<Uint8Array>;
 export class DataFiles {
   readonly #read: Read;
   readonly #expected: ReadonlyMap<string, DataFileSpec>;
+  readonly #cache: string | undefined;
   readonly #files = new Map<string, Promise<Uint8Array>>();
   /** By file, the models that have not been opened yet. */
   readonly #waiting = new Map<string, Set<Model>>();
@@ -30,10 +31,12 @@ export class DataFiles {
   /**
    * @param read reads a file of the run by its name.
    * @param expected files whose content is checked, by name.
+   * @param cache name of a cache of the Cache API for these files.
    */
-  constructor(read: Read, expected: ReadonlyMap<string, DataFileSpec>) {
+  constructor(read: Read, expected: ReadonlyMap<string, DataFileSpec>, cache?: string) {
     this.#read = read;
     this.#expected = expected;
+    this.#cache = cache;
   }
 
   /** Keeps the files of a model, once they are read, until the model has been opened. */
@@ -84,24 +87,43 @@ export class DataFiles {
     return file;
   }
 
+  /** Returns the checked content of a file, from the cache if that has it. */
   async #checked(path: string): Promise<Uint8Array> {
-    const data = await this.#read(path);
     const expected = this.#expected.get(path);
-    if (!expected) return data;
-    let problem = "";
-    if (data.length !== expected.bytes) problem = `it has ${data.length} bytes instead of ${expected.bytes}`;
-    else {
-      const digest = await digestOf(data);
-      if (digest !== expected.sha256)
-        problem = `its SHA-256 is ${digest.slice(0, 12)}... instead of ${expected.sha256.slice(0, 12)}...`;
+    if (!expected) return this.#read(path);
+    const cache = await openCache(this.#cache);
+    // No server answers for this address: the file is the same in all folders.
+    const key = `https://onnxtrain.invalid/${expected.sha256}`;
+    const kept = await cache?.match(key).catch(() => undefined);
+    if (kept) {
+      const data = new Uint8Array(await kept.arrayBuffer());
+      if (!(await difference(data, expected))) return data;
     }
+    const data = await this.#read(path);
+    const problem = await difference(data, expected);
     if (problem) {
       throw new ModelLoadError(
         `Loading the artifacts: '${path}' is not the file with which they were written: ${problem}. Put the original file there, or generate the artifacts again from the new one.`,
       );
     }
+    // Without the cache, e.g. where the disk is full, the file is loaded again next time.
+    await cache?.put(key, new Response(data as Uint8Array<ArrayBuffer>)).catch(() => undefined);
     return data;
   }
+}
+
+/** Opens a cache, null where the Cache API is missing (Node, pages without HTTPS) or refuses (private windows). */
+async function openCache(name: string | undefined): Promise<Cache | null> {
+  if (!name || typeof caches === "undefined") return null;
+  return caches.open(name).catch(() => null);
+}
+
+/** Tells how a file differs from what the manifest says, "" if it does not. */
+async function difference(data: Uint8Array, expected: DataFileSpec): Promise<string> {
+  if (data.length !== expected.bytes) return `it has ${data.length} bytes instead of ${expected.bytes}`;
+  const digest = await digestOf(data);
+  if (digest === expected.sha256) return "";
+  return `its SHA-256 is ${digest.slice(0, 12)}... instead of ${expected.sha256.slice(0, 12)}...`;
 }
 
 function pathsOf(model: Model): string[] {

@@ -72,8 +72,8 @@ export class TrainingSession {
    */
   static async create(ort: OrtModule, options: CreateOptions): Promise<TrainingSession> {
     checkCreate(ort, options);
-    const { executionProviders, warmUp = true, seed = 0 } = options;
-    const run = await loadArtifacts(options.artifacts);
+    const { executionProviders, warmUp = true, seed = 0, cache } = options;
+    const run = await loadArtifacts(options.artifacts, cache);
     const { manifest } = run;
     if (!run.checkpoint)
       throw new ModelLoadError(

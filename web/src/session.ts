@@ -2,7 +2,7 @@
 
 import type { Tensor } from "onnxruntime-common";
 import { type Run, loadArtifacts } from "./artifacts.js";
-import { type Properties, encodeCheckpoint, readCheckpoint } from "./checkpoint.js";
+import { type Properties, beginDigest, encodeCheckpoint, readCheckpoint } from "./checkpoint.js";
 import { Engine, type Outputs } from "./engine.js";
 import { InputError, ModelLoadError, TrainingStateError } from "./errors.js";
 import { exportInferenceModel } from "./export.js";
@@ -82,15 +82,16 @@ export class TrainingSession {
     const source = `the checkpoint '${manifest.files.checkpoint}'`;
     const content = readCheckpoint(run.checkpoint, manifest, source);
     if (usesWebGpu(executionProviders)) await requireRightResults(ort, executionProviders!);
+    // Computed while the models are opened, so that deltas do not wait for it.
+    const frozen = beginDigest(content, manifest);
     const engine = await Engine.open(ort, run, executionProviders);
     const state = new State(ort, manifest, engine.moments);
-    await state.load(content, source).catch(async (error: unknown) => {
+    await state.load(content, source, frozen).catch(async (error: unknown) => {
       await engine.release();
       throw error;
     });
-    // Computed while the page goes on, so that saving a delta needs not wait for it.
-    state.prepareDelta();
     if (warmUp) await warmOnZeros(ort, engine, state, executionProviders);
+    await frozen?.catch(() => undefined);
     // The state has copied the checkpoint.
     return new TrainingSession(ort, { ...run, checkpoint: null }, state, seed, engine);
   }

@@ -100,11 +100,15 @@ export class Sha256 {
   }
 }
 
+/** True if the browser itself computes digests, beside the page. */
+export function canDigest(): boolean {
+  return (globalThis as { crypto?: Crypto }).crypto?.subtle !== undefined;
+}
+
 /** Returns the SHA-256 of bytes in hexadecimal, computed by the browser itself where it can. */
 export async function digestOf(bytes: Uint8Array): Promise<string> {
-  const subtle = (globalThis as { crypto?: { subtle?: SubtleCrypto } }).crypto?.subtle;
-  if (!subtle) return new Sha256().update(bytes).hex();
-  const digest = new Uint8Array(await subtle.digest("SHA-256", bytes as Uint8Array<ArrayBuffer>));
+  if (!canDigest()) return new Sha256().update(bytes).hex();
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes as Uint8Array<ArrayBuffer>));
   return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 

@@ -5,7 +5,7 @@ import { type Content, type Progress, type Properties, filled, frozenDigest } fr
 import { type DType } from "./dtypes.js";
 import { CheckpointError } from "./errors.js";
 import { type Gradients, disposeGradients } from "./gradients.js";
-import type { Manifest } from "./manifest.js";
+import type { Manifest, ParameterSpec } from "./manifest.js";
 import { type OrtModule, bytesOf, dataOf, dispose, toRaw, toTensor } from "./ort.js";
 import type { RawTensor } from "./safetensors.js";
 
@@ -65,9 +65,10 @@ export class State {
   /**
    * Takes over the content of a checkpoint or a delta; everything is checked before anything changes.
    *
+   * @param frozen digest of the frozen parameters of a checkpoint, if it is computed already.
    * @throws CheckpointError if a delta belongs to other frozen values, or the moments are those of another optimizer.
    */
-  async load(content: Content, source: string): Promise<void> {
+  async load(content: Content, source: string, frozen?: Promise<string>): Promise<void> {
     const kept = new Map(this.parameters);
     if (content.delta) {
       for (const spec of this.manifest.parameters) if (spec.trainable) kept.delete(spec.name);
@@ -93,6 +94,7 @@ export class State {
     dispose([...this.statistics.values(), ...this.moments.values()]);
     this.dropGradients();
     Object.assign(this, { parameters, statistics, moments });
+    if (frozen) this.#keepDigest(frozen);
     const { learningRate, initialLearningRate } = this.progress;
     this.progress = content.progress ? { ...content.progress } : { step: 0, learningRate, initialLearningRate };
     this.properties = { ...content.properties };
@@ -158,30 +160,34 @@ export class State {
     };
   }
 
-  /** Begins to compute the digest that deltas contain, where the browser computes it beside the page. */
-  prepareDelta(): void {
-    const complete = [...this.parameters.values()].every((tensor) => tensor !== null);
-    // What fails here fails again when a delta is saved.
-    if (complete && globalThis.crypto?.subtle) void this.#frozenDigest().catch(() => undefined);
+  get #frozenSpecs(): ParameterSpec[] {
+    return this.manifest.parameters.filter((spec) => !spec.trainable);
   }
 
   /** Returns the digest of the frozen parameters, which is computed once as long as they stay the same. */
   #frozenDigest(): Promise<string> {
-    const specs = this.manifest.parameters.filter((spec) => !spec.trainable);
-    const tensors = specs.map(({ name }) => this.parameters.get(name)!);
+    const tensors = this.#frozenSpecs.map(({ name }) => this.parameters.get(name)!);
     // Parameters are replaced, never written to.
-    if (!this.#frozen || tensors.some((tensor, index) => tensor !== this.#frozen!.tensors[index])) {
-      const digest = frozenDigest(
-        specs.map((spec, index) => ({
-          ...spec,
-          read: async () => bytesOf(await dataOf(tensors[index]!)),
-        })),
-      );
-      this.#frozen = { tensors, digest };
-      // The next call tries again.
-      digest.catch(() => (this.#frozen = null));
-    }
-    return this.#frozen.digest;
+    if (this.#frozen && tensors.every((tensor, index) => tensor === this.#frozen!.tensors[index]))
+      return this.#frozen.digest;
+    const digest = (async (): Promise<string> => {
+      const raw: (RawTensor & { name: string })[] = [];
+      for (const [index, spec] of this.#frozenSpecs.entries())
+        raw.push({ ...spec, bytes: bytesOf(await dataOf(tensors[index]!)) });
+      return frozenDigest(raw);
+    })();
+    this.#keepDigest(digest);
+    return digest;
+  }
+
+  /** Keeps the digest of the present frozen parameters. */
+  #keepDigest(digest: Promise<string>): void {
+    const frozen = { tensors: this.#frozenSpecs.map(({ name }) => this.parameters.get(name)!), digest };
+    this.#frozen = frozen;
+    // The next call tries again.
+    digest.catch(() => {
+      if (this.#frozen === frozen) this.#frozen = null;
+    });
   }
 
   /** Forgets the gradients. */

@@ -121,9 +121,7 @@ def write_files(
         shared = SharedWeights({}, ())
         if wanted.share_weights:
             own_names = [manifest_path.name, *file_names.values()]
-            shared = share_weights(
-                models.values(), files, directory, base=wanted.base, own_names=own_names
-            )
+            shared = share_weights(models.values(), files, directory, base=wanted.base, own_names=own_names)
             manifest["data_files"] = {
                 file.name: {"bytes": file.size, "sha256": file.sha256} for file in shared.data_files
             }

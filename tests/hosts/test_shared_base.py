@@ -21,7 +21,7 @@ from onnxtrain.errors import ModelLoadError
 from onnxtrain.lora import LoraConfig
 from onnxtrain.passes.io.shared_weights import MIN_SHARED_BYTES
 
-from .cases import TOLERANCE, Host, losses_of
+from .cases import TOLERANCE, losses_of
 from .nets import ADAPTERS, LEARNING_RATE, STEPS, Net, write_feeds
 from .test_host_checkpoints import PROGRAMS
 
@@ -39,9 +39,7 @@ def save_base(net: Net, folder: Path) -> Path:
     """Save a base whose weights are in `base.onnx.data`."""
     folder.mkdir(exist_ok=True)
     path = folder / "base.onnx"
-    onnx.save(
-        net.model(), path, save_as_external_data=True, location="base.onnx.data", size_threshold=1024
-    )
+    onnx.save(net.model(), path, save_as_external_data=True, location="base.onnx.data", size_threshold=1024)
     return path
 
 
@@ -101,6 +99,7 @@ def site(net: Net, batches: list[list[np.ndarray]], tmp_path_factory: pytest.Tem
     return folder / "site"
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_losses_are_those_of_models_that_hold_their_weights(
     program: str,
@@ -163,9 +162,7 @@ def other_base() -> onnx.ModelProto:
 
 def test_data_files_stay_as_long_as_a_run_needs_them(tmp_path: Path) -> None:
     def write(prefix: str, model: onnx.ModelProto) -> str:
-        generate_artifacts(
-            model, prefix=prefix, lora=LoraConfig(r=1), artifact_directory=tmp_path, **OPTIONS
-        )
+        generate_artifacts(model, prefix=prefix, lora=LoraConfig(r=1), artifact_directory=tmp_path, **OPTIONS)
         (name,) = manifest_of(tmp_path, prefix)["data_files"]
         return str(name)
 
@@ -210,9 +207,8 @@ def test_weights_inside_of_the_onnx_file_are_used_only_where_they_are_aligned(tm
         pad_name(model, 10 + shift)
         onnx.save(model, folder / "base.onnx")
         content = (folder / "base.onnx").read_bytes()
-        generate_artifacts(
-            folder / "base.onnx", lora=LoraConfig(r=1), artifact_directory=folder, **OPTIONS | {"additional_output_names": None}
-        )  # fmt: skip
+        options = OPTIONS | {"additional_output_names": None, "lora": LoraConfig(r=1)}
+        generate_artifacts(folder / "base.onnx", artifact_directory=folder, **options)
         assert (folder / "base.onnx").read_bytes() == content
         aligned = content.index(values["w"].tobytes()) % 4 == 0
         (name,) = manifest_of(folder)["data_files"]
@@ -248,6 +244,8 @@ def test_own_files_are_no_base(tmp_path: Path) -> None:
     assert api.Module(tmp_path / "training_model.onnx", state).manifest.data_files[0].name == name
 
 
+@pytest.mark.sample(every=8)
+@pytest.mark.parametrize("net", ["adapter"], indirect=True)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -256,19 +254,17 @@ def test_own_files_are_no_base(tmp_path: Path) -> None:
         (lambda data: data[: len(data) // 2], "base.onnx.data"),
         (None, "base.onnx.data"),
     ],
+    ids=["other", "longer", "shorter", "missing"],
 )
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_another_base_is_refused(
     program: str,
     damage: Callable[[bytes], bytes] | None,
     message: str,
-    net: Net,
     site: Path,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    if net is not ADAPTERS[0]:
-        pytest.skip("hosts check both kinds alike")
     folder = shutil.copytree(site, tmp_path / "site")
     path = folder / "base.onnx.data"
     data = path.read_bytes()
@@ -291,6 +287,8 @@ def change_references(path: Path, **entries: str) -> None:
     path.write_bytes(model.SerializeToString())
 
 
+@pytest.mark.sample(every=5)
+@pytest.mark.parametrize("net", ["adapter"], indirect=True)
 @pytest.mark.parametrize(
     "entries",
     [
@@ -314,6 +312,7 @@ def test_places_outside_of_the_file_and_the_folder_are_refused(
     assert "raining model" in done.stderr
 
 
+@pytest.mark.parametrize("net", ["adapter"], indirect=True)
 def test_a_manifest_with_wrong_digests_is_refused(site: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(site, tmp_path / "site")
     model = onnx.load(folder / "training_model.onnx", load_external_data=False)
@@ -341,9 +340,7 @@ def test_names_that_hosts_refuse_are_not_referred_to(tmp_path: Path) -> None:
     onnx.save(
         net.model(), tmp_path / "base.onnx", save_as_external_data=True, location="50%.data", size_threshold=0
     )
-    generate_artifacts(
-        tmp_path / "base.onnx", lora=LoraConfig(r=1), artifact_directory=tmp_path, **OPTIONS
-    )
+    generate_artifacts(tmp_path / "base.onnx", lora=LoraConfig(r=1), artifact_directory=tmp_path, **OPTIONS)
     (name,) = manifest_of(tmp_path)["data_files"]
     assert name.startswith("weights.")
 
@@ -354,9 +351,7 @@ def test_the_base_may_be_below_the_artifacts(batches: list[list[np.ndarray]], tm
     assert [*manifest_of(tmp_path)["data_files"]] == ["base/base.onnx.data"]
     assert TensorProto.EXTERNAL in {
         tensor.data_location
-        for tensor in onnx.load(
-            tmp_path / "training_model.onnx", load_external_data=False
-        ).graph.initializer
+        for tensor in onnx.load(tmp_path / "training_model.onnx", load_external_data=False).graph.initializer
     }
     assert train(tmp_path, [[x[:8] for x in batch] for batch in batches[:3]])
 

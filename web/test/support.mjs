@@ -11,7 +11,18 @@ const root = join(here, "..", "..");
 const python = process.env.PYTHON ?? join(root, ".venv", "bin", "python");
 const reference = process.env.ONNXTRAIN_WEB_REFERENCE ?? join(root, "build", "web-reference");
 
-export const NETS = ["mlp", "dropout", "cnn", "transformer", "lstm", "embedding", "shared", "frozen", "adapter", "adapter-int4"];
+export const NETS = [
+  "mlp",
+  "dropout",
+  "cnn",
+  "transformer",
+  "lstm",
+  "embedding",
+  "shared",
+  "frozen",
+  "adapter",
+  "adapter-int4",
+];
 
 /** Runs a Python script of this folder and returns what it prints. */
 export function runPython(script, ...args) {

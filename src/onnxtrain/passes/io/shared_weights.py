@@ -120,8 +120,8 @@ def share_weights(
         models: the models.
         files: set of files to which a data file is added, unless the directory already has it.
         directory: directory of the models.
-        base: the model that is trained, or None. If its files are in `directory` or below, and consist nearly only of weights of
-            the models, the models refer to these files, which are not changed.
+        base: the model that is trained, or None. If its files are in `directory` or below, and consist nearly only of
+            weights of the models, the models refer to these files, which are not changed.
         own_names: names of the files that are written for this run; they aren't used as base.
     """
     weights = _Weights.of(models)
@@ -136,9 +136,7 @@ def share_weights(
         data_files.append(written)
         found |= dict(zip(rest, places, strict=True))
     placed = {
-        id(tensor): with_type_of(
-            ir.ExternalTensor(*place, tensor.dtype, shape=ir.Shape(()), name=""), tensor
-        )
+        id(tensor): with_type_of(ir.ExternalTensor(*place, tensor.dtype, shape=ir.Shape(()), name=""), tensor)
         for key, place in found.items()
         for tensor in weights.tensors[key].values()
     }
@@ -255,7 +253,9 @@ def _stored(
         if reference is not None:
             source = locate(reference, path.parent)
             location = _location(source, directory, own_names)
-            length = source.stat().st_size - reference.offset if reference.length is None else reference.length
+            length = (
+                source.stat().st_size - reference.offset if reference.length is None else reference.length
+            )
             if location is not None and length:
                 data = np.memmap(source, np.uint8, "r", reference.offset, (length,)).data
                 yield _Place(location, reference.offset, length), data

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from models import make_model, parse_nodes
 from onnxtrain import api
@@ -132,6 +132,50 @@ def test_a_run_is_hardly_larger_than_its_base(net: Net, site: Path, tmp_path: Pa
         assert size_of(tmp_path, {path.name for path in tmp_path.iterdir()}) <= 1.1 * base + 200_000
     (data,) = manifest_of(tmp_path)["data_files"]
     assert data == f"weights.{digest_of(tmp_path / data)[:12]}.data"
+
+
+def tall_base(kind: str) -> onnx.ModelProto:
+    """13 products of 512 x 512, in float32 or in 4 bits."""
+    rng, size, block = np.random.default_rng(0), 512, 32
+    nodes, values, x = [], {}, "x"
+    for i in range(13):
+        if kind == "float":
+            values[f"w{i}"] = rng.normal(0, 0.04, (size, size)).astype(np.float32)
+            nodes.append(helper.make_node("MatMul", [x, f"w{i}"], [f"h{i}"], f"fc{i}"))
+        else:
+            values[f"w{i}"] = rng.integers(0, 256, (size, size // block, block // 2), np.uint8)
+            values[f"s{i}"] = rng.uniform(0.01, 0.02, size * size // block).astype(np.float32)
+            nodes.append(
+                helper.make_node(
+                    "MatMulNBits", [x, f"w{i}", f"s{i}"], [f"h{i}"], f"fc{i}", domain="com.microsoft",
+                    K=size, N=size, bits=4, block_size=block,
+                )
+            )  # fmt: skip
+        x = f"a{i}"
+        nodes.append(helper.make_node("Relu", [f"h{i}"], [x]))
+    model = make_model(nodes, {"x": ["batch", size]}, {x: ["batch", size]}, values)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return model
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [("float", (13.63, 41.3, 14.01)), ("int4", (2.13, 8.4, 2.54))], ids=["float", "int4"]
+)
+def test_sizes_are_those_of_the_pages(kind: str, sizes: tuple[float, float, float], tmp_path: Path) -> None:
+    model, options = tall_base(kind), OPTIONS | {"additional_output_names": None, "lora": LoraConfig(r=4)}
+    measured = [len(model.SerializeToString()) / 1e6]
+    for share in (False, None):
+        folder = tmp_path / str(share)
+        generate_artifacts(model, artifact_directory=folder, share_weights=share, **options)
+        measured.append(size_of(folder, downloaded(folder)) / 1e6)
+    np.testing.assert_allclose(measured, sizes, rtol=0.01)
+    assert measured[2] <= 1.1 * measured[0] + 0.2
+    docs = Path(__file__).parents[2]
+    row = f"| {'float32' if kind == 'float' else kind} | {sizes[0]:.2f} MB | {sizes[1]:.1f} MB | {sizes[2]:.2f} MB |"
+    assert row in (docs / "notes" / "web.md").read_text("utf-8")
+    row = f"| {'float32' if kind == 'float' else kind} | {sizes[0]:.1f} MB | {sizes[2]:.1f} MB |"
+    assert row in (docs / "docs" / "devices" / "browser.md").read_text("utf-8")
 
 
 def test_adapters_share_the_base(net: Net, batches: list[list[np.ndarray]], tmp_path: Path) -> None:

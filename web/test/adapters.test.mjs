@@ -113,6 +113,15 @@ describe("another base", () => {
     }
   });
 
+  it("is not noticed in artifacts of earlier versions, which have no digests", async () => {
+    const { data_files: _, ...manifest } = manifestOf("adapter");
+    const name = dataFileOf("adapter");
+    const other = read("adapter", name);
+    other[other.length - 1] ^= 1;
+    const text = new TextEncoder().encode(JSON.stringify(manifest));
+    (await open("adapter", { "manifest.json": text, [name]: other })).release();
+  });
+
   it("is refused where the browser computes no digests", async () => {
     const { crypto } = globalThis;
     Object.defineProperty(globalThis, "crypto", { value: undefined, configurable: true });

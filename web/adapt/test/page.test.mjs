@@ -59,6 +59,8 @@ it("the loss of a text falls, and the adapter is saved, forgotten and loaded aga
   assert.ok(Number(last) < 0.6 * Number(first), chart);
   assert.ok((await value(page, "Tokens per second")) > 0);
   const steps = await value(page, "Steps");
+  if (process.env.ONNXTRAIN_WEB_IMAGES)
+    await page.screenshot({ path: join(process.env.ONNXTRAIN_WEB_IMAGES, "adapt.png") });
 
   const download = page.waitForEvent("download");
   await button(page, "Save adapter").click();
@@ -116,7 +118,5 @@ it("is in sight as a whole, on a laptop and on a phone", LIMIT, async (t) => {
     }));
     assert.ok(sizes.wide <= width, `${sizes.wide} pixels wide`);
     if (width > 1000) assert.ok(sizes.high <= height, `${sizes.high} pixels high`);
-    if (process.env.ONNXTRAIN_WEB_IMAGES && width > 1000)
-      await page.screenshot({ path: join(process.env.ONNXTRAIN_WEB_IMAGES, "adapt.png") });
   }
 });

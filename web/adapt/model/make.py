@@ -73,7 +73,9 @@ class Network:
         joined = self.op("Transpose", [mixed], f"{name}.back", perm=[0, 2, 1, 3])
         joined = self.op("Reshape", [joined, "join"], f"{name}.joined")
         x = self.op("Add", [x, self.linear(joined, f"{name}.out", SIZE, SIZE)], f"{name}.sum1")
-        h = self.op("Gelu", [self.linear(self.norm(x, f"{name}.norm2"), f"{name}.up", SIZE, WIDE)], f"{name}.gelu")
+        h = self.op(
+            "Gelu", [self.linear(self.norm(x, f"{name}.norm2"), f"{name}.up", SIZE, WIDE)], f"{name}.gelu"
+        )
         return self.op("Add", [x, self.linear(h, f"{name}.down", WIDE, SIZE)], f"{name}.sum2")
 
     def model(self) -> onnx.ModelProto:

@@ -62,10 +62,11 @@ HOST ?= 127.0.0.1
 CHROMIUM ?= $(firstword $(wildcard /usr/bin/chromium /usr/bin/chromium-browser /usr/bin/google-chrome))
 WEB_TOOLS := web/node_modules/.installed
 WEB_MODEL := web/demo/dist/model/manifest.json
+WEB_ADAPT_MODEL := web/adapt/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: kernels test-all test-cuda test-flower test-gallery test-gallery-quick web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: kernels test-all test-cuda test-flower test-gallery test-gallery-quick web web-page web-adapt web-adapt-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -125,15 +126,22 @@ web: web-page
 web-page: $(WEB_MODEL) $(WEB_TOOLS)
 	$(NODE) web/demo/build.mjs
 
+# The page on which a language model learns a text.
+web-adapt: web-adapt-page
+	$(NODE) web/adapt/serve.mjs $(PORT) $(HOST)
+
+web-adapt-page: $(WEB_ADAPT_MODEL) $(WEB_TOOLS)
+	$(NODE) web/adapt/build.mjs
+
 # The package against onnxruntime-node, and against onnxruntime-web in Node; its types and its size.
 test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)
 	cd web && npm run format && npm run build && npm run types && npm run size
 	rm -rf build/web-reference
 	$(WEB_TEST) web/test/*.test.mjs
 
-# The same in Chromium, and the page.
-test-web: test-web-node web-page | check-chromium
-	CHROMIUM=$(CHROMIUM) $(WEB_TEST) --test-concurrency=1 web/demo/test/*.test.mjs
+# The same in Chromium, and the pages.
+test-web: test-web-node web-page web-adapt-page | check-chromium
+	CHROMIUM=$(CHROMIUM) $(WEB_TEST) --test-concurrency=1 web/demo/test/*.test.mjs web/adapt/test/*.test.mjs
 
 $(WEB_TOOLS): web/package.json web/package-lock.json | check-node
 	cd web && npm ci --ignore-scripts --no-audit --no-fund
@@ -143,6 +151,9 @@ $(WEB_TOOLS): web/package.json web/package-lock.json | check-node
 WEB_VENV := $(if $(wildcard $(TEST_VENV)/.installed),$(TEST_VENV),$(DEMO_VENV))
 $(WEB_MODEL): $(wildcard web/demo/model/*.py) | $(WEB_VENV)/.installed
 	$(WEB_VENV)/bin/python web/demo/model/make.py $(@D)
+
+$(WEB_ADAPT_MODEL): web/adapt/model/make.py | $(WEB_VENV)/.installed
+	$(WEB_VENV)/bin/python web/adapt/model/make.py $(@D)
 
 check-node:
 	@$(NODE) -e 'if (parseInt(process.versions.node) < 20) { console.error("onnxtrain-web needs Node.js 20 or newer; this is " + process.version); process.exit(1) }' && npm --version >/dev/null || \
@@ -257,4 +268,4 @@ check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "onnxtrain needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 
 clean:
-	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(GALLERY_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist
+	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(GALLERY_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist web/adapt/dist

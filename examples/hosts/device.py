@@ -6,6 +6,7 @@ little-endian.
 """
 
 import argparse
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -30,6 +31,20 @@ def read_feeds(folder, manifest):
     return settings, np.frombuffer(data, batch)
 
 
+def check_data_files(artifacts, manifest):
+    """Checks that the weights that models share are those that the artifacts were written with."""
+    for name, expected in manifest.get("data_files", {}).items():
+        path = artifacts / name
+        require(path.is_file(), f"{path}, which holds weights of the models, is missing")
+        with path.open("rb") as file:
+            found = {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        require(
+            found == expected,
+            f"{path} is not the file with which these artifacts were written. Put the original file there, "
+            "or generate the artifacts again from the new one",
+        )
+
+
 def run(model, values):
     results = model.run(None, {x.name: np.asarray(values[x.name]) for x in model.get_inputs()})
     return dict(zip((x.name for x in model.get_outputs()), results, strict=True))
@@ -41,6 +56,7 @@ def train(artifacts, feeds, checkpoint_out=None, start=(), delta=False):
         manifest["version"] <= 2 and manifest["optimizer"], f"{artifacts} is too new, or has no optimizer"
     )
     files, optimizer = manifest["files"], manifest["optimizer"]
+    check_data_files(artifacts, manifest)
     settings, batches = read_feeds(feeds, manifest)
     checkpoint, rate = Checkpoint(manifest), settings["learning_rate"]
     for path in (artifacts / files["checkpoint"], *start):

@@ -18,7 +18,8 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.lora import METADATA_KEY as METADATA_KEY_OF_ADAPTERS
 from onnxtrain.onnxblock.checkpoint_utils import parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
-from onnxtrain.passes import write_models
+from onnxtrain.passes import ModelSource, write_models
+from onnxtrain.passes.io.shared_weights import SharedWeights, share_weights, unused_data_files
 from onnxtrain.passes.profiles import suit_hosts
 from onnxtrain.runtime.artifact_folder import is_manifest
 from onnxtrain.runtime.atomic import FileSet
@@ -47,6 +48,8 @@ class Files:
         nominal_checkpoint: True to also write a checkpoint without the parameters' data.
         ort_format: True to also write the models in ORT format.
         custom_op_library: shared library with the models' custom ops, which the conversion to ORT format needs.
+        share_weights: True to store all weights that models have in common once. False to do so only for large models.
+        base: the model that is trained, whose files may contain the shared weights; None if there is none.
         describe: function that returns a trainer's settings as properties of the checkpoint; None for artifacts without
             a trainer. The manifest records that there are settings.
     """
@@ -56,6 +59,8 @@ class Files:
     nominal_checkpoint: bool = False
     ort_format: bool = False
     custom_op_library: Path | None = None
+    share_weights: bool = False
+    base: ModelSource | None = None
     describe: Describe | None = None
 
 
@@ -96,8 +101,6 @@ def write_files(
     }
     if wanted.describe is not None:
         manifest["trainer"] = True
-    # Each write gives the data files new names, which only the manifest file contains.
-    text = json.dumps(manifest | {"external_data": {}}, indent=2)
     state = CheckpointState.from_arrays(
         {name: tensor.numpy() for name, tensor in graphs.parameters.items()},
         trainable=graphs.trainable,
@@ -115,15 +118,30 @@ def write_files(
     directory.mkdir(parents=True, exist_ok=True)
     # If the process is killed, the directory has either all new files or all old ones.
     with FileSet(directory) as files:
+        shared = SharedWeights({}, ())
+        if wanted.share_weights:
+            own_names = [manifest_path.name, *file_names.values()]
+            shared = share_weights(models.values(), files, directory, base=wanted.base, own_names=own_names)
+            manifest["data_files"] = {
+                file.name: {"bytes": file.size, "sha256": file.sha256} for file in shared.data_files
+            }
+        # Other data files get a new name each time, which only the manifest file contains.
+        text = json.dumps(manifest | {"external_data": {}}, separators=(",", ":"))
         for name, model in models.items():
             # The manifest is embedded in each model, so that a device needs only the model file.
             model.metadata_props[METADATA_KEY] = text
             if wanted.ort_format:
                 write_ort_format(model, files, directory / file_names[name], wanted.custom_op_library)
-        data = write_models({file_names[name]: model for name, model in models.items()}, files)
+        data = write_models(
+            {file_names[name]: model for name, model in models.items()}, files, placed=shared.placed
+        )
         manifest["external_data"] = {
             name: data[file_names[name]] for name in models if data.get(file_names[name])
         }
+        for name in unused_data_files(
+            directory, manifest_path.name, kept=[file.name for file in shared.data_files]
+        ):
+            files.remove(name)
         for name in names[len(models) :]:
             encode = encode_checkpoint(
                 state._store, f"Writing '{name}'", nominal=name == "nominal_checkpoint"

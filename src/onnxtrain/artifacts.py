@@ -81,6 +81,7 @@ def generate_artifacts(
     activations: Activations = "float",
     profile: Profile = "default",
     recipe: Recipe | None = None,
+    share_weights: bool | None = None,
 ) -> None:
     """Writes the models, checkpoint and manifest for training with the on-device API.
 
@@ -115,6 +116,11 @@ def generate_artifacts(
         activations: see :class:`onnxtrain.Recipe`. The manifest records the mode.
         profile: see :class:`onnxtrain.Recipe`. The manifest records the profile.
         recipe: an :class:`onnxtrain.Recipe` with the settings, instead of passing them as arguments.
+        share_weights: True to store frozen weights once for all models, in a data file that the manifest names with its
+            SHA-256, if they take more than 64 kB. The data file is that of `model` itself if it is in
+            `artifact_directory` and has hardly anything but these weights, e.g. "model.onnx.data"; otherwise it is
+            `weights.<12 hexadecimal digits>.data`. False to store them in each model, up to 16 MB in total. Default:
+            True with `profile="portable"`, so that a browser downloads them once.
 
     Raises:
         ModelError: the model cannot be loaded, or cannot be converted, e.g. to ORT format; a file cannot be written.
@@ -156,6 +162,8 @@ def generate_artifacts(
         nominal_checkpoint=nominal_checkpoint,
         ort_format=ort_format,
         custom_op_library=_library(custom_op_library),
+        share_weights=recipe.profile == "portable" if share_weights is None else share_weights,
+        base=model,
     )
     build_and_write(model, recipe, files)
 

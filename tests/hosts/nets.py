@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from models import parse_nodes
+from onnxtrain.lora import LoraConfig
 from onnxtrain.optimizers import AdamW, ParameterGroup, SparseAdam
 
 BATCH = 8
@@ -155,6 +156,40 @@ def embedding() -> onnx.ModelProto:
     )
 
 
+def adapter_base() -> onnx.ModelProto:
+    """Two wide layers, whose weights adapters leave as they are."""
+    return _model(
+        "h1 = MatMul(x, first)  a1 = Relu(h1)  h2 = MatMul(a1, second)  a2 = Relu(h2)  logits = MatMul(a2, head)",
+        (TensorProto.FLOAT, ["batch", 6]),
+        {"first": (6, 192), "second": (192, 192), "head": (192, 5)},
+        scale=0.1,
+    )
+
+
+def int4_base() -> onnx.ModelProto:
+    """As `adapter_base`, with a wider second layer of 4 bits."""
+    size, block = 448, 32
+    model = _model(
+        "h1 = MatMul(x, first)  a1 = Relu(h1)  a2 = Relu(h2)  logits = MatMul(a2, head)",
+        (TensorProto.FLOAT, ["batch", 6]),
+        {"first": (6, size), "head": (size, 5)},
+        scale=0.1,
+    )
+    rng = np.random.default_rng(4)
+    values = {
+        "packed": rng.integers(0, 256, (size, size // block, block // 2), np.uint8),
+        "scales": rng.uniform(0.01, 0.02, size * size // block).astype(np.float32),
+    }
+    node = helper.make_node(
+        "MatMulNBits", ["a1", *values], ["h2"], "second", domain="com.microsoft",
+        K=size, N=size, bits=4, block_size=block,
+    )  # fmt: skip
+    model.graph.node.insert(2, node)
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return model
+
+
 def _floats(*shape: int) -> Callable[[np.random.Generator], list[np.ndarray]]:
     """Make batches of random numbers, labelled by the largest of the first five of each sample."""
 
@@ -193,6 +228,12 @@ NETS = [
     ),
     Net("frozen", digits, _floats(1, 8, 8), {"requires_grad": ["fc_*"], "batch_norm": "inference"}),
 ]
+
+ADAPTERS = [
+    Net("adapter", adapter_base, _floats(6), {"lora": LoraConfig(r=2)}),
+    Net("adapter-int4", int4_base, _floats(6), {"lora": LoraConfig(r=2)}),
+]
+"""Nets with adapters: more than 64 KB of frozen weights, which their models share."""
 
 
 def write_feeds(

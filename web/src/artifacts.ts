@@ -1,21 +1,14 @@
 /** Loads the files of a run from memory, from a folder of a server, or from a folder of the disk. */
 
+import { DataFiles, type Model, type Read } from "./datafiles.js";
 import { ModelLoadError, messageOf } from "./errors.js";
-import { type ExternalFile, embeddedManifest, externalFiles } from "./export.js";
+import { type Reference, embeddedManifest, externalReferences } from "./export.js";
 import { readInside, segments, urlInside } from "./folder.js";
 import { asObject, parseJson } from "./json.js";
 import { type Manifest, parseManifest } from "./manifest.js";
 
 /** The files by name, `manifest.json` among them, or the URL of their folder. */
 export type Artifacts = Readonly<Record<string, Uint8Array>> | URL | string;
-
-/** A model with the files in which it keeps data of its initializers. */
-export interface Model {
-  /** Name of the model in messages, e.g. "the training model 'training_model.onnx'". */
-  readonly source: string;
-  readonly bytes: Uint8Array;
-  readonly externalData: readonly ExternalFile[];
-}
 
 /** The files of a run, read and checked against each other. */
 export interface Run {
@@ -24,33 +17,33 @@ export interface Run {
   readonly evaluation: Model | null;
   readonly inference: Model | null;
   readonly optimizer: Model | null;
+  /** The files in which the models keep their weights. */
+  readonly data: DataFiles;
   /** Bytes of the checkpoint from which training starts. */
   readonly checkpoint: Uint8Array | null;
 }
 
-type Read = (name: string) => Promise<Uint8Array>;
-
 /**
  * Loads the files of a run.
  *
+ * @param cache name of the cache in which data files are kept; see `CreateOptions`.
  * @throws ModelLoadError if a file is missing, damaged, or of another run.
  */
-export async function loadArtifacts(artifacts: Artifacts): Promise<Run> {
+export async function loadArtifacts(artifacts: Artifacts, cache?: string): Promise<Run> {
   const { read, manifestName } =
     typeof artifacts === "string" || artifacts instanceof URL ? fromUrl(artifacts) : memory(artifacts);
   const text = new TextDecoder().decode(await read(manifestName));
   const manifest = parseManifest(text, `'${manifestName}'`);
   const { files } = manifest;
-  const data = new Map<string, Promise<Uint8Array>>();
+  const data = new DataFiles(read, manifest.dataFiles, cache);
   const model = async (name: string | null, what: string): Promise<Model | null> => {
     if (name === null) return null;
     const bytes = await read(name);
     const source = `the ${what} '${name}'`;
-    const locations = checkModel(bytes, source, manifest);
-    // Models of a run share files, and each file is read once.
-    for (const path of locations) if (!data.has(path)) data.set(path, read(path));
-    const externalData = await Promise.all(locations.map(async (path) => ({ path, data: await data.get(path)! })));
-    return { source, bytes, externalData };
+    const loaded = { source, bytes, references: checkModel(bytes, source, manifest) };
+    data.await(loaded);
+    await data.of(loaded);
+    return loaded;
   };
   const [training, evaluation, inference, optimizer, checkpoint] = await Promise.all([
     model(files.trainingModel, "training model"),
@@ -59,11 +52,11 @@ export async function loadArtifacts(artifacts: Artifacts): Promise<Run> {
     model(files.optimizerModel, "optimizer model"),
     files.checkpoint === null ? null : read(files.checkpoint),
   ]);
-  return { manifest, training: training!, evaluation, inference, optimizer, checkpoint };
+  return { manifest, training: training!, evaluation, inference, optimizer, data, checkpoint };
 }
 
-/** Checks that a model belongs to the run, and returns the files in which it keeps data. */
-function checkModel(bytes: Uint8Array, source: string, manifest: Manifest): string[] {
+/** Checks that a model belongs to the run, and returns the places of the tensors that it keeps in other files. */
+function checkModel(bytes: Uint8Array, source: string, manifest: Manifest): Reference[] {
   try {
     // A model in ORT format is no protobuf message, and has neither metadata that can be read here nor external data.
     if (new TextDecoder("latin1").decode(bytes.subarray(4, 8)) === "ORTM") return [];
@@ -72,9 +65,9 @@ function checkModel(bytes: Uint8Array, source: string, manifest: Manifest): stri
     if (asObject(parseJson(text), "its manifest")["fingerprint"] !== manifest.fingerprint) {
       throw new Error("it belongs to another run than the manifest");
     }
-    const names = externalFiles(bytes);
-    names.forEach(segments);
-    return names;
+    const references = externalReferences(bytes);
+    for (const path of new Set(references.map((reference) => reference.path))) segments(path);
+    return references;
   } catch (error) {
     throw new ModelLoadError(
       `Loading ${source}: ${messageOf(error)}. Pass all files of one run as generate_artifacts wrote them.`,

@@ -4,8 +4,9 @@ import { type DType, dtypeOf, elements } from "./dtypes.js";
 import { CheckpointError, messageOf } from "./errors.js";
 import { type Json, asList, asNames, asObject, asSizes, asText, parseJson } from "./json.js";
 import { type Manifest, type TensorSpec, fingerprint, sortByName } from "./manifest.js";
-import { Sha256 } from "./sha256.js";
+import { Sha256, canDigest, digestOf } from "./sha256.js";
 import { type RawTensor, decodeSafetensors, encodeSafetensors } from "./safetensors.js";
+import { join } from "./wire.js";
 
 const FORMAT = "onnxtrain-checkpoint";
 const DELTA_FORMAT = "onnxtrain-checkpoint-delta";
@@ -228,13 +229,35 @@ export function encodeCheckpoint(content: Content, manifest: Manifest): Uint8Arr
   return encodeSafetensors(tensors, metadata);
 }
 
-/** Computes the digest of the frozen parameters by which a delta recognises its base; see docs/reference/file-formats.md. */
-export function frozenDigest(frozen: ReadonlyMap<string, RawTensor>): string {
-  const digest = new Sha256();
-  for (const { name, dtype, shape, bytes } of sortByName([...frozen].map(([name, tensor]) => ({ name, ...tensor })))) {
-    digest.update(new TextEncoder().encode(JSON.stringify([name, dtype.name, shape]))).update(bytes);
+/**
+ * Computes the digest of the frozen parameters by which a delta recognises its base; see docs/reference/file-formats.md.
+ * Where the browser can, it computes the digest beside the page.
+ */
+export async function frozenDigest(frozen: readonly (RawTensor & { readonly name: string })[]): Promise<string> {
+  const chunks = sortByName([...frozen]).flatMap(({ name, dtype, shape, bytes }) => [
+    new TextEncoder().encode(JSON.stringify([name, dtype.name, shape])),
+    bytes,
+  ]);
+  try {
+    if (canDigest()) return await digestOf(join(chunks));
+  } catch {
+    // There is no memory for all of them in one piece.
   }
+  const digest = new Sha256();
+  for (const chunk of chunks) digest.update(chunk);
   return digest.hex();
+}
+
+/** Begins to compute the digest of the frozen parameters of a checkpoint; undefined if that would block the page. */
+export function beginDigest(content: Content, manifest: Manifest): Promise<string> | undefined {
+  if (content.delta || !canDigest()) return undefined;
+  const frozen = manifest.parameters.filter((spec) => !spec.trainable);
+  const raw = frozen.map(({ name }) => ({ name, tensor: content.parameters.get(name) }));
+  if (!raw.every(({ tensor }) => tensor)) return undefined;
+  const digest = frozenDigest(raw.map(({ name, tensor }) => ({ name, ...tensor! })));
+  // Reported by whoever waits for it.
+  digest.catch(() => undefined);
+  return digest;
 }
 
 /** Makes a tensor whose elements all have one value, e.g. a moment that starts from 0. */

@@ -1,7 +1,8 @@
 /** Runs the models of a run in ONNX Runtime, with the state that the caller holds. */
 
 import type { InferenceSession, Tensor } from "onnxruntime-common";
-import type { Model, Run } from "./artifacts.js";
+import type { Run } from "./artifacts.js";
+import type { DataFiles, Model } from "./datafiles.js";
 import { InputError, ModelLoadError, TrainingStateError, messageOf } from "./errors.js";
 import type { Gradients } from "./gradients.js";
 import type { Manifest, ParameterSpec } from "./manifest.js";
@@ -16,15 +17,17 @@ export class Engine {
   readonly #ort: OrtModule;
   readonly manifest: Manifest;
   readonly #providers: ExecutionProviders | undefined;
+  readonly #data: DataFiles;
   readonly #later = new Map<Model, InferenceSession>();
   #training!: InferenceSession;
   #optimizer: InferenceSession | null = null;
   /** Dtypes and shapes of the moments that the optimizer model takes. */
   moments: readonly MomentSpec[] = [];
 
-  private constructor(ort: OrtModule, manifest: Manifest, providers: ExecutionProviders | undefined) {
+  private constructor(ort: OrtModule, run: Run, providers: ExecutionProviders | undefined) {
     this.#ort = ort;
-    this.manifest = manifest;
+    this.manifest = run.manifest;
+    this.#data = run.data;
     this.#providers = providers;
   }
 
@@ -35,7 +38,7 @@ export class Engine {
    */
   static async open(ort: OrtModule, run: Run, providers: ExecutionProviders | undefined): Promise<Engine> {
     const { manifest, training, optimizer } = run;
-    const engine = new Engine(ort, manifest, providers);
+    const engine = new Engine(ort, run, providers);
     // One after the other: onnxruntime-web initialises its backend in the first.
     engine.#training = await engine.#open(training, "training");
     requireNames(engine.#training, training.source, trainingInputs(manifest), trainingOutputs(manifest));
@@ -116,15 +119,20 @@ export class Engine {
   }
 
   async #open(model: Model, kind: Kind): Promise<InferenceSession> {
+    const externalData = await this.#data.of(model);
     const settings: InferenceSession.SessionOptions = {
       // Errors only: everything that matters reaches the caller as an exception.
       logSeverityLevel: 3,
       ...(this.#providers && { executionProviders: this.#providers }),
-      ...(model.externalData.length && { externalData: model.externalData }),
+      ...(externalData.length && { externalData }),
       ...(usesWebGpu(this.#providers) && { preferredOutputLocation: locations(this.manifest, kind) }),
     };
     try {
-      return await inTurn(this.#ort, this.#providers, () => this.#ort.InferenceSession.create(model.bytes, settings));
+      const create = (): Promise<InferenceSession> => this.#ort.InferenceSession.create(model.bytes, settings);
+      // onnxruntime-web has one table of external data for all sessions, and empties it after each creation.
+      const session = await inTurn(this.#ort, this.#providers, create, externalData.length > 0);
+      this.#data.opened(model);
+      return session;
     } catch (error) {
       throw new ModelLoadError(`Loading ${model.source}: ONNX Runtime refused it: ${messageOf(error)}`, {
         cause: error,

@@ -29,6 +29,28 @@ export interface ExternalFile {
   readonly data: Uint8Array;
 }
 
+/** Place of a tensor that a model keeps in another file. */
+export interface Reference {
+  /** Name of the tensor, e.g. "fc.weight". */
+  readonly name: string;
+  /** Name by which the model refers to the file. */
+  readonly path: string;
+  /** Position of the first byte. */
+  readonly begin: number;
+  /** Position after the last byte; null for the end of the file. */
+  readonly end: number | null;
+}
+
+/** Reads the place of a tensor, null if the model holds its data; NaN stands for what is no number. */
+function referenceOf(tensor: Uint8Array): Reference | null {
+  const entries = new Map(messages(tensor, TENSOR_EXTERNAL).map((entry) => [textOf(entry, 1), textOf(entry, 2)]));
+  const path = entries.get("location");
+  if (path === undefined) return null;
+  const begin = Number(entries.get("offset") ?? 0);
+  const end = entries.has("length") ? begin + Number(entries.get("length")) : null;
+  return { name: textOf(tensor, 8), path, begin, end };
+}
+
 interface Node {
   raw: Uint8Array;
   /** Names of the values that the node and its subgraphs read. */
@@ -121,19 +143,22 @@ function initializer(name: string, tensor: RawTensor): Uint8Array {
 
 /** Encodes an initializer whose data is in a file of its own with the data inside. */
 function embedded(tensor: Uint8Array, files: readonly ExternalFile[]): Uint8Array {
-  const entries = new Map(messages(tensor, TENSOR_EXTERNAL).map((entry) => [textOf(entry, 1), textOf(entry, 2)]));
-  const file = files.find(({ path }) => path === entries.get("location"));
-  const begin = Number(entries.get("offset") ?? 0);
-  const end = entries.has("length") ? begin + Number(entries.get("length")) : (file?.data.length ?? 0);
-  if (!file || !(begin >= 0 && begin <= end && end <= file.data.length)) {
+  const reference = referenceOf(tensor);
+  const file = files.find(({ path }) => path === reference?.path);
+  // The reference was checked against the file when both were read.
+  if (!reference || !file) {
     throw new ModelLoadError(
-      `Exporting for inference: the data of '${textOf(tensor, 8)}' in '${entries.get("location")}' is missing or incomplete. Pass all files of the run.`,
+      `Exporting for inference: the data of '${textOf(tensor, 8)}' is missing. Pass all files of the run.`,
     );
   }
   const others = parseMessage(tensor).filter(
     ({ number }) => ![TENSOR_RAW, TENSOR_EXTERNAL, TENSOR_LOCATION].includes(number),
   );
-  return embed(INITIALIZER, ...others.map(({ raw }) => raw), embed(TENSOR_RAW, file.data.subarray(begin, end)));
+  return embed(
+    INITIALIZER,
+    ...others.map(({ raw }) => raw),
+    embed(TENSOR_RAW, file.data.subarray(reference.begin, reference.end ?? file.data.length)),
+  );
 }
 
 /**
@@ -245,24 +270,24 @@ const CONTENTS: Record<string, readonly [number, string][]> = {
 const MAX_DEPTH = 100;
 
 /**
- * Returns the names of the files in which a model keeps data, wherever its tensors are: ONNX Runtime would look for one
- * that is not passed to it in the file system.
+ * Returns the places of tensors that a model keeps in other files, wherever they are in the model: ONNX Runtime would
+ * look for a file that is not passed to it in the file system.
  */
-export function externalFiles(model: Uint8Array): string[] {
-  const names = new Set<string>();
+export function externalReferences(model: Uint8Array): Reference[] {
+  const references: Reference[] = [];
   const pending: { data: Uint8Array; kind: string; depth: number }[] = [{ data: model, kind: "model", depth: 0 }];
   while (pending.length) {
     const { data, kind, depth } = pending.pop()!;
     if (depth > MAX_DEPTH) throw new Error(`its graphs are nested more than ${MAX_DEPTH} messages deep`);
     if (kind === "tensor") {
-      for (const entry of messages(data, TENSOR_EXTERNAL))
-        if (textOf(entry, 1) === "location") names.add(textOf(entry, 2));
+      const reference = referenceOf(data);
+      if (reference) references.push(reference);
       continue;
     }
     for (const [number, inner] of CONTENTS[kind]!)
       for (const payload of messages(data, number)) pending.push({ data: payload, kind: inner, depth: depth + 1 });
   }
-  return [...names];
+  return references;
 }
 
 /** Returns the manifest in a model's metadata, null if there is none. */

@@ -90,11 +90,21 @@ export interface Files {
   readonly checkpoint: string | null;
 }
 
+/** A file with weights that the models of a run share. */
+export interface DataFileSpec {
+  /** Size of the file. */
+  readonly bytes: number;
+  /** SHA-256 of the file, in hexadecimal. */
+  readonly sha256: string;
+}
+
 /** A parsed manifest. */
 export interface Manifest {
   /** Digest of names, dtypes and shapes of parameters and statistics. */
   readonly fingerprint: string;
   readonly files: Files;
+  /** By name, files with shared weights whose content is checked; empty for small models. */
+  readonly dataFiles: ReadonlyMap<string, DataFileSpec>;
   /** User inputs, in order. */
   readonly inputs: readonly InputSpec[];
   /** Targets, in order, e.g. the one named "labels". */
@@ -216,6 +226,17 @@ function readFiles(value: Json | undefined): Files {
   };
 }
 
+function readDataFiles(value: Json | undefined): Map<string, DataFileSpec> {
+  return new Map(
+    Object.entries(asObject(value ?? {}, "data_files")).map(([name, entry]) => {
+      const { bytes, sha256: digest } = asObject(entry, `the entry of '${name}'`);
+      if (!Number.isSafeInteger(bytes) || typeof digest !== "string" || !/^[0-9a-f]{64}$/.test(digest))
+        throw new Error(`the size or the SHA-256 of '${name}' is none`);
+      return [name, { bytes: bytes as number, sha256: digest }];
+    }),
+  );
+}
+
 /**
  * Parses a manifest.
  *
@@ -237,6 +258,7 @@ export function parseManifest(text: string, source: string): Manifest {
     const manifest: Manifest = {
       fingerprint: asText(raw["fingerprint"], "the fingerprint"),
       files: readFiles(raw["files"]),
+      dataFiles: readDataFiles(raw["data_files"]),
       inputs: asList(raw["inputs"], "inputs").map(readInput),
       targets: asList(raw["targets"], "targets").map(readInput),
       outputs: asNames(raw["outputs"], "outputs"),

@@ -19,6 +19,12 @@ export interface CreateOptions {
   readonly warmUp?: boolean;
   /** Start of `session.random`, and of the masks of Dropout in models of the portable profile. Default: 0. */
   readonly seed?: number;
+  /**
+   * Name of a cache of the Cache API, e.g. "models", in which files with the weights of a base are kept. They are found by
+   * their content, so that adapters in different folders of a server, and later visits, load a base once. The page deletes
+   * the cache: `caches.delete("models")`. Default: the browser's HTTP cache only.
+   */
+  readonly cache?: string;
 }
 
 /** Result of a training or an evaluation step. */
@@ -47,7 +53,7 @@ export interface WarmUpOptions {
   readonly signal?: AbortSignal;
 }
 
-const CREATE_OPTIONS = ["artifacts", "executionProviders", "warmUp", "seed"];
+const CREATE_OPTIONS = ["artifacts", "executionProviders", "warmUp", "seed", "cache"];
 
 /** Throws an InputError unless the arguments of `TrainingSession.create` can be used. */
 export function checkCreate(ort: OrtModule, options: CreateOptions): void {
@@ -60,9 +66,10 @@ export function checkCreate(ort: OrtModule, options: CreateOptions): void {
   }
   const unknown = Object.keys(options).filter((key) => !CREATE_OPTIONS.includes(key));
   if (unknown.length) throw problem(`there is no option ${unknown.join(", ")}. Options: ${CREATE_OPTIONS.join(", ")}.`);
-  const { warmUp = true, seed = 0 } = options;
+  const { warmUp = true, seed = 0, cache = "" } = options;
   if (!Number.isSafeInteger(seed)) throw problem(`the seed must be an integer, received ${String(seed)}.`);
   if (typeof warmUp !== "boolean") throw problem(`warmUp must be true or false, received ${String(warmUp)}.`);
+  if (typeof cache !== "string") throw problem(`cache must be the name of a cache, received ${String(cache)}.`);
 }
 
 /** Throws an InputError unless the options of `saveCheckpoint` can be used. */

@@ -25,13 +25,16 @@ const queues = new WeakMap<object, Queue>();
 /**
  * Runs a job that creates, runs or releases sessions. On WebGPU jobs wait for each other, also those of several training
  * sessions: onnxruntime-web 1.30 refuses to create a session while it creates another one.
+ *
+ * @param alone true if the job waits for others in any case.
  */
 export function inTurn<T>(
   ort: OrtModule,
   providers: ExecutionProviders | undefined,
   job: () => Promise<T>,
+  alone = false,
 ): Promise<T> {
-  if (!usesWebGpu(providers)) return job();
+  if (!alone && !usesWebGpu(providers)) return job();
   let queue = queues.get(ort.InferenceSession);
   if (!queue) queues.set(ort.InferenceSession, (queue = new Queue()));
   return queue.add(job);
@@ -60,14 +63,15 @@ export async function dataOf(tensor: Tensor): Promise<unknown> {
   return tensor.location === "gpu-buffer" ? tensor.getData(true) : tensor.data;
 }
 
+/** Returns the bytes of the data of a tensor, not copied. */
+export function bytesOf(data: unknown): Uint8Array {
+  const array = data as Uint8Array;
+  return new Uint8Array(array.buffer, array.byteOffset, array.byteLength);
+}
+
 /** Reads a tensor from wherever it lies, as a copy of its bytes. */
 export async function toRaw(tensor: Tensor): Promise<RawTensor> {
-  const data = (await dataOf(tensor)) as Uint8Array;
-  return {
-    dtype: dtypeOf(tensor.type),
-    shape: [...tensor.dims],
-    bytes: new Uint8Array(data.buffer, data.byteOffset, data.byteLength).slice(),
-  };
+  return { dtype: dtypeOf(tensor.type), shape: [...tensor.dims], bytes: bytesOf(await dataOf(tensor)).slice() };
 }
 
 /** Frees tensors on a GPU; on the CPU the garbage collector does. */

@@ -2,7 +2,7 @@
 
 import type { Tensor } from "onnxruntime-common";
 import { type Run, loadArtifacts } from "./artifacts.js";
-import { type Properties, encodeCheckpoint, readCheckpoint } from "./checkpoint.js";
+import { type Properties, beginDigest, encodeCheckpoint, readCheckpoint } from "./checkpoint.js";
 import { Engine, type Outputs } from "./engine.js";
 import { InputError, ModelLoadError, TrainingStateError } from "./errors.js";
 import { exportInferenceModel } from "./export.js";
@@ -72,8 +72,8 @@ export class TrainingSession {
    */
   static async create(ort: OrtModule, options: CreateOptions): Promise<TrainingSession> {
     checkCreate(ort, options);
-    const { executionProviders, warmUp = true, seed = 0 } = options;
-    const run = await loadArtifacts(options.artifacts);
+    const { executionProviders, warmUp = true, seed = 0, cache } = options;
+    const run = await loadArtifacts(options.artifacts, cache);
     const { manifest } = run;
     if (!run.checkpoint)
       throw new ModelLoadError(
@@ -82,14 +82,18 @@ export class TrainingSession {
     const source = `the checkpoint '${manifest.files.checkpoint}'`;
     const content = readCheckpoint(run.checkpoint, manifest, source);
     if (usesWebGpu(executionProviders)) await requireRightResults(ort, executionProviders!);
+    // Computed while the models are opened, so that deltas do not wait for it.
+    const frozen = beginDigest(content, manifest);
     const engine = await Engine.open(ort, run, executionProviders);
     const state = new State(ort, manifest, engine.moments);
-    await state.load(content, source).catch(async (error: unknown) => {
+    await state.load(content, source, frozen).catch(async (error: unknown) => {
       await engine.release();
       throw error;
     });
     if (warmUp) await warmOnZeros(ort, engine, state, executionProviders);
-    return new TrainingSession(ort, run, state, seed, engine);
+    await frozen?.catch(() => undefined);
+    // The state has copied the checkpoint.
+    return new TrainingSession(ort, { ...run, checkpoint: null }, state, seed, engine);
   }
 
   /** Number of optimizer steps taken, with those before a checkpoint that was loaded. */
@@ -296,7 +300,7 @@ export class TrainingSession {
         new Map<string, Tensor | null>([...state.parameters, ...state.statistics]),
         "exportModel",
       );
-      return exportInferenceModel(model.bytes, tensors, names, model.externalData);
+      return exportInferenceModel(model.bytes, tensors, names, await this.#run.data.of(model));
     });
   }
 

@@ -100,6 +100,18 @@ export class Sha256 {
   }
 }
 
+/** True if the browser itself computes digests, beside the page. */
+export function canDigest(): boolean {
+  return (globalThis as { crypto?: Crypto }).crypto?.subtle !== undefined;
+}
+
+/** Returns the SHA-256 of bytes in hexadecimal, computed by the browser itself where it can. */
+export async function digestOf(bytes: Uint8Array): Promise<string> {
+  if (!canDigest()) return new Sha256().update(bytes).hex();
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes as Uint8Array<ArrayBuffer>));
+  return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 /** Returns the SHA-256 of a text in UTF-8, in hexadecimal. */
 export function sha256(text: string): string {
   return new Sha256().update(new TextEncoder().encode(text)).hex();

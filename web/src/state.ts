@@ -5,8 +5,8 @@ import { type Content, type Progress, type Properties, filled, frozenDigest } fr
 import { type DType } from "./dtypes.js";
 import { CheckpointError } from "./errors.js";
 import { type Gradients, disposeGradients } from "./gradients.js";
-import type { Manifest } from "./manifest.js";
-import { type OrtModule, dispose, toRaw, toTensor } from "./ort.js";
+import type { Manifest, ParameterSpec } from "./manifest.js";
+import { type OrtModule, bytesOf, dataOf, dispose, toRaw, toTensor } from "./ort.js";
 import type { RawTensor } from "./safetensors.js";
 
 const DEFAULT_LEARNING_RATE = 1e-3;
@@ -36,6 +36,7 @@ export class State {
   properties: Properties = {};
   /** Training steps since the last optimizer step. */
   runs = 0;
+  #frozen: { tensors: readonly Tensor[]; digest: Promise<string> } | null = null;
   /** Null until a training step has computed gradients. */
   gradients: Gradients | null = null;
 
@@ -64,14 +65,15 @@ export class State {
   /**
    * Takes over the content of a checkpoint or a delta; everything is checked before anything changes.
    *
+   * @param frozen digest of the frozen parameters of a checkpoint, if it is computed already.
    * @throws CheckpointError if a delta belongs to other frozen values, or the moments are those of another optimizer.
    */
-  async load(content: Content, source: string): Promise<void> {
+  async load(content: Content, source: string, frozen?: Promise<string>): Promise<void> {
     const kept = new Map(this.parameters);
     if (content.delta) {
       for (const spec of this.manifest.parameters) if (spec.trainable) kept.delete(spec.name);
-      const frozen = await this.read(kept, `Loading ${source}`);
-      if (frozenDigest(frozen) !== content.frozen) {
+      this.requireDefined(`Loading ${source}`);
+      if ((await this.#frozenDigest()) !== content.frozen) {
         throw new CheckpointError(
           `Loading ${source}: it is a delta of this model, but was trained on top of other values of the parameters that it does not hold. ` +
             "Load the full checkpoint it was trained from first. The session is unchanged.",
@@ -92,6 +94,7 @@ export class State {
     dispose([...this.statistics.values(), ...this.moments.values()]);
     this.dropGradients();
     Object.assign(this, { parameters, statistics, moments });
+    if (frozen) this.#keepDigest(frozen);
     const { learningRate, initialLearningRate } = this.progress;
     this.progress = content.progress ? { ...content.progress } : { step: 0, learningRate, initialLearningRate };
     this.properties = { ...content.properties };
@@ -135,9 +138,8 @@ export class State {
 
   /** Collects the content of a checkpoint or, if `delta`, of the trained parameters only. */
   async content(delta: boolean, optimizer: boolean, doing: string): Promise<Content> {
-    const all = await this.read(this.parameters, doing);
     const trainable = this.manifest.parameters.filter((spec) => spec.trainable).map((spec) => spec.name);
-    const frozen = new Map([...all].filter(([name]) => !trainable.includes(name)));
+    const held = delta ? new Map(trainable.map((name) => [name, this.parameters.get(name)!])) : this.parameters;
     const moments = new Map<string, Map<string, RawTensor>>();
     if (optimizer) {
       for (const spec of this.momentSpecs) {
@@ -147,15 +149,45 @@ export class State {
     }
     return {
       delta,
-      parameters: delta ? new Map(trainable.map((name) => [name, all.get(name)!])) : all,
+      parameters: await this.read(held, doing),
       trainable,
       statistics: await this.read(this.statistics, doing),
       moments,
       progress: optimizer ? { ...this.progress } : null,
       properties: { ...this.properties },
       fingerprint: this.manifest.fingerprint,
-      frozen: delta ? frozenDigest(frozen) : null,
+      frozen: delta ? await this.#frozenDigest() : null,
     };
+  }
+
+  get #frozenSpecs(): ParameterSpec[] {
+    return this.manifest.parameters.filter((spec) => !spec.trainable);
+  }
+
+  /** Returns the digest of the frozen parameters, which is computed once as long as they stay the same. */
+  #frozenDigest(): Promise<string> {
+    const tensors = this.#frozenSpecs.map(({ name }) => this.parameters.get(name)!);
+    // Parameters are replaced, never written to.
+    if (this.#frozen && tensors.every((tensor, index) => tensor === this.#frozen!.tensors[index]))
+      return this.#frozen.digest;
+    const digest = (async (): Promise<string> => {
+      const raw: (RawTensor & { name: string })[] = [];
+      for (const [index, spec] of this.#frozenSpecs.entries())
+        raw.push({ ...spec, bytes: bytesOf(await dataOf(tensors[index]!)) });
+      return frozenDigest(raw);
+    })();
+    this.#keepDigest(digest);
+    return digest;
+  }
+
+  /** Keeps the digest of the present frozen parameters. */
+  #keepDigest(digest: Promise<string>): void {
+    const frozen = { tensors: this.#frozenSpecs.map(({ name }) => this.parameters.get(name)!), digest };
+    this.#frozen = frozen;
+    // The next call tries again.
+    digest.catch(() => {
+      if (this.#frozen === frozen) this.#frozen = null;
+    });
   }
 
   /** Forgets the gradients. */

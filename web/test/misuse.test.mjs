@@ -44,7 +44,7 @@ describe("create", () => {
     await fails(
       TrainingSession.create(ort, { artifacts: artifactsOf("mlp"), sed: 3 }),
       InputError,
-      /there is no option sed\. Options: artifacts, executionProviders, warmUp, seed/,
+      /there is no option sed\. Options: artifacts, executionProviders, warmUp, seed, cache/,
     );
     await fails(TrainingSession.create(ort, { artifacts: 3 }), ModelLoadError, /expected an object from file name/);
     await fails(

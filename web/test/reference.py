@@ -24,12 +24,16 @@ from pathlib import Path
 os.environ["ONNXTRAIN_KERNELS"] = "off"
 
 import numpy as np
+import onnx
 import torch
+from onnx import helper, numpy_helper
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from sklearn.datasets import load_digits
 from torch import nn
 
 from onnxtrain import generate_artifacts
 from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.lora import LoraConfig
 from onnxtrain.optimizers import AdamW, ParameterGroup, SparseAdam
 
 STEPS = 50
@@ -115,6 +119,42 @@ class Embedding(nn.Module):
         return self.head(self.table(tokens).mean(1))
 
 
+class Wide(nn.Sequential):
+    """A base for adapters."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(64, 320), nn.ReLU(), nn.Linear(320, 320), nn.ReLU(), nn.Linear(320, 10))
+
+
+def with_data_file(path: Path) -> None:
+    """Moves the weights of a model into a file beside it, to which the models of a run can refer."""
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, location="net.onnx.data", size_threshold=1024)
+
+
+def in_int4(path: Path) -> None:
+    """Quantizes the large products of a model to 4 bits."""
+    model = onnx.load(path)
+    # The quantizer takes products of two tensors only.
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type != "Gemm":
+            nodes.append(node)
+            continue
+        x, name, bias = node.input
+        array = np.ascontiguousarray(numpy_helper.to_array(weights[name]).T)
+        weights[name].CopyFrom(numpy_helper.from_array(array, name))
+        product = f"{node.output[0]}/product"
+        nodes.append(helper.make_node("MatMul", [x, name], [product], product))
+        nodes.append(helper.make_node("Add", [product, bias], node.output))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    quantizer = MatMulNBitsQuantizer(model, block_size=32, is_symmetric=True)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(path))
+
+
 class Nets:
     """Makes the feeds of each net from one generator, so that every run of this script writes the same."""
 
@@ -148,8 +188,17 @@ def write_feeds(directory: Path, batches: list[Feeds]) -> None:
     (directory / "feeds.bin").write_bytes(b"".join(a.tobytes() for feeds in batches for a in feeds.values()))
 
 
-def write_net(directory: Path, net: nn.Module, batch: Callable[[], Feeds], **options: object) -> None:
-    """Writes artifacts and feeds of a net, trains it in Python, and writes the results."""
+def write_net(
+    directory: Path,
+    net: nn.Module,
+    batch: Callable[[], Feeds],
+    change: Callable[[Path], None] = lambda path: None,
+    **options: object,
+) -> None:
+    """Writes artifacts and feeds of a net, trains it in Python, and writes the results.
+
+    `change` changes the exported file, from which the artifacts are made.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     batches = [batch() for _ in range(STEPS)]
     inputs = [n for n in batches[0] if n != "labels"]
@@ -170,6 +219,7 @@ def write_net(directory: Path, net: nn.Module, batch: Callable[[], Feeds], **opt
             dynamo=False,
             opset_version=18,
         )
+    change(exported)
     generate_artifacts(
         exported,
         loss="cross_entropy",
@@ -206,6 +256,7 @@ def main(directory: Path) -> None:
     torch.manual_seed(3)
     # Says of the net with Dropout that it has no BatchNormalization.
     logging.getLogger("onnxtrain").setLevel(logging.ERROR)
+    logging.getLogger("onnxruntime").setLevel(logging.ERROR)
     nets = Nets()
     write_net(directory / "mlp", Mlp(), lambda: nets.digits((64,)), batch_norm="as_exported")
     write_net(directory / "dropout", Dropped(), lambda: nets.digits((64,)))
@@ -236,6 +287,15 @@ def main(directory: Path) -> None:
         frozen_params=["features.*"],
         batch_norm="inference",
     )
+    for name, change in (("adapter", with_data_file), ("adapter-int4", in_int4)):
+        write_net(
+            directory / name,
+            Wide(),
+            lambda: nets.digits((64,)),
+            change,
+            batch_norm="as_exported",
+            lora=LoraConfig(r=2),
+        )
 
 
 if __name__ == "__main__":

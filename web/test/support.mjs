@@ -11,7 +11,18 @@ const root = join(here, "..", "..");
 const python = process.env.PYTHON ?? join(root, ".venv", "bin", "python");
 const reference = process.env.ONNXTRAIN_WEB_REFERENCE ?? join(root, "build", "web-reference");
 
-export const NETS = ["mlp", "dropout", "cnn", "transformer", "lstm", "embedding", "shared", "frozen"];
+export const NETS = [
+  "mlp",
+  "dropout",
+  "cnn",
+  "transformer",
+  "lstm",
+  "embedding",
+  "shared",
+  "frozen",
+  "adapter",
+  "adapter-int4",
+];
 
 /** Runs a Python script of this folder and returns what it prints. */
 export function runPython(script, ...args) {
@@ -24,7 +35,7 @@ export function runPython(script, ...args) {
 /** Writes the reference nets, once. */
 export function prepare() {
   // The last file that the script writes: without it the script was killed half way.
-  if (existsSync(join(reference, "frozen", "exported.onnx"))) return;
+  if (existsSync(join(reference, "adapter-int4", "exported.onnx"))) return;
   rmSync(reference, { recursive: true, force: true });
   runPython("reference.py", reference);
 }

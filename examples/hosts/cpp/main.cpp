@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "checkpoint.h"
+#include "data_files.h"
 #include "feeds.h"
 #include "json.h"
 #include "ort.h"
@@ -141,6 +142,7 @@ void train(const Arguments& arguments) {
     throw std::runtime_error("'" + artifacts.string() + "': manifest.json is none of onnxtrain, or of a newer version");
   }
   if (manifest.at("optimizer").is_null()) throw std::runtime_error("'" + artifacts.string() + "' has no optimizer model");
+  check_data_files(artifacts, manifest);
   const Feeds feeds(arguments.places[1], manifest);
   Trainer trainer(artifacts, manifest);
   for (const std::string& file : arguments.from) trainer.checkpoint.load(file);

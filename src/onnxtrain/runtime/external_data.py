@@ -196,7 +196,7 @@ def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
         yield from _graph_tensors(graph, depth + 1)
 
 
-def _tensors(model: Bytes) -> Iterator[Bytes]:
+def tensor_messages(model: Bytes) -> Iterator[Bytes]:
     """Yields every TensorProto in the initializers and attributes of a model, its subgraphs and its functions."""
     yield from _graph_tensors(_joined(model, proto.MODEL_GRAPH), 0)
     # training_info contains two graphs, initialization and algorithm, which a runtime may load.
@@ -225,7 +225,7 @@ def _names_locations(path: str) -> bool:
 
 def _references(model: Bytes) -> Iterator[ExternalData]:
     """Yields the location of the data for each tensor of a model whose data is in an external file."""
-    for tensor in _tensors(model):
+    for tensor in tensor_messages(model):
         if (data := parse_reference(tensor)) is not None:
             yield data
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnxtrain.runtime.json_text import list_of_texts, parse_json, sizes
 from onnxtrain.runtime.manifest_entries import (
     HOST_VALUES,
     ClassLabels,
+    DataFile,
     Dim,
     HostInput,
     InputSpec,
@@ -32,6 +34,7 @@ __all__ = [
     "SPARSE_VERSION",
     "VERSION",
     "ClassLabels",
+    "DataFile",
     "Dim",
     "HostInput",
     "InputSpec",
@@ -229,6 +232,14 @@ def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
     )
 
 
+def _data_file(name: str, entry: Mapping[str, Any]) -> DataFile:
+    """Parses the manifest entry for a file with shared weights."""
+    size, digest = entry["bytes"], entry["sha256"]
+    if type(size) is not int or size < 0 or not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ValueError(f"the data file '{name}' has {size!r} bytes and the SHA-256 {digest!r}")
+    return DataFile(name, size, digest)
+
+
 def parse_manifest(text: str | bytes, source: str) -> Manifest:
     """Parses a manifest, and checks its entries.
 
@@ -275,6 +286,7 @@ def parse_manifest(text: str | bytes, source: str) -> Manifest:
             host_inputs=tuple(map(_host_input, raw.get("host_inputs", ()))),
             draws=bool(raw.get("draws", True)),
             trainer=bool(raw.get("trainer")),
+            data_files=tuple(_data_file(*item) for item in raw.get("data_files", {}).items()),
         )
         names = [s.name for group in (inputs, targets) for s in group] + [p.name for p in manifest.parameters]
         names += [spec.name for group in (manifest.statistics, manifest.host_inputs) for spec in group]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -214,6 +214,20 @@ class OptimizerSpec:
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
+class DataFile(NamedTuple):
+    """A file with weights that the models of a run share.
+
+    Attributes:
+        name: path relative to the artifacts' folder, e.g. "model.onnx.data".
+        size: size in bytes.
+        sha256: SHA-256 of the file in hexadecimal.
+    """
+
+    name: str
+    size: int
+    sha256: str
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Lists the inputs, outputs and parameters of a training model and its eval, inference and optimizer models.
@@ -237,6 +251,7 @@ class Manifest:
         host_inputs: inputs of the training model that the runtime fills, not the user; empty for most models.
         draws: True if the training model may use ONNX Runtime's random number generator, e.g. for Dropout.
         trainer: True if a `Trainer` wrote the models; checkpoints of the run then contain the trainer's settings.
+        data_files: files with shared weights whose content is checked when a model is loaded.
     """
 
     fingerprint: str
@@ -253,6 +268,7 @@ class Manifest:
     host_inputs: tuple[HostInput, ...] = ()
     draws: bool = True
     trainer: bool = False
+    data_files: tuple[DataFile, ...] = ()
 
     @property
     def arguments(self) -> tuple[InputSpec, ...]:

@@ -189,7 +189,8 @@ def open_training_session(
     """Opens a session of the training, eval or optimizer model of a run, and reads its manifest.
 
     Raises:
-        ModelLoadError: see :func:`open_session`, or the model has no manifest.
+        ModelLoadError: see :func:`open_session`, the model has no manifest, or a file with its weights has been
+            replaced.
     """
     session = open_session(model, role, device, options)
     source = describe(model, role)
@@ -200,7 +201,16 @@ def open_training_session(
             f"Loading {source}: it has no metadata property '{METADATA_KEY}', so it is not a training "
             "artifact. Generate artifacts with onnxtrain.artifacts.generate_artifacts."
         )
-    return session, parse_manifest(text, source)
+    manifest = parse_manifest(text, source)
+    if manifest.data_files and not isinstance(model, bytes):
+        # Imported here, because most models have no data files.
+        from onnxtrain.runtime.data_files import check_data_files
+
+        try:
+            check_data_files(model, manifest.data_files)
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"Loading {source}: {error}") from error
+    return session, manifest
 
 
 @contextlib.contextmanager

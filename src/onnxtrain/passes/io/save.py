@@ -26,7 +26,7 @@ DEFAULT_SHARED_DATA_THRESHOLD = 16_000_000
 """Total bytes of weights common to several models of a run above which these are written to a shared file."""
 
 # Smaller tensors remain in the model file, because runtimes and converters read the values of shapes and axes.
-_EXTERNAL_TENSOR_BYTES = 1024
+EXTERNAL_TENSOR_BYTES = 1024
 # onnx recommends page-aligned offsets, so that readers can memory-map tensors.
 _ALIGNMENT = 4096
 
@@ -122,6 +122,8 @@ def write_models(
     models: Mapping[str, ir.Model],
     files: FileSet,
     shared_data_threshold: int = DEFAULT_SHARED_DATA_THRESHOLD,
+    *,
+    placed: Mapping[int, ir.ExternalTensor] = MappingProxyType({}),
 ) -> dict[str, list[str]]:
     """Writes models to a set of files that are published together. Large weights that models share are written once.
 
@@ -131,6 +133,7 @@ def write_models(
         shared_data_threshold: total size in bytes above which shared initializers are written to one file, to which
             the models refer. Only initializers larger than 1 kB count and are shared. The file is named after the first
             model, see :func:`save_model`.
+        placed: initializers that are already in a data file; see :func:`write_model`.
 
     Returns:
         Names of the data files of each model that has any, e.g. {"training_model.onnx": [...]}.
@@ -141,23 +144,25 @@ def write_models(
     tensors: dict[Hashable, dict[int, ir.TensorProtocol]] = {}
     readers: Counter[Hashable] = Counter()
     for model in models.values():
-        for tensor in _tensors(model):
-            if tensor.nbytes > _EXTERNAL_TENSOR_BYTES and tensor.dtype != ir.DataType.STRING:
-                tensors.setdefault(_storage(tensor), {})[id(tensor)] = tensor
-                readers[_storage(tensor)] += 1
+        for tensor in tensors_of(model):
+            if id(tensor) in placed:
+                continue
+            if tensor.nbytes > EXTERNAL_TENSOR_BYTES and tensor.dtype != ir.DataType.STRING:
+                tensors.setdefault(storage_of(tensor), {})[id(tensor)] = tensor
+                readers[storage_of(tensor)] += 1
     # Two initializers of one model count like initializers of two models.
     shared = {storage: views for storage, views in tensors.items() if readers[storage] > 1}
-    places: dict[int, ir.ExternalTensor] = {}
+    places = dict(placed)
     if sum(next(iter(views.values())).nbytes for views in shared.values()) > shared_data_threshold:
         data = external_data_name(next(iter(models)))
         with files.open(data) as file:
             for views in shared.values():
                 place = _append_to_file(next(iter(views.values())), file, data)
-                places |= {key: _with_type_of(place, tensor) for key, tensor in views.items()}
+                places |= {key: with_type_of(place, tensor) for key, tensor in views.items()}
     data_files: dict[str, list[str]] = {}
     for name, model in models.items():
         own = write_model(model, files, name, placed=places)
-        shared_files = {places[id(t)].location for t in _tensors(model) if id(t) in places}
+        shared_files = {places[id(t)].location for t in tensors_of(model) if id(t) in places}
         data_files[name] = sorted({*map(str, shared_files), *([own] if own else [])})
     return {name: names for name, names in data_files.items() if names}
 
@@ -186,7 +191,7 @@ def write_model(
     data = None
     # The model may have been loaded from the file that is replaced, whose data file will be removed.
     _map_tensors_beside(model, name)
-    if sum(t.nbytes for t in _tensors(model) if id(t) not in placed) > external_data_threshold:
+    if sum(t.nbytes for t in tensors_of(model) if id(t) not in placed) > external_data_threshold:
         data = external_data_name(name)
         with files.open(data) as file:
             model = _with_tensors_in(model, file, data, placed)
@@ -197,7 +202,7 @@ def write_model(
     return data
 
 
-def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
+def tensors_of(model: ir.Model) -> Iterator[ir.TensorProtocol]:
     """Yields the tensors of all initializers."""
     for graph in model.graphs():
         for value in graph.initializers.values():
@@ -207,7 +212,7 @@ def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol]:
 
 def _initializer_bytes(model: ir.Model) -> int:
     """Returns the size of all initializers in bytes."""
-    return sum(tensor.nbytes for tensor in _tensors(model))
+    return sum(tensor.nbytes for tensor in tensors_of(model))
 
 
 def _with_tensors_in_memory(
@@ -220,7 +225,7 @@ def _with_tensors_in_memory(
         placed: see :func:`_clone`.
     """
     external = any(
-        id(tensor) in placed or isinstance(tensor, ir.ExternalTensor) for tensor in _tensors(model)
+        id(tensor) in placed or isinstance(tensor, ir.ExternalTensor) for tensor in tensors_of(model)
     )
     # Cloning names unnamed values.
     return _clone(model, math.inf, placed) if external or has_unnamed_values(model) else model
@@ -257,7 +262,7 @@ def _with_tensors_in(
         name: name of the data file.
         placed: tensors that are already in a different data file, by the `id` of the tensors that they replace.
     """
-    clone = _clone(model, _EXTERNAL_TENSOR_BYTES, placed)
+    clone = _clone(model, EXTERNAL_TENSOR_BYTES, placed)
     there = set(map(id, placed.values()))
     for graph in clone.graphs():
         for value in graph.initializers.values():
@@ -267,14 +272,14 @@ def _with_tensors_in(
                 tensor is None
                 or id(tensor) in there
                 or tensor.dtype == ir.DataType.STRING
-                or tensor.nbytes <= _EXTERNAL_TENSOR_BYTES
+                or tensor.nbytes <= EXTERNAL_TENSOR_BYTES
             ):
                 continue
             value.const_value = _append_to_file(tensor, file, name)
     return clone
 
 
-def _storage(tensor: ir.TensorProtocol) -> Hashable:
+def storage_of(tensor: ir.TensorProtocol) -> Hashable:
     """Returns a key that is equal for tensors that occupy the same bytes, in memory or in a file."""
     if isinstance(tensor, ir.ExternalTensor):
         return str(tensor.path), tensor.offset, tensor.length
@@ -285,7 +290,7 @@ def _storage(tensor: ir.TensorProtocol) -> Hashable:
     return id(tensor)
 
 
-def _with_type_of(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
+def with_type_of(place: ir.ExternalTensor, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
     """Returns an external tensor at `place` with the dtype, shape and name of `tensor`."""
     shape = ir.Shape(tensor.shape.numpy())
     name = str(tensor.name)

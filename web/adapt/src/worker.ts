@@ -1,0 +1,110 @@
+/** Trains in a worker, so that the page stays responsive. */
+
+import * as ort from "onnxruntime-web/wasm";
+import { TrainingSession } from "onnxtrain-web";
+import type { Answer, Call, Methods, Name } from "./protocol.js";
+
+/** Number of bytes that the model reads at a time. */
+const LENGTH = 64;
+const BATCH = 8;
+const LEARNING_RATE = 0.004;
+const TEMPERATURE = 0.7;
+/** Steps over which the speed is averaged. */
+const AVERAGED = 10;
+
+let session: TrainingSession;
+let start: Uint8Array;
+let stopped = true;
+
+function post(answer: Answer, transfer: Transferable[] = []): void {
+  (self as unknown as { postMessage(message: Answer, transfer: Transferable[]): void }).postMessage(answer, transfer);
+}
+
+function tensor(tokens: BigInt64Array): ort.Tensor {
+  return new ort.Tensor("int64", tokens, [tokens.length / LENGTH, LENGTH]);
+}
+
+/** Draws pieces of a text. */
+function pieces(bytes: Uint8Array): ort.Tensor {
+  const tokens = new BigInt64Array(BATCH * LENGTH);
+  for (let row = 0; row < BATCH; row++) {
+    const first = Math.floor(session.random.uniform() * (bytes.length - LENGTH + 1));
+    for (let i = 0; i < LENGTH; i++) tokens[row * LENGTH + i] = BigInt(bytes[first + i]!);
+  }
+  return tensor(tokens);
+}
+
+/** Draws a byte by the scores of a row. */
+function drawn(scores: Float32Array): number {
+  const largest = scores.reduce((a, b) => Math.max(a, b));
+  const weights = scores.map((score) => Math.exp((score - largest) / TEMPERATURE));
+  let rest = session.random.uniform() * weights.reduce((a, b) => a + b);
+  for (const [byte, weight] of weights.entries()) if ((rest -= weight) < 0) return byte;
+  return weights.indexOf(Math.max(...weights));
+}
+
+type Implementation = { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<ReturnType<Methods[N]>> };
+
+const methods: Implementation = {
+  async open() {
+    ort.env.wasm.numThreads = 1;
+    const artifacts = new URL("model/", import.meta.url);
+    session = await TrainingSession.create(ort, { artifacts, cache: "teach-it-your-text", warmUp: false });
+    start = await session.saveCheckpoint({ delta: true });
+    return (await session.exportParameters(true)).length;
+  },
+  async train(text) {
+    const bytes = new TextEncoder().encode(text);
+    if (bytes.length < LENGTH) throw new Error(`Paste a text of at least ${LENGTH} letters.`);
+    stopped = false;
+    const times: number[] = [];
+    session.setLearningRate(LEARNING_RATE);
+    while (!stopped) {
+      const begin = performance.now();
+      const tokens = pieces(bytes);
+      const { loss } = await session.trainStep({ tokens, labels: tokens });
+      if (!Number.isFinite(loss)) throw new Error("The loss is no number any more. Press Forget and train again.");
+      await session.optimizerStep();
+      await session.lazyResetGrad();
+      times.push(performance.now() - begin);
+      const recent = times.slice(-AVERAGED);
+      const seconds = recent.reduce((a, b) => a + b) / recent.length / 1000;
+      post({ kind: "progress", step: session.step, loss, tokensPerSecond: (BATCH * LENGTH) / seconds });
+      // Lets the message `stop` in.
+      await new Promise((resolve) => setTimeout(resolve, 0));
+    }
+  },
+  async stop() {
+    stopped = true;
+  },
+  async write(prompt, count) {
+    const bytes = [...new TextEncoder().encode(prompt || "\n")];
+    for (let i = 0; i < count; i++) {
+      const recent = bytes.slice(-LENGTH);
+      // What follows the last byte does not matter: the model looks back only.
+      const tokens = BigInt64Array.from({ length: LENGTH }, (_, place) => BigInt(recent[place] ?? 0));
+      const { logits } = await session.predict({ tokens: tensor(tokens) });
+      const classes = logits!.dims[2]!;
+      const last = (recent.length - 1) * classes;
+      bytes.push(drawn((logits!.data as Float32Array).slice(last, last + classes)));
+    }
+    return new TextDecoder().decode(Uint8Array.from(bytes));
+  },
+  async save() {
+    return session.saveCheckpoint({ delta: true, optimizer: true });
+  },
+  async load(adapter) {
+    await session.loadCheckpoint(adapter);
+  },
+  async reset() {
+    await session.loadCheckpoint(start);
+  },
+};
+
+self.addEventListener("message", ({ data }: MessageEvent<Call>) => {
+  const method = methods[data.name] as (...args: unknown[]) => Promise<unknown>;
+  method(...data.args).then(
+    (value) => post({ kind: "result", id: data.id, value }),
+    (error: Error) => post({ kind: "error", id: data.id, message: error.message }),
+  );
+});

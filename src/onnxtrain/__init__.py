@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         TensorBoardLogger,
         Trainer,
         WandbLogger,
+        average_models,
         pack_tokens,
     )
 
@@ -72,6 +73,7 @@ __all__ = [
     "Trainer",
     "WandbLogger",
     "__version__",
+    "average_models",
     "check_gradients",
     "check_op",
     "differentiate",
@@ -107,7 +109,7 @@ _HOME = {
         "recipe": "Recipe",
         "surgery": "lower_training_ops make_batch_dynamic replace_head restore_dropout",
         "trainer": "CSVLogger Callback EarlyStopping History ModelCheckpoint ReduceLROnPlateau TensorBoardLogger "
-        "Trainer WandbLogger pack_tokens",
+        "Trainer WandbLogger average_models pack_tokens",
     }.items()
     for name in names.split()
 }

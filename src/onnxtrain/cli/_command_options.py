@@ -275,6 +275,55 @@ class MergeOptions:
 
 
 @dataclass(frozen=True)
+class AverageOptions:
+    """Options of `onnxtrain average`.
+
+    Attributes:
+        models: paths of models, runs and directories of checkpoints.
+    """
+
+    models: list[Path] = argument(
+        "MODEL|RUN...",
+        "Paths of .onnx files, directories of runs, or directories with the checkpoints of a run, e.g. "
+        "run/checkpoints.",
+    )
+    output: Path = option(
+        "FILE",
+        "Write the averaged model to this file, e.g. soup.onnx.",
+        "--output",
+        "-o",
+        default=REQUIRED,
+        show_default=False,
+    )
+    weights: str | None = option(
+        "NUMBERS", "Weight the models with these numbers, e.g. 2,1,1. Default: equal weights."
+    )
+    greedy: bool = switch(
+        "Add the models one by one, the best first, and leave out each one that makes the mean worse on --data. "
+        "Default: average all models.",
+        python="score",
+    )
+    data: Path | None = option(
+        "FILE",
+        "Compare the models of --greedy on this file with inputs and targets: .npz arrays or a table, e.g. valid.npz. "
+        "Default: no comparison.",
+    )
+    loss: str | None = option(
+        "NAME",
+        f"Compare the models of --greedy by this loss: {losses_by_targets()}. Default: the loss of the first run.",
+    )
+    loss_option: list[str] | None = option(
+        "NAME=VALUE",
+        "Set a parameter of --loss, e.g. label_smoothing=0.1; repeat it for several. Default: PyTorch's values.",
+    )
+    metric: str | None = option(
+        "NAME", "Compare the models of --greedy by this metric, e.g. accuracy. Default: by the loss."
+    )
+    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
 class OpsOptions:
     """Options of `onnxtrain ops`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.schedules import SCHEDULES
+from onnxtrain.trainer._average_models import average_models
 from onnxtrain.trainer._callbacks.checkpoint import ModelCheckpoint
 from onnxtrain.trainer._callbacks.csv import CSVLogger
 from onnxtrain.trainer._callbacks.early_stopping import EarlyStopping
@@ -49,6 +50,7 @@ __all__ = [
     "TimeLimit",
     "Trainer",
     "WandbLogger",
+    "average_models",
     "pack_tokens",
     "torch_metric",
 ]

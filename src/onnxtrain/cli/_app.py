@@ -12,6 +12,7 @@ import typer
 from onnxtrain.cli._command_options import (
     ArtifactsOptions,
     AverageOptions,
+    CalibrateOptions,
     CheckOptions,
     DemoOptions,
     EvaluateOptions,
@@ -158,6 +159,15 @@ def merge(options: MergeOptions, given: frozenset[str]) -> None:
 def average(options: AverageOptions, given: frozenset[str]) -> None:
     """Average the parameters of models that were trained from the same file, or of a run's checkpoints."""
     from onnxtrain.cli._average import run_command
+
+    run_command(options)
+
+
+@app.command(cls=CommandWithSwitches)
+@takes_options(CalibrateOptions)
+def calibrate(options: CalibrateOptions, given: frozenset[str]) -> None:
+    """Write the model of a run with calibrated probabilities and, for two classes, the best decision threshold."""
+    from onnxtrain.cli._calibrate import run_command
 
     run_command(options)
 

@@ -13,6 +13,7 @@ COMMANDS: dict[str, str] = {
     "plan": "Find a way to train within a memory budget",
     "artifacts": "Write the files for training on a device",
     "merge": "Merge a LoRA adapter into a model",
+    "calibrate": "Calibrate the probabilities of a classifier",
     "average": "Average several trained models",
     "demo": "Train on handwritten digits, to test the installation",
 }

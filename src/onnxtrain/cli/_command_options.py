@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from onnxtrain._names import losses_by_targets
 from onnxtrain.cli._declared import REQUIRED, argument, option, switch
@@ -318,6 +319,41 @@ class AverageOptions:
     )
     metric: str | None = option(
         "NAME", "Compare the models of --greedy by this metric, e.g. accuracy. Default: by the loss."
+    )
+    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """Options of `onnxtrain calibrate`.
+
+    Attributes:
+        directory: directory of the run.
+        text: group of options.
+    """
+
+    directory: Path = argument("RUN", RUN_HELP)
+    data: Path = option(
+        "FILE|DIR",
+        "Calibrate on this file, in the format of the training data and with the target: data that the model was not "
+        "trained on, e.g. valid.npz, or a folder of images with one subfolder per class.",
+        default=REQUIRED,
+        show_default=False,
+    )
+    output: Path = option(
+        "FILE",
+        "Write the calibrated model to this file, e.g. calibrated.onnx. The run itself is not changed.",
+        "--output",
+        "-o",
+        default=REQUIRED,
+        show_default=False,
+    )
+    text: TextOptions = field(default_factory=TextOptions)
+    threshold: Literal["f1", "accuracy", "mcc"] | None = option(
+        None,
+        "For a model with two classes, also find the probability above which to predict the positive class, so that "
+        "this metric is highest, e.g. f1. Default: 0.5.",
     )
     batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
     json: bool = switch(JSON_HELP)

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from onnxtrain.errors import InputError
 
-# Metadata that describes how the inputs are encoded and in which order the classes are.
-_DESCRIPTIONS = ("onnxtrain.images", "onnxtrain.table", "onnxtrain.texts")
+# Metadata that describes how inputs are encoded, in which order the classes are, and how scores are calibrated.
+_DESCRIPTIONS = ("onnxtrain.images", "onnxtrain.table", "onnxtrain.texts", "onnxtrain.calibration")
 _DOING = "Averaging models"
 # Characters of a difference in a message: an attribute may contain a tensor.
 _SHOWN = 200

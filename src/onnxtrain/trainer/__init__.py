@@ -18,6 +18,7 @@ from onnxtrain.trainer._callbacks.swa import SWA
 from onnxtrain.trainer._callbacks.tensorboard import TensorBoardLogger
 from onnxtrain.trainer._callbacks.time_limit import TimeLimit
 from onnxtrain.trainer._callbacks.wandb import WandbLogger
+from onnxtrain.trainer._fit.calibration import Calibration
 from onnxtrain.trainer._fit.events import StepGradients
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange
 from onnxtrain.trainer._metrics.metrics import METRICS, Metric
@@ -33,6 +34,7 @@ __all__ = [
     "SCHEDULES",
     "SWA",
     "CSVLogger",
+    "Calibration",
     "Callback",
     "CutMix",
     "EarlyStopping",

@@ -36,7 +36,6 @@ from onnxtrain.surgery._perceptron import HiddenActivation, perceptron
 from onnxtrain.trainer._checks import check_integer, check_switch
 from onnxtrain.trainer._fit.calibration import (
     Calibration,
-    ThresholdMetric,
     calibrate,
     calibrated_outputs,
     forget_calibration,
@@ -64,6 +63,7 @@ from onnxtrain.trainer._fit.schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._fit.state import TrainingState, scheduler_settings
 from onnxtrain.trainer._fit.step import Fit
 from onnxtrain.trainer._fit.texts import embed, text_metrics, text_properties, text_recipe
+from onnxtrain.trainer._metrics.calibration import ThresholdMetric
 from onnxtrain.trainer._metrics.metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._metrics.probabilities import probabilities
 from onnxtrain.trainer._metrics.whole_set import check_positive, confusion_matrix

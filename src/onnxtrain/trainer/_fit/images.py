@@ -23,6 +23,7 @@ from onnxtrain.losses import loss_class
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.selection import some_names
+from onnxtrain.surgery._add_classes import ADDED
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer.data import BoundImages, ClassWeightedSource, ImageSource, Layout, Source
 
@@ -103,12 +104,20 @@ def bind_images(
     names = classes or (() if known is None or (training and run is None) else known.classes)
     if layout.predicting or not layout.targets:
         return BoundImages(folder=folder, pipeline=pipeline, labels=None, classes=names, skips=skips)
+    if not names and known is not None and _has_added_classes(state):
+        # The scores of the old classes stay where they are.
+        names = (*known.classes, *(name for name in folder.classes if name not in known.classes))
     labels = folder.labels_for(names)
     names = names or tuple(folder.classes)
     _require_count(layout.targets[0], folder, names)
     if training:
         folder.require_full_classes()
     return BoundImages(folder=folder, pipeline=pipeline, labels=labels, classes=names)
+
+
+def _has_added_classes(state: TrainingState) -> bool:
+    """True if the last layer of the run's model has a second part from :func:`onnxtrain.add_classes`."""
+    return any(spec.name.startswith(f"{ADDED}.") for spec in state.run.manifest.parameters)
 
 
 def _saved(state: TrainingState) -> ImageMetadata | None:

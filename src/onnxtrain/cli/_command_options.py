@@ -238,6 +238,10 @@ class ExportOptions:
         "Write only the network, whose inputs are the encoded columns of a table. Default: a model whose inputs are "
         "the columns themselves."
     )
+    include_preprocessing: bool = switch(
+        "Write the preprocessing of images into the model, which then takes decoded images of any size, uint8 [batch, "
+        "height, width, channels]. Default: the model takes what the network takes."
+    )
     json: bool = switch(JSON_HELP)
 
 

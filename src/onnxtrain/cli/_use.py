@@ -142,8 +142,17 @@ def _refuse_model_options(options: EvaluateOptions | PredictOptions) -> None:
 def export_run(options: ExportOptions) -> None:
     """Exports a run's trained model, including the encoding of table columns unless `--network` is given."""
     trainer, encoder = open_run(options.directory)
+    if options.include_preprocessing and encoder is not None:
+        raise InputError(
+            "--include-preprocessing is for runs on images; a run on a table is exported with its columns as inputs, "
+            "unless --network is given. Leave it out."
+        )
     names = export_model(
-        trainer, None if options.network else encoder, options.output, options.outputs or None
+        trainer,
+        None if options.network else encoder,
+        options.output,
+        options.outputs or None,
+        include_preprocessing=options.include_preprocessing,
     )
     if options.json:
         print_json({"directory": str(options.directory), "model": str(options.output), "outputs": names})

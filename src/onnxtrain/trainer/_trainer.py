@@ -985,7 +985,13 @@ class Trainer(NotCopyable):
         return self._state.averaged()
 
     @explains_arguments
-    def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        outputs: Sequence[str] | None = None,
+        *,
+        include_preprocessing: bool = False,
+    ) -> None:
         """Writes the trained model as an ordinary `.onnx` file for inference.
 
         The file has the inputs and outputs of the original model, without loss, targets and gradients;
@@ -994,12 +1000,22 @@ class Trainer(NotCopyable):
         Args:
             path: file to write.
             outputs: names of values to export as outputs, instead of the original model's outputs.
+            include_preprocessing: True to write the preprocessing of images into the file, for a run that was trained
+                on a folder of images. The input is then uint8 [batch, height, width, channels]: decoded images of any
+                size, in RGB. The file resizes, crops and normalizes them as in training; Pillow 13 may resize
+                along the other axis first, so that rounded pixel values differ by 1.
+
+        Raises:
+            InputError: a name in `outputs` is unknown; or the preprocessing is unknown, or cannot be written into the
+                file.
+            ModelError: the file cannot be written.
         """
+        include = check_switch(argument("include_preprocessing"), include_preprocessing)
         names = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
         with self.averaged(), self._state.workers.writing() as writes:
             if writes:
                 keep_inside(path, self.directory)
-                export(self._state, path, names)
+                export(self._state, path, names, include_preprocessing=include)
 
     def model_card(
         self,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
 
-from onnxtrain._words import words
+from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
 from onnxtrain.images import (
     PROPERTY,
@@ -19,6 +20,8 @@ from onnxtrain.images import (
     find_image_metadata,
     make_pipeline,
 )
+from onnxtrain.images._pipeline import Pipeline
+from onnxtrain.images._preprocessing import Preprocessing
 from onnxtrain.losses import loss_class
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.runtime.manifest import InputSpec
@@ -172,6 +175,31 @@ def image_metadata(state: TrainingState) -> dict[str, str]:
     """Returns the entries that an exported model's metadata gets; {} for a run that was not trained on images."""
     metadata = _saved(state)
     return {} if metadata is None else {PROPERTY: metadata.to_json()}
+
+
+def exported_pipeline(state: TrainingState) -> Pipeline:
+    """Returns the pipeline of a run's images, for a model that contains the preprocessing.
+
+    Raises:
+        InputError: the run was not trained on images.
+    """
+    metadata = _saved(state)
+    if metadata is None:
+        raise InputError(
+            "Exporting with the preprocessing: the run was not trained on a folder of images, so it does not know how "
+            f"images become inputs. Leave {argument('include_preprocessing', True)} out."
+        )
+    return make_pipeline(state.run.manifest.inputs[0], Preprocessing(), metadata.preprocessing)
+
+
+def raw_image_metadata(state: TrainingState) -> dict[str, str]:
+    """Returns the metadata entries of a model that normalizes the pixels itself."""
+    metadata = _saved(state)
+    if metadata is None:
+        return {}
+    known = metadata.preprocessing
+    raw = Preprocessing(size=known.size, resize=known.resize, interpolation=known.interpolation)
+    return {PROPERTY: replace(metadata, preprocessing=raw).to_json()}
 
 
 def image_classes(state: TrainingState) -> list[str] | None:

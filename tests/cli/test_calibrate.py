@@ -114,6 +114,14 @@ def test_a_model_of_a_table_decides_by_the_threshold(run: Any, tmp_path: Path, l
     session = ort.InferenceSession(str(output), providers=["CPUExecutionProvider"])
     of_file = session.run(["class"], {"x": numbers.round(4)})[0]
     np.testing.assert_array_equal(of_file.astype(str) == names[1], predicted)
+    # The validation data may be in a file of another format.
+    other = [line.replace(",", ";").replace(".", ",") for line in ("x,y", *lines)]
+    (tmp_path / "other.csv").write_text("\n".join(other) + "\n", encoding="utf-16")
+    text = ("--separator", ";", "--decimal", ",", "--encoding", "utf-16")
+    how = ("--data", tmp_path / "other.csv", *how[2:], *text)
+    same = run("calibrate", tmp_path / "run", *how, "-o", output)
+    assert same.code == 0, same.err
+    assert same.json() == document | {"data": str(tmp_path / "other.csv")}
 
 
 def test_images_are_decided_by_the_threshold(run: Any, tmp_path: Path) -> None:

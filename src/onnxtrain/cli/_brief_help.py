@@ -29,7 +29,6 @@ SAME_COMMAND: dict[str, str] = {
 """Names of commands in other programs, by the command that does the same here."""
 
 GENERAL: dict[str, str] = {
-    "help": "Show this page",
     "version": "Print the version, and that of the native kernels",
     "debug": "Show tracebacks: onnxtrain --debug COMMAND ...",
     "install_completion": "Complete commands, options and names in this shell",

@@ -66,6 +66,7 @@ def test_a_new_and_a_wider_head_exclude_each_other(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.thorough
 def test_old_classes_of_images_keep_their_places(run: Any, tmp_path: Path) -> None:
     for name in ("circle", "square", "triangle"):
         (tmp_path / "all" / name).mkdir(parents=True)

@@ -40,6 +40,7 @@ def test_the_command_writes_what_the_function_writes(run: Any, two: list[Path], 
     assert "b.onnx" in shown.out
 
 
+@pytest.mark.thorough
 def test_runs_and_checkpoints_are_averaged(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
     for seed in (1, 2):
         options = ("--seed", seed, "--epochs", 3, "--save-every", 5, "--keep", 2)
@@ -71,6 +72,7 @@ def test_a_greedy_soup_leaves_out_a_bad_model(run: Any, mlp: Path, data: Path, t
     assert run("average", bad, tmp_path / "run", *compare).json()["averaged"] == [str(tmp_path / "run")]
 
 
+@pytest.mark.thorough
 def test_tables_of_different_encodings_are_refused(run: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name, scale in (("a", 1), ("b", 50)):

@@ -91,6 +91,7 @@ def test_the_threshold_decides_in_predictions(run: Any, yes_or_no: tuple[Path, P
     np.testing.assert_array_equal(read(tmp_path / "of_run.npz")["class"], values["class"])
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits"])
 def test_a_model_of_a_table_decides_by_the_threshold(run: Any, tmp_path: Path, loss: str) -> None:
     rng = np.random.default_rng(1)
@@ -124,6 +125,7 @@ def test_a_model_of_a_table_decides_by_the_threshold(run: Any, tmp_path: Path, l
     assert same.json() == document | {"data": str(tmp_path / "other.csv")}
 
 
+@pytest.mark.thorough
 def test_images_are_decided_by_the_threshold(run: Any, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name, light in (("a", 90), ("b", 140)):

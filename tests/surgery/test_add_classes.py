@@ -81,7 +81,7 @@ def class_axis(scores: np.ndarray) -> int:
     return scores.shape.index(3 + ADDED, 1)
 
 
-@pytest.mark.sample(every=3)
+@pytest.mark.sample(every=8)
 @pytest.mark.filterwarnings("ignore")  # of the exporters
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 @pytest.mark.parametrize("name", CASES)
@@ -152,6 +152,7 @@ def test_a_step_on_the_new_rows_is_that_of_torch_and_keeps_old_scores(tmp_path: 
     np.testing.assert_array_equal(run(tmp_path / "trained.onnx", x)[:, :3], old)
 
 
+@pytest.mark.thorough
 def test_new_classes_are_learned(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     centers = rng.normal(size=(4, 4)) * 3

@@ -267,6 +267,7 @@ def test_a_greedy_soup_keeps_what_does_not_lower_the_score(tmp_path: Path) -> No
     assert kept == [paths[1]]
 
 
+@pytest.mark.thorough
 def test_a_soup_of_fine_tuned_models_is_good(tmp_path: Path) -> None:
     Trainer(models.mlp(), "cross_entropy").export(tmp_path / "base.onnx")
     base = Trainer(tmp_path / "base.onnx", "cross_entropy", learning_rate=0.05)

@@ -101,6 +101,7 @@ CASES: dict[str, tuple[list[int | str], str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", CASES)
 def test_inputs_are_bit_equal_to_those_of_pillow(name: str) -> None:
     shape, dtype, settings = CASES[name]
@@ -159,6 +160,7 @@ def test_an_exported_model_predicts_decoded_images(photos: Path, tmp_path: Path,
     assert predicted(tmp_path / "features.onnx", files).shape == (18, 8)
 
 
+@pytest.mark.thorough
 def test_the_whole_model_is_a_model_of_raw_images(photos: Path, tmp_path: Path) -> None:
     """The file with the preprocessing can be trained again on the same folder, with another head."""
     trainer = Trainer(network(), "cross_entropy")

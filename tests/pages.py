@@ -54,6 +54,7 @@ STORIES = [
     "docs/guides/choose-a-loss-and-weights.md",
     "docs/guides/train-part-of-a-model.md",
     "docs/guides/save-stop-and-resume.md",
+    "docs/guides/average-and-calibrate.md",
     "docs/guides/fix-a-training-run.md",
     "docs/guides/train-on-images.md",
     "docs/guides/train-on-a-table.md",

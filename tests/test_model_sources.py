@@ -106,6 +106,11 @@ def checked(model: Any, folder: Path) -> list[Any]:
     return [(result.name, result.derivative) for result in onnxtrain.check_gradients(model)]
 
 
+def averaged(model: Any, folder: Path) -> bytes:
+    onnxtrain.average_models([model, models.mlp(seed=1)], output=folder / "soup.onnx")
+    return onnx.load(folder / "soup.onnx").graph.SerializeToString(deterministic=True)
+
+
 MADE: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[Any, Path], Any]]] = {
     "onnxtrain.Trainer": (models.mlp, trained),
     "onnxtrain.generate_artifacts": (models.mlp, artifacts),
@@ -125,6 +130,8 @@ MADE: dict[str, tuple[Callable[[], onnx.ModelProto], Callable[[Any, Path], Any]]
                       .replace("float loss", "float[n] s").replace("6}>", "6}, int64[1] axes = {1}>")),
         lambda m, _: onnxtrain.per_sample_gradients(m, "s", ["w"]),
     ),
+    "onnxtrain.add_classes": (models.mlp, lambda m, _: onnxtrain.add_classes(m, 2, seed=1)),
+    "onnxtrain.average_models": (models.mlp, averaged),
     "onnxtrain.replace_head": (models.mlp, lambda m, _: onnxtrain.replace_head(m, 5, seed=1)),
     "onnxtrain.make_batch_dynamic": (lambda: parse(FIXED), lambda m, _: onnxtrain.make_batch_dynamic(m)),
     "onnxtrain.restore_dropout": (lambda: parse(DROPOUT), lambda m, _: onnxtrain.restore_dropout(m)),

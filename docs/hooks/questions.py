@@ -45,6 +45,7 @@ QUESTIONS = [
     Question("loss nan", "guides/fix-a-training-run.md", "The learning rate is too high."),
     Question("gpu", "guides/train-on-a-gpu.md", 'device="cuda"'),
     Question("out of memory", "guides/fit-training-into-memory.md", "recompute=True"),
+    Question("model soup", "guides/average-and-calibrate.md", "average_models"),
     Question("early stopping", "guides/save-stop-and-resume.md", "restore_best=True"),
     Question("resume training", "guides/save-stop-and-resume.md", "Trainer.resume"),
     Question(
@@ -230,6 +231,7 @@ WORDS = {
     "guides/train-a-language-model.md": ["padding", "perplexity", "tokens"],
     "guides/train-sentence-embeddings.md": ["embeddings", "retrieval", "sentence-transformers", "similarity"],
     "tutorials/from-pytorch.md": ["loop", "nn.module", "pytorch", "torch"],
+    "guides/average-and-calibrate.md": ["soup", "ensemble", "calibration", "temperature"],
     "guides/save-stop-and-resume.md": [
         "checkpoint",
         "continue",

@@ -33,7 +33,13 @@ if TYPE_CHECKING:
     from onnxtrain.images import ImageFolder
     from onnxtrain.planning import PlanChoice, plan_training
     from onnxtrain.recipe import Recipe
-    from onnxtrain.surgery import lower_training_ops, make_batch_dynamic, replace_head, restore_dropout
+    from onnxtrain.surgery import (
+        add_classes,
+        lower_training_ops,
+        make_batch_dynamic,
+        replace_head,
+        restore_dropout,
+    )
     from onnxtrain.trainer import (
         Callback,
         CSVLogger,
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
         TensorBoardLogger,
         Trainer,
         WandbLogger,
+        average_models,
         pack_tokens,
     )
 
@@ -72,6 +79,8 @@ __all__ = [
     "Trainer",
     "WandbLogger",
     "__version__",
+    "add_classes",
+    "average_models",
     "check_gradients",
     "check_op",
     "differentiate",
@@ -105,9 +114,9 @@ _HOME = {
         "images": "ImageFolder",
         "planning": "PlanChoice plan_training",
         "recipe": "Recipe",
-        "surgery": "lower_training_ops make_batch_dynamic replace_head restore_dropout",
+        "surgery": "add_classes lower_training_ops make_batch_dynamic replace_head restore_dropout",
         "trainer": "CSVLogger Callback EarlyStopping History ModelCheckpoint ReduceLROnPlateau TensorBoardLogger "
-        "Trainer WandbLogger pack_tokens",
+        "Trainer WandbLogger average_models pack_tokens",
     }.items()
     for name in names.split()
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -247,3 +248,18 @@ def test_a_table_does_not_fit_a_run_on_images(run: Any, photos: Path, tmp_path: 
     refused = run("evaluate", tmp_path / "run", "--data", tmp_path / "a.csv")
     assert refused.code == 1
     assert "was not trained on a table" in " ".join(refused.err.split())
+
+
+def test_export_includes_the_preprocessing(run: Any, photos: Path, tmp_path: Path) -> None:
+    assert train(run, photos, *PLAIN).code == 0
+    whole = tmp_path / "whole.onnx"
+    assert run("export", tmp_path / "run", "--include-preprocessing", "-o", whole).code == 0
+    assert onnx.load(whole).graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8
+    tables = []
+    for source in (tmp_path / "run", whole):
+        assert run("predict", source, "--data", photos / "train", "-o", tmp_path / "out.csv").code == 0
+        with open(tmp_path / "out.csv") as file:
+            tables.append(list(csv.DictReader(file)))
+    assert len(tables[0]) > 5
+    for ours, theirs in zip(*tables, strict=True):
+        assert (ours["path"], ours["class"]) == (theirs["path"], theirs["class"])

@@ -138,6 +138,7 @@ def test_classes_have_names_and_options_replace_the_defaults(run: Any, tmp_path:
         (["--target", "price", "--hidden", "8,0"], "--hidden is '8,0'; pass sizes such as 64,32, or 0"),
         (["--target", "price", "--hidden", "big"], "--hidden is 'big'; pass sizes"),
         (["--target", "price", "--replace-head", "3"], "--replace-head changes a model; --network makes"),
+        (["--target", "price", "--add-classes", "1"], "--add-classes changes a model; --network makes"),
         (["--target", "town", "--scale-target"], "--scale-target standardizes numbers to predict, but the target has"),
         (["--target", "price", "--loss", "poisson_nll", "--scale-target"], "PoissonNLLLoss are no quantities"),
     ],

@@ -11,6 +11,8 @@ import typer
 
 from onnxtrain.cli._command_options import (
     ArtifactsOptions,
+    AverageOptions,
+    CalibrateOptions,
     CheckOptions,
     DemoOptions,
     EvaluateOptions,
@@ -148,6 +150,24 @@ def export(options: ExportOptions, given: frozenset[str]) -> None:
 def merge(options: MergeOptions, given: frozenset[str]) -> None:
     """Merge a LoRA adapter into the weights of a model."""
     from onnxtrain.cli._merge import run_command
+
+    run_command(options)
+
+
+@app.command(cls=CommandWithSwitches)
+@takes_options(AverageOptions)
+def average(options: AverageOptions, given: frozenset[str]) -> None:
+    """Average the parameters of models that were trained from the same file, or of a run's checkpoints."""
+    from onnxtrain.cli._average import run_command
+
+    run_command(options)
+
+
+@app.command(cls=CommandWithSwitches)
+@takes_options(CalibrateOptions)
+def calibrate(options: CalibrateOptions, given: frozenset[str]) -> None:
+    """Write the model of a run with calibrated probabilities and, for two classes, the best decision threshold."""
+    from onnxtrain.cli._calibrate import run_command
 
     run_command(options)
 

@@ -15,7 +15,7 @@ from onnxtrain.cli._recipe import chosen_recipe
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.losses import LOSSES
 from onnxtrain.passes import canonicalize, load_model
-from onnxtrain.surgery import replace_head
+from onnxtrain.surgery import add_classes, replace_head
 from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
 from onnxtrain.tables import PROPERTY as TABLE
 
@@ -31,7 +31,7 @@ def check_loss(model: ir.Model, loss: str | None) -> None:
 
 
 def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
-    """Loads a model, and applies `--dynamic-batch` and `--replace-head`.
+    """Loads a model, and applies `--dynamic-batch`, `--replace-head` and `--add-classes`.
 
     Args:
         path: path of the model.
@@ -39,8 +39,13 @@ def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
         seed: seed for the initial weights of the new head.
 
     Raises:
-        InputError: the model was exported from a run on a table, so its inputs are unencoded columns.
+        InputError: the model was exported from a run on a table, so its inputs are unencoded columns; or both
+            `--replace-head` and `--add-classes` are given.
     """
+    if options.replace_head is not None and options.add_classes is not None:
+        raise InputError(
+            "--replace-head makes a new last layer, and --add-classes keeps it. Pass one of them."
+        )
     model = load_model(path)
     # String inputs have no gradient, and a new table may not have the categories that were encoded.
     if TABLE in model.metadata_props:
@@ -53,6 +58,8 @@ def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
         model = make_batch_dynamic(model)
     if options.replace_head is not None:
         model = replace_head(model, options.replace_head, seed=seed)
+    if options.add_classes is not None:
+        model = add_classes(model, options.add_classes, seed=seed)
     return model
 
 

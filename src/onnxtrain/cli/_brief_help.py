@@ -13,6 +13,8 @@ COMMANDS: dict[str, str] = {
     "plan": "Find a way to train within a memory budget",
     "artifacts": "Write the files for training on a device",
     "merge": "Merge a LoRA adapter into a model",
+    "calibrate": "Calibrate the probabilities of a classifier",
+    "average": "Average several trained models",
     "demo": "Train on handwritten digits, to test the installation",
 }
 """One line per command of `onnxtrain --help`. Other commands follow, with the first sentence of their help."""
@@ -27,7 +29,6 @@ SAME_COMMAND: dict[str, str] = {
 """Names of commands in other programs, by the command that does the same here."""
 
 GENERAL: dict[str, str] = {
-    "help": "Show this page",
     "version": "Print the version, and that of the native kernels",
     "debug": "Show tracebacks: onnxtrain --debug COMMAND ...",
     "install_completion": "Complete commands, options and names in this shell",

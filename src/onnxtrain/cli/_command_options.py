@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from onnxtrain._names import losses_by_targets
 from onnxtrain.cli._declared import REQUIRED, argument, option, switch
@@ -237,6 +238,10 @@ class ExportOptions:
         "Write only the network, whose inputs are the encoded columns of a table. Default: a model whose inputs are "
         "the columns themselves."
     )
+    include_preprocessing: bool = switch(
+        "Write the preprocessing of images into the model, which then takes decoded images of any size, uint8 [batch, "
+        "height, width, channels]. Default: the model takes what the network takes."
+    )
     json: bool = switch(JSON_HELP)
 
 
@@ -269,6 +274,90 @@ class MergeOptions:
     )
     loss: str | None = option(
         "NAME", f"Compute this loss over --data: {losses_by_targets()}. Default: no losses."
+    )
+    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class AverageOptions:
+    """Options of `onnxtrain average`.
+
+    Attributes:
+        models: paths of models, runs and directories of checkpoints.
+    """
+
+    models: list[Path] = argument(
+        "MODEL|RUN...",
+        "Paths of .onnx files, directories of runs, or directories with the checkpoints of a run, e.g. "
+        "run/checkpoints.",
+    )
+    output: Path = option(
+        "FILE",
+        "Write the averaged model to this file, e.g. soup.onnx.",
+        "--output",
+        "-o",
+        default=REQUIRED,
+        show_default=False,
+    )
+    weights: str | None = option(
+        "NUMBERS", "Weight the models with these numbers, e.g. 2,1,1. Default: equal weights."
+    )
+    greedy: bool = switch(
+        "Add the models one by one, the best first, and leave out each one that makes the mean worse on --data. "
+        "Default: average all models.",
+        python="score",
+    )
+    data: Path | None = option(
+        "FILE",
+        "Compare the models of --greedy on this file with inputs and targets: .npz arrays or a table, e.g. valid.npz. "
+        "Default: no comparison.",
+    )
+    loss: str | None = option(
+        "NAME",
+        f"Compare the models of --greedy by this loss: {losses_by_targets()}. Default: the loss of the first run.",
+    )
+    loss_option: list[str] | None = option(
+        "NAME=VALUE",
+        "Set a parameter of --loss, e.g. label_smoothing=0.1; repeat it for several. Default: PyTorch's values.",
+    )
+    metric: str | None = option(
+        "NAME", "Compare the models of --greedy by this metric, e.g. accuracy. Default: by the loss."
+    )
+    batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """Options of `onnxtrain calibrate`.
+
+    Attributes:
+        directory: directory of the run.
+        text: group of options.
+    """
+
+    directory: Path = argument("RUN", RUN_HELP)
+    data: Path = option(
+        "FILE|DIR",
+        "Calibrate on this file, in the format of the training data and with the target: data that the model was not "
+        "trained on, e.g. valid.npz, or a folder of images with one subfolder per class.",
+        default=REQUIRED,
+        show_default=False,
+    )
+    output: Path = option(
+        "FILE",
+        "Write the calibrated model to this file, e.g. calibrated.onnx. The run itself is not changed.",
+        "--output",
+        "-o",
+        default=REQUIRED,
+        show_default=False,
+    )
+    text: TextOptions = field(default_factory=TextOptions)
+    threshold: Literal["f1", "accuracy", "mcc"] | None = option(
+        None,
+        "For a model with two classes, also find the probability above which to predict the positive class, so that "
+        "this metric is highest, e.g. f1. Default: 0.5.",
     )
     batch_size: int | None = option("SAMPLES", BATCH_SIZE_HELP, min=1)
     json: bool = switch(JSON_HELP)

@@ -58,7 +58,7 @@ def score_model(options: EvaluateOptions) -> Scored:
         assert not isinstance(data, ImageFolder)
         return data
 
-    outputs, encoder, data = model_predictions(options.source, load, options.data, options.batch_size)
+    outputs, encoder, data, _ = model_predictions(options.source, load, options.data, options.batch_size)
     name = _output(outputs, options)
     scores = outputs.pop(name)
     loss = _loss(options, scores, data, encoder)

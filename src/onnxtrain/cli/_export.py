@@ -14,7 +14,12 @@ from onnxtrain.trainer import Trainer
 
 
 def export_model(
-    trainer: Trainer, encoder: TableEncoder | None, path: Path, outputs: Sequence[str] | None = None
+    trainer: Trainer,
+    encoder: TableEncoder | None,
+    path: Path,
+    outputs: Sequence[str] | None = None,
+    *,
+    include_preprocessing: bool = False,
 ) -> list[str]:
     """Writes the trained model to an .onnx file.
 
@@ -23,13 +28,14 @@ def export_model(
         encoder: the run's table encoder, which is placed before the network; None to write only the network.
         path: file to write.
         outputs: names of the values that the written model returns; None for the network's outputs.
+        include_preprocessing: True to write the preprocessing of images into the model.
 
     Returns:
         The output names of the written model.
     """
     chosen = list(outputs) if outputs else None
     if encoder is None:
-        trainer.export(path, chosen)
+        trainer.export(path, chosen, include_preprocessing=include_preprocessing)
         return chosen or trainer.outputs
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         network = Path(folder) / "network.onnx"

@@ -12,6 +12,7 @@ import onnxruntime as ort
 
 from onnxtrain.cli._data import Arrays
 from onnxtrain.cli._options import ImageOptions
+from onnxtrain.cli._predict_model import file_calibration
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.images import ImageFolder
 from onnxtrain.images._metadata import ImageMetadata
@@ -23,6 +24,7 @@ from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.runtime.session import run_on_arrays
 from onnxtrain.tables import class_names
 from onnxtrain.trainer import Trainer
+from onnxtrain.trainer._fit.calibration import calibrated_outputs
 from onnxtrain.trainer._fit.datasets import prediction_source
 from onnxtrain.trainer._metrics.probabilities import probabilities_of
 from onnxtrain.trainer.data import BoundImages, Layout, Options, Pass, fill, open_source
@@ -98,7 +100,7 @@ def run_image_predictions(trainer: Trainer, folder: ImageFolder, batch_size: int
     state = trainer._state
     source = prediction_source(state, folder, Options(batch_size), skips=True)
     with trainer.averaged():
-        outputs = state.run.predict(source.read(Pass()))
+        outputs = calibrated_outputs(state, state.run.predict(source.read(Pass())))
     return ImagePredictions(outputs, _paths(source))
 
 
@@ -184,7 +186,10 @@ def model_image_predictions(
     probability = probabilities_of(metadata.activation, scores)
     classes = class_names(metadata.classes, max(scores.shape[1], 2)) or []
     single = scores.shape[1] == 1
-    chosen = (scores[:, 0] > 0).astype(int) if single else scores.argmax(axis=1)
+    calibration = file_calibration(session.get_modelmeta().custom_metadata_map, path)
+    chosen = None if calibration is None else calibration.decided(scores)
+    if chosen is None:
+        chosen = (scores[:, 0] > 0).astype(int) if single else scores.argmax(axis=1)
     outputs["class"] = np.array(classes)[chosen]
     if probability is not None:
         outputs["probability"] = probability.astype(scores.dtype)

@@ -46,7 +46,11 @@ def check_network(options: TrainOptions) -> None:
         raise InputError(
             f"--network makes a new network, but '{options.source}' is a model. Leave one of them out."
         )
-    changes = {"--replace-head": options.model.replace_head, "--dynamic-batch": options.model.dynamic_batch}
+    changes = {
+        "--replace-head": options.model.replace_head,
+        "--add-classes": options.model.add_classes,
+        "--dynamic-batch": options.model.dynamic_batch,
+    }
     for name, value in changes.items():
         if value:
             raise InputError(

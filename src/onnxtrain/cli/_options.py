@@ -61,6 +61,12 @@ class ModelOptions:
         "Replace the last linear layer with a new one for this many classes, e.g. 3. Default: keep the layer.",
         min=1,
     )
+    add_classes: int | None = option(
+        "COUNT",
+        "Add this many classes to the last linear layer, e.g. 2. Their indices follow those of the old classes, whose "
+        "scores are kept; to keep them in training, too, also pass --train 'added.*'. Default: keep the layer.",
+        min=1,
+    )
 
 
 @dataclass(frozen=True)

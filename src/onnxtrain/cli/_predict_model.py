@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -12,6 +12,8 @@ import onnxruntime as ort
 from onnxtrain.cli._data import Arrays, assign
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
+from onnxtrain.runtime.calibration import PROPERTY as CALIBRATION
+from onnxtrain.runtime.calibration import StoredCalibration
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec
@@ -22,12 +24,28 @@ from onnxtrain.trainer.data import fill
 _BATCH = 32
 
 
+class FilePredictions(NamedTuple):
+    """Outputs of a model file on a dataset.
+
+    Attributes:
+        outputs: outputs by name, [samples, ...].
+        encoder: table encoder of the model; None if it has none.
+        data: the samples.
+        calibration: calibration of the model; None if it was not calibrated.
+    """
+
+    outputs: Arrays
+    encoder: TableEncoder | None
+    data: Arrays | Table
+    calibration: StoredCalibration | None
+
+
 def model_predictions(
     path: Path,
     load: Callable[[TableEncoder | None], Arrays | Table],
     source: Path,
     batch_size: int | None,
-) -> tuple[Arrays, TableEncoder | None, Arrays | Table]:
+) -> FilePredictions:
     """Computes the outputs of the model in an .onnx file.
 
     Args:
@@ -36,18 +54,17 @@ def model_predictions(
         source: path of the data, for error messages.
         batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
 
-    Returns:
-        The outputs by name, [samples, ...]; the model's table encoder, None if the model has none; the samples.
-
     Raises:
         InputError: the data does not match the model, or an output has no batch axis.
     """
     # A plain session, because any tool may have written the file.
     session = open_session(path, "model", CPU, None)
     metadata = session.get_modelmeta().custom_metadata_map
+    calibration = file_calibration(metadata, path)
     if PROPERTY not in metadata:
         data = load(None)
-        return _plain_predictions(session, path, data, source, batch_size), None, data
+        outputs = _plain_predictions(session, path, data, source, batch_size)
+        return FilePredictions(outputs, None, data, calibration)
     encoder = TableEncoder.from_json(metadata[PROPERTY], str(path))
     data = load(encoder)
     if not isinstance(data, Table):
@@ -62,8 +79,14 @@ def model_predictions(
         for name, size in zip(names, sizes, strict=True)
     ]
     feeds = list(encoder.raw_columns(data).values())
-    outputs = [value.name for value in session.get_outputs()]
-    return _run(session, path, outputs, specs, feeds, batch_size, check=False), encoder, data
+    names = [value.name for value in session.get_outputs()]
+    outputs = _run(session, path, names, specs, feeds, batch_size, check=False)
+    return FilePredictions(outputs, encoder, data, calibration)
+
+
+def file_calibration(metadata: Mapping[str, str], path: Path) -> StoredCalibration | None:
+    """Returns the calibration in the metadata of a model file; None if there is none."""
+    return StoredCalibration.from_json(metadata[CALIBRATION], str(path)) if CALIBRATION in metadata else None
 
 
 def _fixed(size: object) -> int | None:

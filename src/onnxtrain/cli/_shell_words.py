@@ -6,7 +6,13 @@ import shlex
 from collections.abc import Collection, Mapping
 
 from onnxtrain._words import Words
-from onnxtrain.cli._command_options import MergeOptions, PlanOptions
+from onnxtrain.cli._command_options import (
+    AverageOptions,
+    CalibrateOptions,
+    ExportOptions,
+    MergeOptions,
+    PlanOptions,
+)
 from onnxtrain.cli._declared import flag, off_flag, options_of
 from onnxtrain.cli._train_options import TrainOptions
 
@@ -73,7 +79,8 @@ class ShellWords(Words):
         if name == "encode":
             return " or ".join(_ENCODE[one] for one in map(str, value)) or " or ".join(_ENCODE.values())
         # The options of `train` are a superset of those of `artifacts`.
-        declared = {**options_of(MergeOptions), **options_of(PlanOptions), **options_of(TrainOptions)}
+        kinds = (AverageOptions, CalibrateOptions, ExportOptions, MergeOptions, PlanOptions, TrainOptions)
+        declared = {key: found for kind in kinds for key, found in options_of(kind).items()}
         for option, found in declared.items():
             # Some arguments have an option's name in one class, and another name in `Trainer`.
             if name in (found.rule.python, option):

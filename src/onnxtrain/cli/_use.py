@@ -29,6 +29,7 @@ from onnxtrain.cli._images import (
     table_of,
 )
 from onnxtrain.cli._loss import fit_targets, label_targets
+from onnxtrain.cli._options import TextOptions
 from onnxtrain.cli._output import heading, print_json, print_next, print_table, summary_table, table
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import print_prediction_command, write_file
@@ -38,13 +39,15 @@ from onnxtrain.errors import InputError, ModelError
 from onnxtrain.images import ImageFolder
 from onnxtrain.losses import loss_class, make_loss
 from onnxtrain.runtime.artifact_folder import keep_inside
+from onnxtrain.runtime.calibration import StoredCalibration
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.session import open_session
 from onnxtrain.tables import Table, TableEncoder
 from onnxtrain.texts._pairs import SUFFIXES
 from onnxtrain.trainer import Trainer
+from onnxtrain.trainer._fit.calibration import stored_calibration
 from onnxtrain.trainer._fit.images import image_classes
-from onnxtrain.trainer._metrics.probabilities import probabilities
+from onnxtrain.trainer._metrics.probabilities import probabilities, probabilities_of
 
 
 def evaluate_run(options: EvaluateOptions) -> None:
@@ -55,17 +58,11 @@ def evaluate_run(options: EvaluateOptions) -> None:
     y: Any = None
     if options.source.is_dir():
         _refuse_model_options(options)
-        trainer, encoder = _open(options.source)
+        trainer, encoder = open_run(options.source)
         if evaluates_texts(trainer, options.data):
             evaluate_texts(trainer, options)
             return
-        data = load_data(options.data, options.text, None if encoder is None else encoder.dialect_)
-        if isinstance(data, ImageFolder):
-            x = data
-        else:
-            arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
-            x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, options.data)
-            y = fit_targets(trainer, y)
+        x, y = run_data(trainer, encoder, options.data, options.text)
         classes = image_classes(trainer._state) if encoder is None else encoder.classes_
     else:
         trainer, classes, x, y, has_loss = score_model(options)
@@ -102,6 +99,25 @@ def evaluate_run(options: EvaluateOptions) -> None:
     print_prediction_command(options.source, trainer.manifest.targets)
 
 
+def run_data(
+    trainer: Trainer, encoder: TableEncoder | None, path: Path, text: TextOptions
+) -> tuple[Any, Any]:
+    """Loads inputs and targets for a run; for a folder of images, the folder and None.
+
+    Args:
+        trainer: trainer of the run.
+        encoder: the run's table encoder; None if it has none.
+        path: path of the data.
+        text: options for tables in text.
+    """
+    data = load_data(path, text, None if encoder is None else encoder.dialect_)
+    if isinstance(data, ImageFolder):
+        return data, None
+    arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
+    x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
+    return x, fit_targets(trainer, y)
+
+
 def _print_classes(names: Sequence[str], matrix: Any, report: Sequence[dict[str, Any]]) -> None:
     columns = ("class", "samples", "share", "precision", "recall", "f1")
     print_table(table("Classes", columns, report_rows(report), right=(1, 2, 3, 4, 5)))
@@ -125,9 +141,18 @@ def _refuse_model_options(options: EvaluateOptions | PredictOptions) -> None:
 
 def export_run(options: ExportOptions) -> None:
     """Exports a run's trained model, including the encoding of table columns unless `--network` is given."""
-    trainer, encoder = _open(options.directory)
+    trainer, encoder = open_run(options.directory)
+    if options.include_preprocessing and encoder is not None:
+        raise InputError(
+            "--include-preprocessing is for runs on images; a run on a table is exported with its columns as inputs, "
+            "unless --network is given. Leave it out."
+        )
     names = export_model(
-        trainer, None if options.network else encoder, options.output, options.outputs or None
+        trainer,
+        None if options.network else encoder,
+        options.output,
+        options.outputs or None,
+        include_preprocessing=options.include_preprocessing,
     )
     if options.json:
         print_json({"directory": str(options.directory), "model": str(options.output), "outputs": names})
@@ -146,7 +171,7 @@ def write_predictions(options: PredictOptions) -> None:
     """
     source, path, output = options.source, options.data, options.output
     if source.is_dir() and path.suffix.lower() in (*SUFFIXES, ".txt"):
-        trainer, _ = _open(source)
+        trainer, _ = open_run(source)
         if evaluates_texts(trainer, path):
             write_embeddings(trainer, options)
             return
@@ -172,13 +197,13 @@ def write_predictions(options: PredictOptions) -> None:
         predictions, columns = _image_predictions(source, ImageFolder(path), options.batch_size)
     elif source.is_dir():
         _refuse_model_options(options)
-        trainer, encoder = _open(source)
+        trainer, encoder = open_run(source)
         data = load(encoder)
         predictions = _run_predictions(trainer, encoder, data, path, options.batch_size)
     else:
-        values, encoder, data = model_predictions(source, load, path, options.batch_size)
-        if options.loss is not None:
-            values |= _classes_of(values, options.loss, source)
+        values, encoder, data, calibration = model_predictions(source, load, path, options.batch_size)
+        if options.loss is not None or (calibration is not None and encoder is None):
+            values |= _classes_of(values, options.loss, source, calibration)
         predictions = _Predictions(values, None if encoder is None else encoder.classes_, encoder)
     if options.probabilities:
         predictions = predictions._replace(outputs=_only_probabilities(predictions, source))
@@ -203,29 +228,43 @@ def write_predictions(options: PredictOptions) -> None:
         print_next("evaluate", source, "--data", "FILE")
 
 
-def _classes_of(outputs: Arrays, loss: str, source: Path) -> Arrays:
+def _classes_of(
+    outputs: Arrays, loss: str | None, source: Path, calibration: StoredCalibration | None
+) -> Arrays:
     """Computes class probabilities and, if samples have one class each, the predicted class from a model's outputs.
 
     Args:
         outputs: outputs of an .onnx file, of which the first one with floating-point numbers has the scores.
-        loss: name of the loss that the model was trained with.
+        loss: name of the loss that the model was trained with; None for a calibrated model, whose file says it.
         source: path of the model, for error messages.
+        calibration: calibration of the model; None if it was not calibrated.
 
     Raises:
         InputError: the loss does not define probabilities, or there are no scores.
     """
-    kind = type(make_loss(loss))
-    scores = next((array for array in outputs.values() if array.dtype.kind == "f"), None)
+    if loss is not None:
+        activation = type(make_loss(loss)).activation
+    else:
+        assert calibration is not None
+        activation = calibration.activation
+    scores = None if calibration is None else outputs.get(calibration.output)
+    if scores is None:
+        scores = next((array for array in outputs.values() if array.dtype.kind == "f"), None)
     probability = None
-    if scores is not None and (scores.ndim > 1 or kind.activation == "sigmoid"):
-        probability = probabilities(kind.__name__, scores, 1)
+    if scores is not None and (scores.ndim > 1 or activation == "sigmoid"):
+        probability = probabilities_of(activation, scores, 1 if calibration is None else calibration.axis)
+    if (scores is None or probability is None) and loss is None:
+        return {}
     if scores is None or probability is None:
         raise InputError(
             f"Predicting with '{source}': {argument('loss', loss)} does not define class probabilities for its outputs."
             " Leave it out to write the outputs alone."
         )
     found = {"probability": probability.astype(scores.dtype)}
-    if kind.activation == "sigmoid":
+    decided = None if calibration is None else calibration.decided(scores)
+    if decided is not None:
+        found["class"] = decided
+    elif activation == "sigmoid":
         if scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1):
             found["class"] = (scores.reshape(-1) > 0).astype(np.int64)
     elif scores.ndim == 2:
@@ -269,7 +308,7 @@ def _ids(data: Table, asked: Sequence[str] | None, encoder: TableEncoder | None)
     return {name: data.column(name).to_numpy(dtype=object) for name in names}
 
 
-def _open(directory: Path) -> tuple[Trainer, TableEncoder | None]:
+def open_run(directory: Path) -> tuple[Trainer, TableEncoder | None]:
     """Opens the run in a directory.
 
     Returns:
@@ -308,7 +347,7 @@ def _image_predictions(
     """
     names: list[str] | None
     if source.is_dir():
-        trainer, encoder = _open(source)
+        trainer, encoder = open_run(source)
         if encoder is not None:
             raise InputError(
                 f"The run '{source}' was trained on a table; '{folder.root}' is a folder. Pass a table."
@@ -395,6 +434,10 @@ def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, A
         The class index of each sample; None if samples do not have exactly one class each.
     """
     labels = label_targets(trainer)[0].class_labels
+    calibration = stored_calibration(trainer._state)
+    decided = None if calibration is None else calibration.decided(scores)
+    if decided is not None:
+        return decided
     if loss_class(trainer.loss_name).activation == "sigmoid":
         single = scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1)
         return (scores.reshape(-1) > 0).astype(np.int64) if single else None

@@ -14,7 +14,9 @@ from onnxtrain.op_facts import PRODUCTS
 from onnxtrain.passes import is_float_parameter
 from onnxtrain.surgery._tail import TAIL_OPS, data_input
 
-_DOING = "Replacing the head"
+DOING = "Replacing the head"
+"""Default beginning of error messages."""
+
 # Ops that exporters insert between a weight and its layer: Cast for half precision, Transpose for `x @ weight.T`.
 _PASSED_ON = ("Cast", "Identity", "Transpose")
 # Maximum number of ops in messages.
@@ -91,13 +93,14 @@ def op_name(node: ir.Node) -> str:
     return f"{node.op_type} '{node.name or node.outputs[0].name}'"
 
 
-def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
+def find_head(model: ir.Model, output: str | None, head: str | None, doing: str = DOING) -> Linear:
     """Finds the linear layer before an output.
 
     Args:
         model: canonical model.
         output: name of the output. Default: the only output, or the output computed from the layer `head`.
         head: name of the layer. Default: the last linear layer.
+        doing: beginning of error messages.
 
     Raises:
         ModelError: there is no such layer, or the choice among several outputs is ambiguous.
@@ -106,11 +109,11 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
     outputs = [value for value in model.graph.outputs if output in (None, value.name)]
     names = ", ".join(str(value.name) for value in model.graph.outputs)
     if not outputs:
-        raise ModelError(f"{_DOING}: the model has no output {output!r}; its outputs are {names}.")
+        raise ModelError(f"{doing}: the model has no output {output!r}; its outputs are {names}.")
     if head is None and len(outputs) > 1:
         ends = "; ".join(f"'{value.name}' computed by {_last_ops(value)}" for value in outputs)
         raise ModelError(
-            f"{_DOING}: the model has several outputs ({ends}). Choose one with output=NAME, or the layer "
+            f"{doing}: the model has several outputs ({ends}). Choose one with output=NAME, or the layer "
             "with head=NAME."
         )
     refusals = []
@@ -127,7 +130,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         )
     wanted = "a linear layer that can be replaced" if head is None else f"a linear layer {head!r}"
     raise ModelError(
-        f"{_DOING}: the model does not end in {wanted}: {'; '.join(refusals)}. Name another output "
+        f"{doing}: the model does not end in {wanted}: {'; '.join(refusals)}. Name another output "
         f"(output=NAME, one of {names}) or layer (head=NAME; the last layers are {_layers(model)})."
     )
 

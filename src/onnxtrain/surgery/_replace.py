@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from onnxtrain.passes.tidy.constants import add_initializer
 from onnxtrain.passes.tidy.replace_value import successor
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.selection import is_generated_name
-from onnxtrain.surgery._linear import Linear, find_head, op_name
+from onnxtrain.surgery._linear import DOING, Linear, find_head, op_name
 from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow
 
 _log = get_logger()
@@ -84,14 +85,7 @@ def replace_head(
         >>> list(new.graph.initializer[0].dims), new.graph.output[0].type.tensor_type.shape.dim[1].dim_value
         ([2, 5], 5)
     """
-    if (
-        isinstance(classes, bool)
-        or not isinstance(classes, int | np.integer)
-        or not 1 <= classes <= _MOST_CLASSES
-    ):
-        raise InputError(
-            f"Replacing the head: classes must be a positive integer up to {_MOST_CLASSES:,}, received {classes!r}."
-        )
+    check_count(classes, DOING, "classes")
     result = canonicalize(load_model(model))
     layer = find_head(result, output, head)
     assert layer.output is not None
@@ -116,15 +110,23 @@ def replace_head(
     elif layer.bias is not None:
         _drop_bias(layer)
     if logits:
-        _drop_probabilities(layer, name)
+        drop_probabilities(layer, name)
     # Last, because the steps above may replace the output value.
-    _remove_head_outputs(result, layer, name)
+    remove_head_outputs(result, layer, name)
     remove_unread_nodes(result.graph)
     remove_unread_initializers(result.graph, [old, layer.bias])
     for node in (layer.node, *layer.through, *([layer.add] if layer.add else [])):
         # The exporter's metadata refers to removed parameters, and passes read it when the model is loaded again.
         node.metadata_props.clear()
     return as_given(result, model)
+
+
+def check_count(count: object, doing: str, name: str) -> None:
+    """Raises InputError if a number of classes is not a positive integer, or is too large."""
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 1 <= count <= _MOST_CLASSES:
+        raise InputError(
+            f"{doing}: {name} must be a positive integer up to {_MOST_CLASSES:,}, received {count!r}."
+        )
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
@@ -135,21 +137,40 @@ def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
     Raises:
         ModelError: a node in between requires the old number of classes, or its effect on the class axis is unknown.
     """
-    axis, old, at = layer.axis, layer.classes, layer.node
     # For the same number of classes, no shape changes, and ops that cannot be followed do no harm.
-    if old == classes:
-        return
+    if layer.classes != classes:
+        resize_from(model, layer, [layer.node.outputs[0], layer.last], layer.classes, classes, name, DOING)
+
+
+def resize_from(
+    model: ir.Model, layer: Linear, first: Sequence[ir.Value], old: int, classes: int, name: str, doing: str
+) -> None:
+    """Updates the shapes of the values `first`, of the layer's output, and of all values in the tail of the layer.
+
+    Args:
+        model: model that contains the layer.
+        layer: the layer.
+        first: values with the class axis of the layer's output.
+        old: the old number of classes.
+        classes: the new number of classes.
+        name: name of the output, for error messages.
+        doing: beginning of error messages.
+
+    Raises:
+        ModelError: see :func:`_resize`.
+    """
+    axis, at = layer.axis, layer.node
     try:
         if axis < 0:
             raise Refusal("the rank of its output is unknown")
-        for value in dict.fromkeys([layer.node.outputs[0], layer.last]):
+        for value in dict.fromkeys(first):
             _set_size(value, axis, classes)
         for at in layer.tail:
             axis = follow(model, at, axis, old, classes)
             _set_size(at.outputs[0], axis, classes)
     except Refusal as refusal:
         raise ModelError(
-            f"Replacing the head: {op_name(at)}, between {op_name(layer.node)} and the output '{name}', "
+            f"{doing}: {op_name(at)}, between {op_name(layer.node)} and the output '{name}', "
             f"does not support another number of classes: {refusal}. Export the model without it."
         ) from None
 
@@ -257,7 +278,7 @@ def _drop_bias(layer: Linear) -> None:
     layer.add = None
 
 
-def _drop_probabilities(layer: Linear, name: str) -> None:
+def drop_probabilities(layer: Linear, name: str) -> None:
     """Removes Softmax and Sigmoid from the tail of a layer; the output keeps its name."""
     for node in [node for node in layer.tail if node.op_type in PROBABILITIES]:
         logits, probabilities = node.inputs[0], node.outputs[0]
@@ -298,7 +319,7 @@ def _replace_value(old: ir.Value, new: ir.Value) -> None:
         old.name, new.name = f"{name}.replaced", name
 
 
-def _remove_head_outputs(model: ir.Model, layer: Linear, name: str) -> None:
+def remove_head_outputs(model: ir.Model, layer: Linear, name: str) -> None:
     """Removes outputs computed from the replaced layer, e.g. by ArgMax over the old classes, except its own output.
 
     Logs a warning if there are any.

@@ -15,6 +15,8 @@ from onnxtrain._words import argument
 from onnxtrain.errors import CheckpointError, InputError, OnnxTrainError
 from onnxtrain.losses import TargetScale
 from onnxtrain.passes import CANONICAL_OPSET, ModelSource, as_given, canonicalize, load_model
+from onnxtrain.runtime.calibration import PROPERTY as CALIBRATION
+from onnxtrain.runtime.calibration import StoredCalibration
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.selection import some_names
@@ -289,7 +291,10 @@ class TableEncoder:
             _require_width(chosen, name, value.shape, "The fitted table")
         attach_columns(graph, columns, list(self.missing))
         if logits is not None:
-            attach_classes(graph, logits, activation, self.classes_, [c.name for c in columns])
+            text = attached.metadata_props.get(CALIBRATION)
+            calibration = None if text is None else StoredCalibration.from_json(text, "the network")
+            names = [c.name for c in columns]
+            attach_classes(graph, logits, activation, self.classes_, names, calibration)
         attached.metadata_props[PROPERTY] = self.to_json()
         return as_given(attached, model)
 

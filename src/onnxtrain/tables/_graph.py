@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, find_value
+from onnxtrain.runtime.calibration import StoredCalibration
 from onnxtrain.tables._columns import Column
 from onnxtrain.tables._writer import ColumnWriter
 
@@ -83,6 +84,7 @@ def attach_classes(
     activation: Activation,
     classes: Sequence[str] | None,
     columns: Collection[str],
+    calibration: StoredCalibration | None = None,
 ) -> None:
     """Appends the outputs `probability` and `class` to a classifier.
 
@@ -98,6 +100,7 @@ def attach_classes(
         classes: class names, indexed by class number; None for class numbers.
         columns: names of the input columns; if one is "probability" or "class", "predicted_" is prepended to the name
             of the output.
+        calibration: calibration of the logits, whose threshold determines `class`; None for the most probable class.
     """
     scores = next((value for value in graph.outputs if value.name == logits), None)
     if scores is None or scores.shape is None:
@@ -108,14 +111,23 @@ def attach_classes(
     if activation == "sigmoid":
         probability = op.Sigmoid(scores)
         if rank == 1 or (rank == 2 and scores.shape[1] == 1):
-            positive = op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
+            cut = (calibration.cut if calibration is not None else None) or 0.0
+            positive = op.Cast(op.Greater(scores, cut), to=ir.DataType.INT64)
             chosen = positive if rank == 1 else op.Squeeze(positive, [1])
     elif rank == 2:
         if activation == "softmax":
             probability = op.Softmax(scores, axis=1)
         elif activation == "exp":
             probability = op.Exp(scores)
-        chosen = op.ArgMax(scores, axis=1, keepdims=0)
+        if calibration is not None and calibration.cut is not None and scores.shape[1] == 2:
+            yes, no = (
+                op.Gather(scores, op.const(at), axis=1)
+                for at in (calibration.positive, 1 - calibration.positive)
+            )
+            is_yes = op.Greater(op.Sub(yes, no), calibration.cut)
+            chosen = op.Where(is_yes, op.const(calibration.positive), op.const(1 - calibration.positive))
+        else:
+            chosen = op.ArgMax(scores, axis=1, keepdims=0)
         names = class_names(classes, scores.shape[1])
         if classes is not None and names is not None:
             chosen = op.Gather(_strings(op, names), chosen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.schedules import SCHEDULES
+from onnxtrain.trainer._average_models import average_models
 from onnxtrain.trainer._callbacks.checkpoint import ModelCheckpoint
 from onnxtrain.trainer._callbacks.csv import CSVLogger
 from onnxtrain.trainer._callbacks.early_stopping import EarlyStopping
@@ -17,6 +18,7 @@ from onnxtrain.trainer._callbacks.swa import SWA
 from onnxtrain.trainer._callbacks.tensorboard import TensorBoardLogger
 from onnxtrain.trainer._callbacks.time_limit import TimeLimit
 from onnxtrain.trainer._callbacks.wandb import WandbLogger
+from onnxtrain.trainer._fit.calibration import Calibration
 from onnxtrain.trainer._fit.events import StepGradients
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange
 from onnxtrain.trainer._metrics.metrics import METRICS, Metric
@@ -32,6 +34,7 @@ __all__ = [
     "SCHEDULES",
     "SWA",
     "CSVLogger",
+    "Calibration",
     "Callback",
     "CutMix",
     "EarlyStopping",
@@ -49,6 +52,7 @@ __all__ = [
     "TimeLimit",
     "Trainer",
     "WandbLogger",
+    "average_models",
     "pack_tokens",
     "torch_metric",
 ]

@@ -34,6 +34,12 @@ from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
 from onnxtrain.surgery._perceptron import HiddenActivation, perceptron
 from onnxtrain.trainer._checks import check_integer, check_switch
+from onnxtrain.trainer._fit.calibration import (
+    Calibration,
+    calibrate,
+    calibrated_outputs,
+    forget_calibration,
+)
 from onnxtrain.trainer._fit.datasets import (
     Data,
     Validation,
@@ -43,10 +49,10 @@ from onnxtrain.trainer._fit.datasets import (
     weighted_dataset,
 )
 from onnxtrain.trainer._fit.events import Event, Events, StepGradients
+from onnxtrain.trainer._fit.exported import export
 from onnxtrain.trainer._fit.images import (
     bound_images,
     image_arguments,
-    image_metadata,
     image_origin,
     remember_images,
 )
@@ -57,6 +63,7 @@ from onnxtrain.trainer._fit.schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._fit.state import TrainingState, scheduler_settings
 from onnxtrain.trainer._fit.step import Fit
 from onnxtrain.trainer._fit.texts import embed, text_metrics, text_properties, text_recipe
+from onnxtrain.trainer._metrics.calibration import ThresholdMetric
 from onnxtrain.trainer._metrics.metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._metrics.probabilities import probabilities
 from onnxtrain.trainer._metrics.whole_set import check_positive, confusion_matrix
@@ -601,6 +608,7 @@ class Trainer(NotCopyable):
             warn_of_fixed_batch(state.run.batch_size, data.samples)
             state.workers.check_fixed_batch(state.run.batch_size)
             remember_images(state, images)
+            forget_calibration(state)
             state.transform = transform
             events = _CallbackEvents(called_back, self)
             report = make_report(verbose and state.workers.leads)
@@ -752,7 +760,7 @@ class Trainer(NotCopyable):
             return embed(self._state, list(inputs), batch_size)
         data = prediction_source(self._state, inputs, Options(batch_size), transform)
         with self.averaged():
-            result = self._state.run.predict(data.read(Pass()))
+            result = calibrated_outputs(self._state, self._state.run.predict(data.read(Pass())))
         return result if len(result) > 1 else next(iter(result.values()))
 
     @explains_arguments
@@ -819,6 +827,14 @@ class Trainer(NotCopyable):
             InputError: the data does not match the model, or the targets are not one class per sample, e.g. multilabel
                 targets.
         """
+        return confusion_matrix(
+            self._state.task, *self._compared(inputs, targets, batch_size=batch_size, transform=transform)
+        )
+
+    def _compared(
+        self, inputs: Any, targets: Any, *, batch_size: int | None, transform: TransformFunction | None
+    ) -> tuple[Array, Array]:
+        """Returns the predictions for a dataset, without calibration, and the targets."""
         state = self._state
         data = weighted_dataset(state, inputs, targets, None, Options(batch_size), transform)
         with self.averaged():
@@ -826,7 +842,58 @@ class Trainer(NotCopyable):
             # Copied, because ONNX Runtime writes the next batch's outputs to the same memory.
             parts = [tuple(array.copy() for array in state.metric_arrays(step)) for step in steps]
         prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return confusion_matrix(state.task, prediction, target)
+        return prediction, target
+
+    @explains_arguments
+    def calibrate(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        threshold: ThresholdMetric | None = None,
+        batch_size: int | None = None,
+        transform: TransformFunction | None = None,
+    ) -> Calibration:
+        """Calibrates a classifier on validation data: fits a temperature, and finds the best decision threshold.
+
+        The scores (logits) are divided by the temperature with the least negative log-likelihood (Guo et al. 2017).
+        Afterwards, probabilities say how often predictions are right; the order of the classes does not change.
+        :meth:`predict`, :meth:`predict_proba` and :meth:`export` use the calibration, and so does a run that was saved
+        and resumed. :meth:`evaluate` and training don't. The next :meth:`fit` removes it.
+
+        Args:
+            inputs: data that the model was not trained on; see :meth:`fit`. A pair `(inputs, targets)`, as for
+                `validation` of :meth:`fit`, is accepted as well.
+            targets: see :meth:`fit`.
+            threshold: metric, "f1", "accuracy" or "mcc", for which to find the best threshold of a model with two
+                classes. It is stored in exported models, from which `onnxtrain predict` reads it. The positive class is
+                class 1, or `positive` of :class:`Trainer`.
+            batch_size: samples per batch, 32 by default.
+            transform: see :meth:`evaluate`.
+
+        Returns:
+            Temperature, threshold, and how good the probabilities were before and are now.
+
+        Raises:
+            InputError: the data does not match the model; the loss is not one of classes, or it is one of
+                probabilities; or `threshold` is passed for a model that does not have two classes.
+
+        Example:
+            >>> import numpy as np, onnx
+            >>> model = onnx.parser.parse_model('''
+            ...   <ir_version: 10, opset_import: ["": 21]>
+            ...   net (float[n, 1] x) => (float[n, 2] y) <float[1, 2] w = {0., 4.}> { y = MatMul(x, w) }''')
+            >>> trainer = Trainer(model, "cross_entropy")
+            >>> x, y = np.array([[1.0], [1.0], [1.0], [-1.0]]), np.array([1, 1, 0, 0])
+            >>> found = trainer.calibrate(x, y)
+            >>> round(found.temperature, 2), round(found.nll_before, 2), round(found.nll, 2)
+            (3.64, 1.02, 0.56)
+        """
+        if targets is None and isinstance(inputs, tuple) and len(inputs) == 2:
+            inputs, targets = inputs
+        prediction, target = self._compared(inputs, targets, batch_size=batch_size, transform=transform)
+        with self._state.lock:
+            return calibrate(self._state, prediction, target, threshold)
 
     def plot_mistakes(
         self,
@@ -904,6 +971,7 @@ class Trainer(NotCopyable):
         """
         with self._state.lock:
             self._state.run.load_parameters(path)
+            forget_calibration(self._state)
             # Otherwise the next step would average old and new parameters.
             self._state.position.averaged = 0
 
@@ -917,7 +985,13 @@ class Trainer(NotCopyable):
         return self._state.averaged()
 
     @explains_arguments
-    def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        outputs: Sequence[str] | None = None,
+        *,
+        include_preprocessing: bool = False,
+    ) -> None:
         """Writes the trained model as an ordinary `.onnx` file for inference.
 
         The file has the inputs and outputs of the original model, without loss, targets and gradients;
@@ -926,12 +1000,22 @@ class Trainer(NotCopyable):
         Args:
             path: file to write.
             outputs: names of values to export as outputs, instead of the original model's outputs.
+            include_preprocessing: True to write the preprocessing of images into the file, for a run that was trained
+                on a folder of images. The input is then uint8 [batch, height, width, channels]: decoded images of any
+                size, in RGB. The file resizes, crops and normalizes them as in training; Pillow 13 may resize
+                along the other axis first, so that rounded pixel values differ by 1.
+
+        Raises:
+            InputError: a name in `outputs` is unknown; or the preprocessing is unknown, or cannot be written into the
+                file.
+            ModelError: the file cannot be written.
         """
+        include = check_switch(argument("include_preprocessing"), include_preprocessing)
         names = outputs if outputs is None or isinstance(outputs, str) else list(outputs)
         with self.averaged(), self._state.workers.writing() as writes:
             if writes:
                 keep_inside(path, self.directory)
-                self._state.run.export(path, names, image_metadata(self._state))
+                export(self._state, path, names, include_preprocessing=include)
 
     def model_card(
         self,

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import onnx
 import onnx_ir as ir
 
-from onnxtrain._words import words
+from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
-from onnxtrain.images import ImageFolder
+from onnxtrain.images import ImageFolder, Preprocessing
 from onnxtrain.images._metadata import PROPERTY, ImageMetadata
 from onnxtrain.images._model_files import find_image_metadata
-from onnxtrain.images._pipeline import make_pipeline
+from onnxtrain.images._pipeline import Pipeline, make_pipeline
 from onnxtrain.losses import loss_class
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.selection import some_names
+from onnxtrain.surgery._add_classes import ADDED
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer.data import BoundImages, ClassWeightedSource, ImageSource, Layout, Source
 
@@ -100,12 +102,20 @@ def bind_images(
     names = classes or (() if known is None or (training and run is None) else known.classes)
     if layout.predicting or not layout.targets:
         return BoundImages(folder=folder, pipeline=pipeline, labels=None, classes=names, skips=skips)
+    if not names and known is not None and _has_added_classes(state):
+        # The scores of the old classes stay where they are.
+        names = (*known.classes, *(name for name in folder.classes if name not in known.classes))
     labels = folder.labels_for(names)
     names = names or tuple(folder.classes)
     _require_count(layout.targets[0], folder, names)
     if training:
         folder.require_full_classes()
     return BoundImages(folder=folder, pipeline=pipeline, labels=labels, classes=names)
+
+
+def _has_added_classes(state: TrainingState) -> bool:
+    """True if the last layer of the run's model has a second part from :func:`onnxtrain.add_classes`."""
+    return any(spec.name.startswith(f"{ADDED}.") for spec in state.run.manifest.parameters)
 
 
 def _saved(state: TrainingState) -> ImageMetadata | None:
@@ -160,6 +170,31 @@ def image_metadata(state: TrainingState) -> dict[str, str]:
     """Returns the entries that an exported model's metadata gets; {} for a run that was not trained on images."""
     metadata = _saved(state)
     return {} if metadata is None else {PROPERTY: metadata.to_json()}
+
+
+def exported_pipeline(state: TrainingState) -> Pipeline:
+    """Returns the pipeline of a run's images, for a model that contains the preprocessing.
+
+    Raises:
+        InputError: the run was not trained on images.
+    """
+    metadata = _saved(state)
+    if metadata is None:
+        raise InputError(
+            "Exporting with the preprocessing: the run was not trained on a folder of images, so it does not know how "
+            f"images become inputs. Leave {argument('include_preprocessing', True)} out."
+        )
+    return make_pipeline(state.run.manifest.inputs[0], Preprocessing(), metadata.preprocessing)
+
+
+def raw_image_metadata(state: TrainingState) -> dict[str, str]:
+    """Returns the metadata entries of a model that normalizes the pixels itself."""
+    metadata = _saved(state)
+    if metadata is None:
+        return {}
+    known = metadata.preprocessing
+    raw = Preprocessing(size=known.size, resize=known.resize, interpolation=known.interpolation)
+    return {PROPERTY: replace(metadata, preprocessing=raw).to_json()}
 
 
 def image_classes(state: TrainingState) -> list[str] | None:

@@ -130,6 +130,22 @@ def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
     return _Scores(prediction.reshape(shape), (target.reshape(shape) > 0.5).astype(np.int64), 0)
 
 
+def true_scores(name: str, task: Task, prediction: Array, target: Array) -> tuple[Array, Array]:
+    """Returns scores and true answers in one form, without ignored labels: classes [n, classes] and [n], else alike.
+
+    Args:
+        name: name of the computation, for error messages.
+        task: description of the target.
+        prediction: scores of a whole dataset.
+        target: targets of a whole dataset.
+
+    Raises:
+        InputError: the shapes do not match.
+    """
+    found = _scores(name, task, prediction, target)
+    return found.scores, found.truth
+
+
 def aligned(prediction: Array, target: Array, spec: InputSpec | None) -> tuple[Array, Array]:
     """Converts logits and labels of a language model to the usual layout: classes along axis 1, labels shifted.
 

@@ -61,6 +61,13 @@ def write(path, metadata, tensors):
         # On the disk before the rename: otherwise a loss of power may leave the new name without its content.
         os.fsync(file.fileno())
     temporary.replace(path)
+    # Windows cannot open folders, and writes renames to the disk itself.
+    if os.name != "nt":
+        folder = os.open(temporary.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 class Checkpoint:

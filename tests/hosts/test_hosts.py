@@ -103,13 +103,13 @@ def test_a_number_that_the_host_does_not_know_is_refused(
 
 def test_the_device_needs_numpy_and_onnxruntime_only() -> None:
     names = set()
-    for script in ("device.py", "checkpoint_file.py"):
+    for script in ("device.py", "batches.py", "checkpoint_file.py"):
         for node in ast.walk(ast.parse((HOSTS / script).read_text())):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names.add(str(node.module))
-    assert names - sys.stdlib_module_names - {"checkpoint_file"} == {"numpy", "onnxruntime"}
+    assert names - sys.stdlib_module_names - {"batches", "checkpoint_file"} == {"numpy", "onnxruntime"}
 
 
 def test_where_the_checkpoint_cannot_be_written_is_said_before_training(

@@ -71,6 +71,16 @@ def test_properties_are_kept(
     _, state = case.train(batches=case.batches[:HALF])
     state.properties["note"] = 'kept: "é"'
     state.properties["epoch"] = 3
+    # JSON.parse has neither infinity nor integers beyond 2^53, and a double has no such integer.
+    extremes = {
+        "best_loss": np.inf,
+        "worst": -np.inf,
+        "time_ns": 1795867000123456789,
+        "id": 2**64 + 1,
+        "rate": 1e16,
+    }
+    for key, value in extremes.items():
+        state.properties[key] = value
     before = tmp_path / "before"
     api.CheckpointState.save_checkpoint(state, before, include_optimizer_state=True)
     expected, _ = case.train()
@@ -78,7 +88,11 @@ def test_properties_are_kept(
     continued = losses_of(program, case.artifacts, second, tmp_path / "after", "--from", before)
     np.testing.assert_allclose(continued, expected[HALF:], atol=TOLERANCE)
     after = api.CheckpointState.load_checkpoint(tmp_path / "after")
-    assert dict(after.properties) == {"note": 'kept: "é"', "epoch": 3}
+    kept = dict(after.properties)
+    assert kept == {"note": 'kept: "é"', "epoch": 3, **extremes}
+    assert {key: type(value) for key, value in kept.items()} == {
+        key: type(value) for key, value in state.properties
+    }
 
 
 def test_a_delta_is_loaded_on_top_of_another(

@@ -2,7 +2,7 @@
 
 import type { InferenceSession, Tensor } from "onnxruntime-common";
 import type { Model, Run } from "./artifacts.js";
-import { InputError, ModelLoadError, TrainingStateError, messageOf } from "./errors.js";
+import { InputError, ModelLoadError, TrainingStateError, explained, messageOf } from "./errors.js";
 import type { Gradients } from "./gradients.js";
 import type { Manifest, ParameterSpec } from "./manifest.js";
 import { type Kind, locations, momentSpecs, requireNames, trainingInputs, trainingOutputs } from "./models.js";
@@ -126,9 +126,12 @@ export class Engine {
     try {
       return await inTurn(this.#ort, this.#providers, () => this.#ort.InferenceSession.create(model.bytes, settings));
     } catch (error) {
-      throw new ModelLoadError(`Loading ${model.source}: ONNX Runtime refused it: ${messageOf(error)}`, {
-        cause: error,
-      });
+      const doing = `Loading ${model.source}`;
+      throw explained(
+        doing,
+        error,
+        () => new ModelLoadError(`${doing}: ONNX Runtime refused it: ${messageOf(error)}`, { cause: error }),
+      );
     }
   }
 
@@ -136,7 +139,11 @@ export class Engine {
     try {
       return (await inTurn(this.#ort, this.#providers, () => session.run(feeds, names))) as Outputs;
     } catch (error) {
-      throw new InputError(`${doing} failed in ONNX Runtime: ${messageOf(error)}`, { cause: error });
+      throw explained(
+        doing,
+        error,
+        () => new InputError(`${doing} failed in ONNX Runtime: ${messageOf(error)}`, { cause: error }),
+      );
     }
   }
 }

@@ -4,7 +4,7 @@
     python examples/hosts/check_host.py vectors python examples/hosts/device.py
 
 The host takes ARTIFACTS FEEDS CHECKPOINT_OUT [--from FILE]... [--delta] and prints one loss per step, as the example
-hosts do (docs/devices/own-host.md). Needs numpy only. The exit status is 1 if a case fails.
+hosts do (docs/devices/test-your-host.md). Needs numpy only. The exit status is 1 if a case fails.
 """
 
 import argparse

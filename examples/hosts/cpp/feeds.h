@@ -1,4 +1,4 @@
-// The batches of a run, from the two files of a folder: see docs/devices/own-host.md, "Run the example hosts".
+// The batches of a run, from the two files of a folder: see docs/devices/test-your-host.md.
 #pragma once
 
 #include <filesystem>

@@ -1,9 +1,12 @@
-"""Runs a model for a program in another language whose ONNX Runtime is a stand-in: the tests' Java and C#.
+"""Runs models for a program in another language whose ONNX Runtime is a stand-in: the tests' Java and C#.
 
-python ort_server.py MODEL reads requests from the standard input and writes answers to the standard output. Numbers are
-big-endian int32, texts are a length and UTF-8, tensors are a name, a dtype, a rank, the sizes (int64), and the elements
-(little-endian) after their number of bytes. A request: the number of inputs, the inputs, the number of outputs, their
-names. An answer: 0, the number of outputs, the outputs; or 1 and the text of the error.
+Reads requests from the standard input and writes answers to the standard output.
+
+- A request: the path of a model, the number of inputs, the inputs, the number of outputs, their names.
+- An answer: 0, the number of outputs, the outputs; or 1 and the text of the error.
+
+Numbers are big-endian int32, texts a length and UTF-8. A tensor is a name, a dtype, a rank, the sizes (int64), the number
+of bytes, and the elements (little-endian).
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class Channel:
                 self._target.write(struct.pack(">i", len(encoded)) + encoded)
             else:
                 self.write(value.dtype.name, value.ndim)
-                self._target.write(struct.pack(f">{value.ndim}q", *value.shape) + struct.pack(">i", value.nbytes))
+                self._target.write(
+                    struct.pack(f">{value.ndim}q", *value.shape) + struct.pack(">i", value.nbytes)
+                )
                 self._target.write(value.tobytes())
 
     def flush(self) -> None:
@@ -56,15 +61,18 @@ class Channel:
 
 def main() -> None:
     channel = Channel(sys.stdin.buffer, sys.stdout.buffer)
-    session = ort.InferenceSession(sys.argv[1])
+    sessions: dict[str, ort.InferenceSession] = {}
     while True:
         try:
+            model = channel.text()
             feeds = dict(channel.tensor() for _ in range(channel.integer()))
         except EOFError:
             return
         outputs = [channel.text() for _ in range(channel.integer())]
         try:
-            results = session.run(outputs, feeds)
+            if model not in sessions:
+                sessions[model] = ort.InferenceSession(model)
+            results = sessions[model].run(outputs, feeds)
         except Exception as error:
             channel.write(1, str(error))
         else:

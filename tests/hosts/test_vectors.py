@@ -56,6 +56,8 @@ def cases_of(folder: Path) -> list[dict[str, Any]]:
         pytest.param("device", marks=pytest.mark.thorough),
         pytest.param("python", marks=pytest.mark.thorough),
         pytest.param("node", marks=pytest.mark.thorough),
+        pytest.param("java", marks=pytest.mark.thorough),
+        pytest.param("csharp", marks=pytest.mark.thorough),
     ],
 )
 def test_host_passes_the_vectors(

@@ -13,14 +13,17 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
 
-/** Runs a model in a process of Python, whose command line is in ORT_SERVER, separated by line feeds. */
+/** Runs models in one process of Python, whose command line is in ORT_SERVER, separated by line feeds. */
 public class OrtSession implements AutoCloseable {
-  private final DataOutputStream requests;
-  private final DataInputStream answers;
+  private static DataOutputStream requests;
+  private static DataInputStream answers;
+  private final String model;
 
   OrtSession(String model) throws OrtException {
+    this.model = model;
+    if (requests != null) return;
     try {
-      String[] command = (System.getenv("ORT_SERVER") + "\n" + model).split("\n");
+      String[] command = System.getenv("ORT_SERVER").split("\n");
       Process process = new ProcessBuilder(command).redirectError(ProcessBuilder.Redirect.INHERIT).start();
       requests = new DataOutputStream(new BufferedOutputStream(process.getOutputStream()));
       answers = new DataInputStream(process.getInputStream());
@@ -31,6 +34,7 @@ public class OrtSession implements AutoCloseable {
 
   public Result run(Map<String, ? extends OnnxTensorLike> inputs, Set<String> requestedOutputs) throws OrtException {
     try {
+      writeText(model);
       requests.writeInt(inputs.size());
       for (Map.Entry<String, ? extends OnnxTensorLike> input : inputs.entrySet()) {
         OnnxTensor tensor = (OnnxTensor) input.getValue();

@@ -5,8 +5,8 @@ Reads requests from the standard input and writes answers to the standard output
 - A request: the path of a model, the number of inputs, the inputs, the number of outputs, their names.
 - An answer: 0, the number of outputs, the outputs; or 1 and the text of the error.
 
-Numbers are big-endian int32, texts a length and UTF-8. A tensor is a name, a dtype, a rank, the sizes (int64), the number
-of bytes, and the elements (little-endian).
+Numbers are big-endian int32, texts a length and UTF-8. A tensor is a name, a dtype, a rank, the sizes (int64), the
+number of bytes, and the elements (little-endian).
 """
 
 from __future__ import annotations

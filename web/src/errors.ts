@@ -56,7 +56,7 @@ export class OutOfMemoryError extends OnnxTrainError {
 
 // What Chromium, Firefox, WebKit, Node, Emscripten, WebGPU and ONNX Runtime say.
 const MEMORY =
-  /out of memory|\bOOM\b|bad.alloc|allocation (failed|size overflow)|fail(ed|ure) to allocate|(could not|cannot) allocate|not enough memory|enlarge memory|invalid (typed )?array (buffer )?length/i;
+  /out of memory|\bOOM\b|bad.alloc|allocation (failed|size overflow)|failed to allocate|failure to allocate|(could not|cannot) allocate|not enough memory|enlarge memory|invalid (typed )?array (buffer )?length/i;
 const BLOCKED =
   /ERR: \[wasm\]|fetching of the wasm|WebAssembly\.(compile|instantiate)|wasm code generation|unsafe-eval|WebAssembly is not defined|Can't find variable: WebAssembly|initWasm|WebAssembly backend/i;
 

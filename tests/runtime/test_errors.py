@@ -183,12 +183,17 @@ def test_evaluation_computes_with_nan(module):
     assert np.isnan(module.eval()(np.full_like(X, np.nan), Y)[0])
 
 
-def test_finite_numbers_whose_sum_overflows_are_trained_on():
+@pytest.mark.parametrize("samples", [5, 10_000])
+def test_finite_numbers_whose_sum_overflows_are_trained_on(samples):
     run = handmade.mlp()
     state = run.state()
     state.parameters["fc1.weight"] = np.zeros((8, 4), np.float32)
     module = Module(run.training.SerializeToString(), state)
-    assert np.isfinite(module(np.full_like(X, 3e38), Y)[0])
+    x, y = np.full((samples, 4), 3e38, np.float32), np.zeros(samples, np.int64)
+    assert np.isfinite(module(x, y)[0])
+    x[-1, -1] = -np.inf
+    with pytest.raises(InputError, match=rf"received -inf at index \[{samples - 1}, 3\] \(1 such numbers\)"):
+        module(x, y)
 
 
 def test_parameter_and_property_errors(run):

@@ -15,6 +15,8 @@ from onnxtrain.runtime.dtypes import Array, narrow
 from onnxtrain.runtime.manifest import ClassLabels, Dim, InputSpec
 from onnxtrain.runtime.store import alias, require_unmasked, to_array
 
+# Elements above which a sum is faster than a check of each element, with the context manager that it needs.
+_LARGE = 16384
 _UNSIGNED = {np.dtype(f"i{size}"): np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
@@ -155,7 +157,7 @@ def require_trainable(specs: Sequence[InputSpec], values: Sequence[Array | ort.O
 
 def _require_finite(spec: InputSpec, array: Array) -> None:
     """Raises InputError if a floating-point array contains NaN or infinity."""
-    if array.dtype.itemsize > 2:
+    if array.size > _LARGE and array.dtype.itemsize > 2:
         # Nearly always finite, and without a temporary array. If the sum overflows, each element is checked.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(np.add.reduce(array, axis=None)):

@@ -95,6 +95,27 @@ def test_properties_are_kept(
     }
 
 
+def test_integers_of_64_bits_and_infinity_are_read_exactly(
+    host: Host, case_of: Callable[[str], Case], tmp_path: Path
+) -> None:
+    """As a double, the next step would be another one; NaN in a manifest is no reason to refuse it."""
+    case = case_of("embedding")
+    artifacts = shutil.copytree(case.artifacts, tmp_path / "artifacts")
+    manifest = case.manifest | {"note": [float("nan"), float("inf"), -float("inf"), 2**64 + 1]}
+    (artifacts / "manifest.json").write_text(json.dumps(manifest))
+    _, state = case.train(batches=case.batches[:1])
+    api.CheckpointState.save_checkpoint(state, tmp_path / "late", include_optimizer_state=True)
+
+    def change(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
+        metadata["optimizer"] = json.dumps(json.loads(metadata["optimizer"]) | {"step": 2**53 + 2})
+
+    edited(change)(tmp_path / "late")
+    write_feeds(tmp_path / "feeds", case.manifest, case.batches[:1])
+    losses_of(host, artifacts, tmp_path / "feeds", tmp_path / "later", "--from", tmp_path / "late")
+    with safe_open(tmp_path / "later", "numpy") as file:
+        assert json.loads(file.metadata()["optimizer"])["step"] == 2**53 + 3
+
+
 def test_a_delta_is_loaded_on_top_of_another(
     program: Host, device: Host, case_of: Callable[[str], Case], tmp_path: Path
 ) -> None:

@@ -75,6 +75,33 @@ def test_host_passes_the_vectors(
     assert failed == {}
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("program", ["device", "cpp", "java", "csharp"])
+def test_python_loads_what_a_host_has_written(
+    program: str, vectors: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """By the safetensors package, with the digest of the frozen parameters."""
+    host: Host = request.getfixturevalue(program)
+    artifacts, feeds = vectors / "classifier" / "artifacts", vectors / "classifier" / "second_half"
+    expected = api.CheckpointState.load_checkpoint(vectors / "classifier" / "resumed.checkpoint")
+    start = vectors / "classifier" / "half.checkpoint"
+    for kind in ("checkpoint", "delta"):
+        written = tmp_path / kind
+        arguments = ["--delta"] if kind == "delta" else []
+        done = host(artifacts, feeds, written, "--from", start, *arguments)
+        assert done.returncode == 0, done.stderr
+        state = (
+            api.CheckpointState.load_checkpoint(written)
+            if kind == "checkpoint"
+            else api.CheckpointState.load_checkpoint(start, delta=written)
+        )
+        assert {k: repr(v) for k, v in state.properties} == {k: repr(v) for k, v in expected.properties}
+        module = api.Module(artifacts / "training_model.onnx", state)
+        assert api.Optimizer(artifacts / "optimizer_model.onnx", module).step_count == 10
+        for name, parameter in expected.parameters:
+            np.testing.assert_allclose(state.parameters[name].data, parameter.data, atol=1e-4, err_msg=name)
+
+
 def test_every_rule_has_a_case(vectors: Path) -> None:
     rules = {case["refused"] for case in cases_of(vectors) if "refused" in case}
     page = (HOSTS.parents[1] / "docs" / "devices" / "own-host.md").read_text("utf-8")

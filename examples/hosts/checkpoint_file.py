@@ -54,13 +54,24 @@ def write(path, metadata, tensors):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     temporary = Path(f"{path}.tmp")
-    with temporary.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.writelines(np.ascontiguousarray(array).tobytes() for array in tensors.values())
-        file.flush()
-        # On the disk before the rename: otherwise a loss of power may leave the new name without its content.
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.writelines(np.ascontiguousarray(array).tobytes() for array in tensors.values())
+            file.flush()
+            # On the disk before the rename: otherwise a loss of power may leave the new name without its content.
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    # Windows cannot open folders, and writes renames to the disk itself.
+    if os.name != "nt":
+        folder = os.open(temporary.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 class Checkpoint:

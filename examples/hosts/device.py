@@ -13,22 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+from batches import check_values, read_feeds
 from checkpoint_file import Checkpoint, require
-
-
-def read_feeds(folder, manifest):
-    """Returns the settings of a run, and the batches: an array per step whose fields are inputs and targets."""
-    settings = json.loads((folder / "feeds.json").read_text("utf-8"))
-    given = [(x["name"], x["dtype"]) for x in settings["feeds"]]
-    wanted = [(x["name"], x["dtype"]) for x in manifest["inputs"] + manifest["targets"]]
-    require(given == wanted, f"{folder}/feeds.json lists {given}, the model takes {wanted}")
-    fields = [
-        (x["name"], np.dtype(x["dtype"]).newbyteorder("<"), tuple(x["shape"])) for x in settings["feeds"]
-    ]
-    data, batch, steps = (folder / "feeds.bin").read_bytes(), np.dtype(fields), settings["steps"]
-    size = steps * batch.itemsize
-    require(len(data) == size, f"{folder}/feeds.bin has {len(data)} bytes, {steps} steps have {size}")
-    return settings, np.frombuffer(data, batch)
 
 
 def check_data_files(artifacts, manifest):
@@ -65,13 +51,16 @@ def train(artifacts, feeds, checkpoint_out=None, start=(), delta=False):
     training = ort.InferenceSession(artifacts / files["training_model"])
     update = ort.InferenceSession(artifacts / files["optimizer_model"])
     for batch in batches:
+        check_values(manifest, batch)
         values |= {name: np.array(batch[name]) for name in batch.dtype.names}
         numbers = {"seed": settings.get("seed", 0), "step": checkpoint.step, "run": 0}
         for x in manifest.get("host_inputs", []):
             require(numbers.keys() >= {*x["holds"]}, f"the model wants {x['holds']}, known are {[*numbers]}")
             values[x["name"]] = np.array([numbers[name] for name in x["holds"]])
         results = run(training, values)
-        print(f"{results[manifest['loss']]:.9g}", flush=True)
+        loss = results[manifest["loss"]]
+        require(np.isfinite(loss), f"the loss is {loss}: lower the learning rate, or leave this batch out")
+        print(f"{loss:.9g}", flush=True)
         for x in (x for x in manifest["parameters"] if x["trainable"]):
             values[f"{x['name']}_grad"] = results[x["gradient"]]
             values[f"{x['name']}_grad_indices"] = results.get(x.get("gradient_indices"))

@@ -84,6 +84,40 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Host:
     return lambda *arguments: run(["node", str(script), *map(str, arguments)], environment)
 
 
+def stand_in() -> dict[str, str]:
+    """Variables by which stand-ins for ONNX Runtime in other languages find Python."""
+    server = Path(__file__).with_name("ort_server.py")
+    return {"ORT_SERVER": f"{sys.executable}\n{server}"}
+
+
+@pytest.fixture(scope="session")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """Compiles the program in Java against a stand-in for ONNX Runtime's package, and runs it."""
+    if shutil.which("javac") is None:
+        pytest.skip("needs javac, Java 11 or newer")
+    build = tmp_path_factory.mktemp("java")
+    sources = [*(HOSTS / "java").glob("*.java"), *Path(__file__).with_name("java").rglob("*.java")]
+    done = run(["javac", "--release", "11", "-Xlint:all", "-Werror", "-d", str(build), *map(str, sources)])
+    assert done.returncode == 0, done.stderr
+    # The second compiler only makes fast what runs long.
+    command = ["java", "-XX:TieredStopAtLevel=1", "-Dfile.encoding=UTF-8", "-cp", str(build), "Host"]
+    return lambda *arguments: run([*command, *map(str, arguments)], stand_in())
+
+
+@pytest.fixture(scope="session")
+def csharp(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """Compiles the program in C# with Mono against a stand-in for ONNX Runtime's package, and runs it."""
+    missing = [tool for tool in ("mcs", "mono") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)}")
+    program = tmp_path_factory.mktemp("csharp") / "host.exe"
+    sources = [*(HOSTS / "csharp").glob("*.cs"), *Path(__file__).with_name("csharp").glob("*.cs")]
+    flags = ["-langversion:7", "-warn:4", "-warnaserror", "-r:System.Core.dll", "-r:System.Numerics.dll"]
+    done = run(["mcs", *flags, f"-out:{program}", *map(str, sources)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return lambda *arguments: run(["mono", str(program), *map(str, arguments)], stand_in())
+
+
 @pytest.fixture(params=["device", "cpp"])
 def host(request: pytest.FixtureRequest) -> Host:
     """Each of the example hosts."""

@@ -16,7 +16,7 @@ os.environ["ONNXTRAIN_KERNELS"] = "off"
 import numpy as np
 
 from onnxtrain import api
-from onnxtrain.errors import CheckpointError
+from onnxtrain.errors import CheckpointError, InputError, OnnxTrainError
 
 
 def load(base: Path, files: list[Path]) -> api.CheckpointState:
@@ -35,14 +35,26 @@ def load(base: Path, files: list[Path]) -> api.CheckpointState:
 def train(artifacts: Path, feeds: Path, checkpoint_out: Path | None, start: list[Path], delta: bool) -> None:
     """Prints the losses, and writes the checkpoint."""
     settings = json.loads((feeds / "feeds.json").read_text())
-    fields = [(x["name"], x["dtype"], tuple(x["shape"])) for x in settings["feeds"]]
+    fields = np.dtype([(x["name"], x["dtype"], tuple(x["shape"])) for x in settings["feeds"]])
+    data = (feeds / "feeds.bin").read_bytes()
+    if len(data) != settings["steps"] * fields.itemsize:
+        raise InputError(f"feeds.bin has {len(data)} bytes")
     state = load(artifacts / "checkpoint", start)
     module = api.Module(artifacts / "training_model.onnx", state, seed=settings.get("seed", 0))
     optimizer = api.Optimizer(artifacts / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(settings["learning_rate"])
-    for batch in np.fromfile(feeds / "feeds.bin", fields):
+    if module.input_names() != list(fields.names):
+        raise InputError(f"feeds.json lists {fields.names}, the model takes {module.input_names()}")
+    # numpy has no array of batches without samples.
+    for index in range(settings["steps"]):
+        batch = (
+            np.frombuffer(data, fields, 1, index * fields.itemsize)[0]
+            if fields.itemsize
+            else np.zeros((), fields)
+        )
         module.lazy_reset_grad()
-        print(float(module(*(np.array(batch[name]) for name in batch.dtype.names))[0]))
+        results = module(*(np.array(batch[name]) for name in fields.names))
+        print(float(results[0] if isinstance(results, tuple) else results))
         optimizer.step()
     if checkpoint_out is not None:
         api.CheckpointState.save_checkpoint(
@@ -59,5 +71,5 @@ if __name__ == "__main__":
     parser.add_argument("--delta", action="store_true")
     try:
         train(**vars(parser.parse_intermixed_args()))
-    except CheckpointError as error:
+    except OnnxTrainError as error:
         sys.exit(f"{type(error).__name__}: {error}")

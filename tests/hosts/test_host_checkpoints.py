@@ -71,6 +71,16 @@ def test_properties_are_kept(
     _, state = case.train(batches=case.batches[:HALF])
     state.properties["note"] = 'kept: "é"'
     state.properties["epoch"] = 3
+    # JSON.parse has neither infinity nor integers beyond 2^53, and a double has no such integer.
+    extremes = {
+        "best_loss": np.inf,
+        "worst": -np.inf,
+        "time_ns": 1795867000123456789,
+        "id": 2**64 + 1,
+        "rate": 1e16,
+    }
+    for key, value in extremes.items():
+        state.properties[key] = value
     before = tmp_path / "before"
     api.CheckpointState.save_checkpoint(state, before, include_optimizer_state=True)
     expected, _ = case.train()
@@ -78,7 +88,32 @@ def test_properties_are_kept(
     continued = losses_of(program, case.artifacts, second, tmp_path / "after", "--from", before)
     np.testing.assert_allclose(continued, expected[HALF:], atol=TOLERANCE)
     after = api.CheckpointState.load_checkpoint(tmp_path / "after")
-    assert dict(after.properties) == {"note": 'kept: "é"', "epoch": 3}
+    kept = dict(after.properties)
+    assert kept == {"note": 'kept: "é"', "epoch": 3, **extremes}
+    assert {key: type(value) for key, value in kept.items()} == {
+        key: type(value) for key, value in state.properties
+    }
+
+
+def test_integers_of_64_bits_and_infinity_are_read_exactly(
+    host: Host, case_of: Callable[[str], Case], tmp_path: Path
+) -> None:
+    """As a double, the next step would be another one; NaN in a manifest is no reason to refuse it."""
+    case = case_of("embedding")
+    artifacts = shutil.copytree(case.artifacts, tmp_path / "artifacts")
+    manifest = case.manifest | {"note": [float("nan"), float("inf"), -float("inf"), 2**64 + 1]}
+    (artifacts / "manifest.json").write_text(json.dumps(manifest))
+    _, state = case.train(batches=case.batches[:1])
+    api.CheckpointState.save_checkpoint(state, tmp_path / "late", include_optimizer_state=True)
+
+    def change(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
+        metadata["optimizer"] = json.dumps(json.loads(metadata["optimizer"]) | {"step": 2**53 + 2})
+
+    edited(change)(tmp_path / "late")
+    write_feeds(tmp_path / "feeds", case.manifest, case.batches[:1])
+    losses_of(host, artifacts, tmp_path / "feeds", tmp_path / "later", "--from", tmp_path / "late")
+    with safe_open(tmp_path / "later", "numpy") as file:
+        assert json.loads(file.metadata()["optimizer"])["step"] == 2**53 + 3
 
 
 def test_a_delta_is_loaded_on_top_of_another(

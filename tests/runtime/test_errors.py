@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
-from onnxtrain.errors import CheckpointError, InputError, ModelLoadError, TrainingStateError
+from onnxtrain.errors import CheckpointError, DivergenceError, InputError, ModelLoadError, TrainingStateError
 from runtime import handmade
 
 X = np.zeros((5, 4), np.float32)
@@ -118,8 +118,82 @@ def test_an_error_inside_the_graph_is_an_input_error_and_leaves_no_gradient():
     optimizer.step()
 
 
-def test_a_nan_loss_is_the_callers_business(module):
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            lambda x, y: (x * np.nan, y),
+            InputError,
+            r"'x': .*finite numbers; received nan at index \[0, 0\] \(20 such",
+        ),
+        (
+            lambda x, y: (x + np.inf, y),
+            InputError,
+            r"received inf at index \[0, 0\].*numpy.finfo\('float32'\).min",
+        ),
+        (lambda x, y: (x[:0], y[:0]), InputError, r"'x': received shape \[0, 4\], a batch without samples"),
+        (lambda x, y: (x, y * 0 - 100), DivergenceError, r"the loss is nan, so the step is not counted"),
+        (lambda x, y: (x + np.float32(3e38), y), DivergenceError, r"the loss is .*Lower the learning rate"),
+    ],
+    ids=["NaN", "infinity", "no samples", "all labels ignored", "overflow"],
+)
+@pytest.mark.parametrize("accumulated", [False, True])
+@pytest.mark.parametrize("as_values", [False, True])
+def test_a_step_with_nan_or_without_samples_changes_nothing(change, error, message, accumulated, as_values):
+    run = handmade.mlp()
+    state = run.state()
+    module = Module(run.training.SerializeToString(), state, run.evaluation.SerializeToString())
+    optimizer = Optimizer(run.optimizer.SerializeToString(), module)
+    x = np.random.default_rng(0).normal(size=X.shape).astype(np.float32)
+    module(x, Y)
+    optimizer.step()
+    before = {name: p.data.copy() for name, p in state.parameters} | {
+        n: s.data.copy() for n, s in state.statistics
+    }
+    gradients = {name: np.array(p.grad) for name, p in state.parameters if p.grad is not None}
+    if not accumulated:
+        module.lazy_reset_grad()
+    bad = change(x, Y)
+    arguments = tuple(map(ort.OrtValue.ortvalue_from_numpy, bad)) if as_values else bad
+    with np.errstate(all="ignore"), pytest.raises(error, match=message):
+        module(*arguments)
+    after = {name: p.data for name, p in state.parameters} | {n: s.data for n, s in state.statistics}
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    # An input that is refused never reaches the model, which would overwrite the gradients.
+    if accumulated or error is InputError:
+        assert gradients
+        for name, value in gradients.items():
+            np.testing.assert_array_equal(state.parameters[name].grad, value, err_msg=name)
+    else:
+        with pytest.raises(TrainingStateError, match="no gradients yet"):
+            optimizer.step()
+    assert optimizer.step_count == 1
+    module(x, Y)
+    optimizer.step()
+
+
+def test_a_caller_who_checks_the_loss_gets_nan():
+    run = handmade.mlp()
+    module = Module(run.training.SerializeToString(), run.state(), error_if_nonfinite=False)
     assert np.isnan(module(np.full_like(X, np.nan), Y)[0])
+
+
+def test_evaluation_computes_with_nan(module):
+    assert np.isnan(module.eval()(np.full_like(X, np.nan), Y)[0])
+
+
+@pytest.mark.parametrize("samples", [5, 10_000])
+def test_finite_numbers_whose_sum_overflows_are_trained_on(samples):
+    run = handmade.mlp()
+    state = run.state()
+    state.parameters["fc1.weight"] = np.zeros((8, 4), np.float32)
+    module = Module(run.training.SerializeToString(), state)
+    x, y = np.full((samples, 4), 3e38, np.float32), np.zeros(samples, np.int64)
+    assert np.isfinite(module(x, y)[0])
+    x[-1, -1] = -np.inf
+    with pytest.raises(InputError, match=rf"received -inf at index \[{samples - 1}, 3\] \(1 such numbers\)"):
+        module(x, y)
 
 
 def test_parameter_and_property_errors(run):

@@ -1,7 +1,7 @@
 /** Loads the files of a run from memory, from a folder of a server, or from a folder of the disk. */
 
 import { DataFiles, type Model, type Read } from "./datafiles.js";
-import { ModelLoadError, messageOf } from "./errors.js";
+import { ModelLoadError, explained, messageOf } from "./errors.js";
 import { type Reference, embeddedManifest, externalReferences } from "./export.js";
 import { readInside, segments, urlInside } from "./folder.js";
 import { asObject, parseJson } from "./json.js";
@@ -139,9 +139,14 @@ function fromUrl(artifacts: URL | string): { read: Read; manifestName: string } 
       if (!response.ok) throw new Error(`the server answered ${response.status} ${response.statusText}`);
       return new Uint8Array(await response.arrayBuffer());
     } catch (error) {
-      throw new ModelLoadError(
-        `Loading the artifacts: reading ${place} failed: ${messageOf(error)}. Check that all files of the run are in this folder.`,
-        { cause: error },
+      throw explained(
+        `Loading the artifacts: reading ${place}`,
+        error,
+        () =>
+          new ModelLoadError(
+            `Loading the artifacts: reading ${place} failed: ${messageOf(error)}. Check that all files of the run are in this folder.`,
+            { cause: error },
+          ),
       );
     }
   };

@@ -2,7 +2,7 @@
 
 import { type DType, dtypeOf, elements } from "./dtypes.js";
 import { CheckpointError, messageOf } from "./errors.js";
-import { type Json, asList, asNames, asObject, asSizes, asText, parseJson } from "./json.js";
+import { type Json, asList, asNames, asObject, asSizes, asText, parseJson, scalarText } from "./json.js";
 import { type Manifest, type TensorSpec, fingerprint, sortByName } from "./manifest.js";
 import { Sha256, canDigest, digestOf } from "./sha256.js";
 import { type RawTensor, decodeSafetensors, encodeSafetensors } from "./safetensors.js";
@@ -16,8 +16,8 @@ const LEGACY_IDENTIFIER = "ODTC";
 // Number of differences that an error message lists.
 const SHOWN = 5;
 
-/** The user's own values in a checkpoint by name, e.g. {"epoch": 3}. */
-export type Properties = Record<string, number | string>;
+/** The user's own values in a checkpoint by name, e.g. {"epoch": 3}. Integers beyond 2^53 are bigints. */
+export type Properties = Record<string, number | bigint | string>;
 
 /** Step count and learning rates of an optimizer. */
 export interface Progress {
@@ -51,11 +51,15 @@ export interface Content {
 
 function readProperties(text: string): Properties {
   const properties = asObject(parseJson(text), "the properties");
-  for (const value of Object.values(properties)) {
-    if (!["number", "string", "boolean"].includes(typeof value))
-      throw new Error("a property is neither number nor text");
-  }
-  return { ...properties } as Properties;
+  return Object.fromEntries(
+    Object.entries(properties).map(([name, value]) => {
+      // In Python, true is the integer 1.
+      if (typeof value === "boolean") return [name, Number(value)];
+      if (!["number", "bigint", "string"].includes(typeof value))
+        throw new Error("a property is neither number nor text");
+      return [name, value as number | bigint | string];
+    }),
+  );
 }
 
 function readProgress(text: string): Progress | null {
@@ -215,7 +219,9 @@ export function encodeCheckpoint(content: Content, manifest: Manifest): Uint8Arr
     version: VERSION,
     fingerprint: manifest.fingerprint,
     trainable: JSON.stringify(content.trainable),
-    properties: JSON.stringify(content.properties),
+    properties: `{${Object.entries(content.properties)
+      .map(([name, value]) => `${scalarText(name)}: ${scalarText(value)}`)
+      .join(", ")}}`,
     optimizer: JSON.stringify(
       progress && {
         step: progress.step,

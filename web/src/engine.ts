@@ -3,7 +3,7 @@
 import type { InferenceSession, Tensor } from "onnxruntime-common";
 import type { Run } from "./artifacts.js";
 import type { DataFiles, Model } from "./datafiles.js";
-import { InputError, ModelLoadError, TrainingStateError, messageOf } from "./errors.js";
+import { InputError, ModelLoadError, TrainingStateError, explained, messageOf } from "./errors.js";
 import type { Gradients } from "./gradients.js";
 import type { Manifest, ParameterSpec } from "./manifest.js";
 import { type Kind, locations, momentSpecs, requireNames, trainingInputs, trainingOutputs } from "./models.js";
@@ -134,9 +134,12 @@ export class Engine {
       this.#data.opened(model);
       return session;
     } catch (error) {
-      throw new ModelLoadError(`Loading ${model.source}: ONNX Runtime refused it: ${messageOf(error)}`, {
-        cause: error,
-      });
+      const doing = `Loading ${model.source}`;
+      throw explained(
+        doing,
+        error,
+        () => new ModelLoadError(`${doing}: ONNX Runtime refused it: ${messageOf(error)}`, { cause: error }),
+      );
     }
   }
 
@@ -144,7 +147,11 @@ export class Engine {
     try {
       return (await inTurn(this.#ort, this.#providers, () => session.run(feeds, names))) as Outputs;
     } catch (error) {
-      throw new InputError(`${doing} failed in ONNX Runtime: ${messageOf(error)}`, { cause: error });
+      throw explained(
+        doing,
+        error,
+        () => new InputError(`${doing} failed in ONNX Runtime: ${messageOf(error)}`, { cause: error }),
+      );
     }
   }
 }

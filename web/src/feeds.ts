@@ -61,6 +61,34 @@ export function checkFeeds(
   return checked;
 }
 
+/**
+ * Throws an InputError if a batch is empty, or an input holds NaN or infinity: all parameters would become NaN.
+ *
+ * @param specs the inputs that the model takes.
+ * @param feeds what `checkFeeds` returned. What lies on a GPU is not looked at.
+ * @param doing begins the message of an error, e.g. "trainStep".
+ */
+export function requireTrainable(specs: readonly InputSpec[], feeds: Feeds, doing: string): void {
+  for (const { name, dtype } of specs) {
+    const tensor = feeds[name]!;
+    const { dims, location } = tensor;
+    if (dims[0] === 0)
+      throw new InputError(
+        `${doing}: input '${name}': the batch of shape [${dims.join(", ")}] is empty. Pass a sample.`,
+      );
+    if (!dtype.name.startsWith("float") || (location !== "cpu" && location !== "cpu-pinned")) continue;
+    const numbers = tensor.data as unknown as ArrayLike<number>;
+    // Where there is no Float16Array, halves are raw bits; an exponent of ones is NaN or infinity.
+    const bits = dtype.name === "float16" && tensor.data instanceof Uint16Array;
+    for (let i = 0; i < numbers.length; i++) {
+      if (bits ? (numbers[i]! & 0x7c00) !== 0x7c00 : Number.isFinite(numbers[i])) continue;
+      throw new InputError(
+        `${doing}: input '${name}': a training step needs finite numbers, received ${bits ? "NaN or infinity" : numbers[i]} at position ${i}. Leave out or fill such samples; in a mask, use -3.4e38 instead of -Infinity.`,
+      );
+    }
+  }
+}
+
 /** Tells tensors by what they have: pages may hold two copies of onnxruntime-common, whose classes differ. */
 function isTensor(value: unknown): value is Tensor {
   return typeof value === "object" && value !== null && "dims" in value && "type" in value && "location" in value;

@@ -2,7 +2,15 @@
 
 export type { Artifacts } from "./artifacts.js";
 export type { Properties } from "./checkpoint.js";
-export { CheckpointError, InputError, ModelLoadError, OnnxTrainError, TrainingStateError } from "./errors.js";
+export {
+  CheckpointError,
+  DivergenceError,
+  InputError,
+  ModelLoadError,
+  OnnxTrainError,
+  OutOfMemoryError,
+  TrainingStateError,
+} from "./errors.js";
 export type { Feeds } from "./feeds.js";
 export type { Files, InputSpec, Manifest, OptimizerSpec, ParameterSpec, StatisticSpec } from "./manifest.js";
 export type { CreateOptions, SaveOptions, StepResult, WarmUpOptions } from "./options.js";

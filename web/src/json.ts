@@ -3,16 +3,35 @@
  * the same key twice is an error.
  *
  * `JSON.parse` refuses NaN, and of two equal keys takes the last one: two hosts could then see different checkpoints in
- * one file.
+ * one file. Integers that a number cannot hold exactly are bigints.
  */
 
-export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
+export type Json = null | boolean | number | bigint | string | Json[] | { [key: string]: Json };
 
 const TOKEN =
   /[ \t\n\r]*(?:([{}[\],:])|("(?:[^"\\\u0000-\u001f]|\\.)*")|(-?(?:(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|Infinity)|NaN)|(true|false|null))/y;
 const LITERALS: Record<string, Json> = { true: true, false: false, null: null };
 // Deeper texts are no file of ours, and would overflow the stack.
 const MAX_DEPTH = 500;
+
+// Python's limit; longer integers would take minutes to convert.
+const MAX_DIGITS = 4300;
+
+function toNumber(text: string): number | bigint {
+  const number = Number(text);
+  if (!/^-?\d+$/.test(text) || Number.isSafeInteger(number)) return number;
+  if (text.length > MAX_DIGITS) throw new Error(`a number has ${text.length} digits`);
+  return BigInt(text);
+}
+
+/** Writes a number or text so that `parseJson`, and `json` in Python, read the same value. */
+export function scalarText(value: number | bigint | string): string {
+  if (typeof value === "string") return JSON.stringify(value);
+  const text = Object.is(value, -0) ? "-0" : String(value);
+  // Otherwise these would be read as integers.
+  const real = typeof value === "number" && Number.isInteger(value) && !text.includes("e");
+  return real && (text === "-0" || !Number.isSafeInteger(value)) ? `${text}.0` : text;
+}
 
 /** Parses `text`; throws an Error that says what is wrong. */
 export function parseJson(text: string): Json {
@@ -35,7 +54,7 @@ export function parseJson(text: string): Json {
     if (depth > MAX_DEPTH) throw new Error("a JSON text is nested too deeply");
     const [, mark, string, number, literal] = take();
     if (string !== undefined) return JSON.parse(string) as string;
-    if (number !== undefined) return Number(number);
+    if (number !== undefined) return toNumber(number);
     if (literal !== undefined) return LITERALS[literal] as Json;
     if (mark === "[") {
       const list: Json[] = [];

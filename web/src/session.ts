@@ -4,9 +4,9 @@ import type { Tensor } from "onnxruntime-common";
 import { type Run, loadArtifacts } from "./artifacts.js";
 import { type Properties, beginDigest, encodeCheckpoint, readCheckpoint } from "./checkpoint.js";
 import { Engine, type Outputs } from "./engine.js";
-import { InputError, ModelLoadError, TrainingStateError } from "./errors.js";
+import { DivergenceError, InputError, ModelLoadError, TrainingStateError, memoryError } from "./errors.js";
 import { exportInferenceModel } from "./export.js";
-import { type Feeds, checkFeeds } from "./feeds.js";
+import { type Feeds, checkFeeds, requireTrainable } from "./feeds.js";
 import { checkFlat, flatParameters, flatten, unflatten } from "./flat.js";
 import { addGradients, gradientsOf } from "./gradients.js";
 import type { Manifest } from "./manifest.js";
@@ -116,12 +116,22 @@ export class TrainingSession {
    * are updated.
    *
    * @param feeds tensors by the names of the manifest's inputs and targets. They are copied.
+   * @throws InputError if a feed does not fit, the batch is empty, or an input holds NaN or infinity.
+   * @throws DivergenceError if the loss is NaN or infinite. Neither error changes the session.
    */
   async trainStep(feeds: Feeds): Promise<StepResult> {
     const checked = this.#check(feeds, "trainStep");
+    requireTrainable([...this.manifest.inputs, ...this.manifest.targets], checked, "trainStep");
     return this.#enqueue("trainStep", async () => {
       const state = this.#state;
       const outputs = await this.#engine.train(state, this.#seed, checked);
+      const { loss } = this.#result(outputs);
+      if (!Number.isFinite(loss)) {
+        dispose(Object.values(outputs));
+        throw new DivergenceError(
+          `trainStep: the loss is ${loss}, so the step is not counted; the session is unchanged. Lower the learning rate, scale the inputs, or load the last saved checkpoint; if all labels of the batch are ignored, leave the batch out.`,
+        );
+      }
       const gradients = gradientsOf(this.#engine.trainable, outputs);
       const add = !this.#reset && state.gradients !== null;
       const total = add ? await addGradients(this.#ort, state.gradients!, gradients) : gradients;
@@ -251,9 +261,9 @@ export class TrainingSession {
     }
     return this.#enqueue("saveCheckpoint", async () => {
       for (const [name, value] of Object.entries(this.#state.properties)) {
-        if (typeof value === "string" || (typeof value === "number" && Number.isFinite(value))) continue;
+        if (["string", "number", "bigint"].includes(typeof value)) continue;
         throw new InputError(
-          `saveCheckpoint: the property '${name}' must be a finite number or a text, received ${String(value)}. Store other values as JSON text.`,
+          `saveCheckpoint: the property '${name}' must be a number, a bigint or a text, received ${String(value)}. Store other values as JSON text.`,
         );
       }
       return encodeCheckpoint(await this.#state.content(delta, optimizer, "saveCheckpoint"), this.manifest);
@@ -271,7 +281,7 @@ export class TrainingSession {
       (bytes as unknown) instanceof ArrayBuffer ? new Uint8Array(bytes as unknown as ArrayBuffer) : bytes;
     if (!(file instanceof Uint8Array)) {
       throw new InputError(
-        `loadCheckpoint: expected the bytes of the file as a Uint8Array, received ${(bytes as object | null)?.constructor?.name ?? String(bytes)}.`,
+        `loadCheckpoint: expected the bytes of the file as a Uint8Array, received ${(bytes as object | null)?.constructor?.name ?? String(bytes)}. Store what saveCheckpoint returns as it is; where nothing is stored yet, leave out this call.`,
       );
     }
     // Checked and copied here: the caller may change the array while the call waits.
@@ -342,7 +352,11 @@ export class TrainingSession {
   /** Runs a job after all calls before it. */
   async #enqueue<T>(doing: string, job: () => Promise<T>): Promise<T> {
     this.#requireOpen(doing);
-    return this.#queue.add(job);
+    try {
+      return await this.#queue.add(job);
+    } catch (error) {
+      throw memoryError(doing, error) ?? error;
+    }
   }
 
   #check(feeds: Feeds, doing: string): Record<string, Tensor> {

@@ -1,6 +1,6 @@
 /** Refuses builds of ONNX Runtime that compute wrong results on WebGPU. */
 
-import { InputError, ModelLoadError, messageOf } from "./errors.js";
+import { InputError, ModelLoadError, explained, messageOf } from "./errors.js";
 import { type ExecutionProviders, type OrtModule, inTurn } from "./ort.js";
 
 /**
@@ -34,9 +34,14 @@ export async function requireRightResults(ort: OrtModule, providers: ExecutionPr
       return Array.from(y!.data as Float32Array);
     });
   } catch (error) {
-    throw new ModelLoadError(
-      `TrainingSession.create: WebGPU does not run a model of one node: ${messageOf(error)}. Leave out executionProviders to train in WebAssembly.`,
-      { cause: error },
+    throw explained(
+      "TrainingSession.create",
+      error,
+      () =>
+        new ModelLoadError(
+          `TrainingSession.create: WebGPU does not run a model of one node: ${messageOf(error)}. Leave out executionProviders to train in WebAssembly.`,
+          { cause: error },
+        ),
     );
   }
   if (result.join() !== OUTPUT.join()) {

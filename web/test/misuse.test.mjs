@@ -231,7 +231,7 @@ describe("calls", () => {
     await fails(session.exportModel("logits"), InputError, /expected a list of names/);
     await fails(session.exportModel(["logit"]), InputError, /unknown names logit\. The eval model computes: /);
     session.properties.when = new Date();
-    await fails(session.saveCheckpoint(), InputError, /property 'when' must be a finite number or a text/);
+    await fails(session.saveCheckpoint(), InputError, /property 'when' must be a number, a bigint or a text/);
     session.release();
   });
   it("of optimizerStep want an optimizer model", async () => {

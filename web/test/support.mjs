@@ -81,7 +81,10 @@ export function trainingFeeds(ort, folder) {
     feeds,
   } = JSON.parse(readFileSync(join(folder, "feeds.json"), "utf8"));
   const { buffer } = new Uint8Array(readFileSync(join(folder, "feeds.bin")));
-  const classes = { float32: Float32Array, int64: BigInt64Array };
+  const classes = { float32: Float32Array, float64: Float64Array, int32: Int32Array, int64: BigInt64Array };
+  const sizes = feeds.map(({ dtype, shape }) => shape.reduce((a, b) => a * b, classes[dtype].BYTES_PER_ELEMENT));
+  const expected = steps * sizes.reduce((a, b) => a + b, 0);
+  if (buffer.byteLength !== expected) throw new Error(`feeds.bin has ${buffer.byteLength} bytes, not ${expected}`);
   let position = 0;
   const batches = Array.from({ length: steps }, () =>
     Object.fromEntries(

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { it } from "node:test";
 import { BY_NAME } from "../dist/dtypes.js";
-import { parseJson } from "../dist/json.js";
+import { parseJson, scalarText } from "../dist/json.js";
 import { Queue } from "../dist/queue.js";
 import { Random } from "../dist/random.js";
 import { decodeSafetensors, encodeSafetensors } from "../dist/safetensors.js";
@@ -17,6 +17,34 @@ it("JSON: what JSON.parse reads, and NaN and Infinity", () => {
   }
   assert.deepEqual(parseJson("[NaN, Infinity, -Infinity]"), [NaN, Infinity, -Infinity]);
   assert.equal(parseJson('{"__proto__": 1}')["__proto__"], 1);
+});
+
+it("JSON: numbers that JavaScript's own JSON loses", () => {
+  const values = [
+    2 ** 53 - 1,
+    2n ** 53n + 1n,
+    -(2n ** 64n) - 1n,
+    1e16,
+    -0,
+    0,
+    NaN,
+    Infinity,
+    -Infinity,
+    1e300,
+    5e-324,
+    0.1,
+    3,
+  ];
+  const text = `[${values.map(scalarText).join(", ")}]`;
+  assert.deepEqual(parseJson(text), values);
+  // What Python reads, by the types of its numbers.
+  assert.equal(
+    text,
+    "[9007199254740991, 9007199254740993, -18446744073709551617, 10000000000000000.0, -0.0, 0, NaN, Infinity, -Infinity, 1e+300, 5e-324, 0.1, 3]",
+  );
+  assert.equal(scalarText('"é"\n'), JSON.stringify('"é"\n'));
+  assert.equal(parseJson("9007199254740993"), 9007199254740993n);
+  assert.throws(() => parseJson("9".repeat(5000)), /5000 digits/);
 });
 
 it("JSON: what is none", () => {

@@ -131,7 +131,7 @@ void Checkpoint::save(const std::filesystem::path& path, double learning_rate, b
   Json progress = progress_, order = Json::of({}), trainable = Json::of({});
   if (progress.is_null()) progress.set("initial_learning_rate", Json(learning_rate));
   progress.set("learning_rate", Json(learning_rate));
-  progress.set("step", Json(static_cast<double>(step)));
+  progress.set("step", Json(step));
   for (const Json& parameter : manifest_.at("parameters").list()) {
     order.append(parameter.at("name"));
     if (parameter.at("trainable").truth()) trainable.append(parameter.at("name"));

@@ -1,8 +1,10 @@
 #include "json.h"
 
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <stdexcept>
 
 namespace {
@@ -99,6 +101,12 @@ class Parser {
     } else if (!take_word("null")) {
       value.kind_ = Json::Kind::Number;
       const size_t begin = place_;
+      if (take_word("NaN") || take_word("Infinity") || take_word("-Infinity")) {
+        value.text_ = text_.substr(begin, place_ - begin);
+        value.number_ = value.text_ == "NaN" ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
+        if (value.text_[0] == '-') value.number_ = -value.number_;
+        return value;
+      }
       while (place_ < text_.size() && std::string("+-.eE0123456789").find(text_[place_]) != std::string::npos) ++place_;
       if (place_ == begin) fail("a value");
       value.text_ = text_.substr(begin, place_ - begin);
@@ -166,7 +174,7 @@ Json Json::parse(const std::string& text) { return Parser(text).document(); }
 Json Json::of(const std::vector<int64_t>& numbers) {
   Json list;
   list.kind_ = Kind::List;
-  for (int64_t number : numbers) list.append(Json(static_cast<double>(number)));
+  for (int64_t number : numbers) list.append(Json(number));
   return list;
 }
 
@@ -201,9 +209,13 @@ double Json::number() const {
 }
 
 int64_t Json::integer() const {
-  const double value = number();
-  if (value != std::floor(value)) throw std::runtime_error("an integer is missing");
-  return text_.empty() ? static_cast<int64_t>(value) : std::strtoll(text_.c_str(), nullptr, 10);
+  number();
+  // Digits only: as a double, an integer beyond 2^53 would be another one.
+  char* end = nullptr;
+  errno = 0;
+  const long long value = std::strtoll(text_.c_str(), &end, 10);
+  if (text_.empty() || *end != '\0' || errno != 0) throw std::runtime_error("an integer of 64 bits is missing");
+  return value;
 }
 
 bool Json::truth() const {

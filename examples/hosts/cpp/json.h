@@ -1,4 +1,5 @@
-// A small JSON reader and writer, enough for manifests, feeds and headers of checkpoints.
+// A small JSON reader and writer, enough for manifests, feeds and headers of checkpoints. As in Python, NaN, Infinity and
+// -Infinity are numbers.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,8 @@ class Json {
 
   Json() = default;
   explicit Json(double number) : kind_(Kind::Number), number_(number) {}
+  explicit Json(int64_t number)
+      : kind_(Kind::Number), number_(static_cast<double>(number)), text_(std::to_string(number)) {}
   explicit Json(std::string text) : kind_(Kind::Text), text_(std::move(text)) {}
 
   // Throws std::runtime_error, which tells the position, if the text is no JSON.
@@ -21,6 +24,7 @@ class Json {
   std::string dump() const;
 
   bool is_null() const { return kind_ == Kind::Null; }
+  bool is_text() const { return kind_ == Kind::Text; }
   bool has(const std::string& key) const { return kind_ == Kind::Object && object_.count(key) != 0; }
 
   // Each throws std::runtime_error if the value is of another kind, or the key is missing.

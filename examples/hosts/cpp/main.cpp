@@ -4,6 +4,7 @@
 // feeds.json, {"steps", "learning_rate", "feeds": [{"name", "dtype", "shape"}]} and perhaps "seed", and feeds.bin: for
 // each step the inputs and targets in the manifest's order, raw little-endian. --from starts from this checkpoint, or from
 // this delta on top of what was loaded before. --delta writes a delta: the trained parameters only.
+#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -57,6 +58,10 @@ class Trainer {
       values[input.at("name").text()] = Tensor::of("int64", {size}, numbers);
     }
     Tensors results = training_.run(training_inputs_, training_outputs_, values);
+    const double loss = number_of(results.at(training_outputs_[0]));
+    if (!std::isfinite(loss)) {
+      throw std::runtime_error("the loss is " + std::to_string(loss) + ": lower the learning rate, or leave this batch out");
+    }
     for (const auto& [output, input] : gradients_) values[input] = results.at(output);
     for (const Json& statistic : manifest_.at("statistics").list()) {
       values[statistic.at("name").text()] = results.at(statistic.at("output").text());
@@ -68,15 +73,18 @@ class Trainer {
     // Outputs are `<input>_updated`: they are the inputs of the next step.
     const std::string ending = "_updated";
     for (const auto& [name, tensor] : updated) values[name.substr(0, name.size() - ending.size())] = tensor;
-    const Tensor& loss = results.at(training_outputs_[0]);
-    if (loss.type().bytes == sizeof(double)) return *reinterpret_cast<const double*>(loss.data());
-    return static_cast<double>(*reinterpret_cast<const float*>(loss.data()));
+    return loss;
   }
 
   // Its values are also the place of batches and gradients, by the names of the models' inputs.
   Checkpoint checkpoint;
 
  private:
+  static double number_of(const Tensor& loss) {
+    if (loss.type().bytes == sizeof(double)) return *reinterpret_cast<const double*>(loss.data());
+    return static_cast<double>(*reinterpret_cast<const float*>(loss.data()));
+  }
+
   void add_parameter(const Json& parameter) {
     if (!parameter.at("trainable").truth()) return;
     const std::string& name = parameter.at("name").text();

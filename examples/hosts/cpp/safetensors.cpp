@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "atomic_file.h"
+
 namespace {
 
 void require(bool condition, const std::string& message) {
@@ -66,9 +68,9 @@ void TensorFile::write(const std::filesystem::path& path) const {
   size_t end = 0;
   for (const auto& [key, tensor] : tensors) {
     Json entry, offsets;
-    offsets.append(Json(static_cast<double>(end)));
+    offsets.append(Json(static_cast<int64_t>(end)));
     end += tensor.bytes();
-    offsets.append(Json(static_cast<double>(end)));
+    offsets.append(Json(static_cast<int64_t>(end)));
     entry.set("dtype", Json(std::string(tensor.type().safetensors)));
     entry.set("shape", Json::of(tensor.shape()));
     entry.set("data_offsets", offsets);
@@ -76,14 +78,11 @@ void TensorFile::write(const std::filesystem::path& path) const {
   }
   std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');
-  std::filesystem::path temporary = path;
-  temporary += ".tmp";
-  {
-    std::ofstream file(temporary, std::ios::binary);
-    for (int byte = 0; byte < 8; ++byte) file.put(static_cast<char>(text.size() >> (8 * byte) & 0xFF));
-    file << text;
-    for (const auto& [key, tensor] : tensors) file.write(tensor.data(), static_cast<std::streamsize>(tensor.bytes()));
-    require(file.flush().good(), "cannot write '" + temporary.string() + "'");
-  }
-  std::filesystem::rename(temporary, path);
+  std::string length;
+  for (int byte = 0; byte < 8; ++byte) length += static_cast<char>(text.size() >> (8 * byte) & 0xFF);
+  AtomicFile file(path);
+  file.write(length.data(), length.size());
+  file.write(text.data(), text.size());
+  for (const auto& [key, tensor] : tensors) file.write(tensor.data(), tensor.bytes());
+  file.commit();
 }

@@ -17,6 +17,6 @@ struct TensorFile {
   // Throws std::runtime_error if the file is missing or damaged.
   static TensorFile read(const std::filesystem::path& path);
 
-  // Writes a file beside its place and renames it, so that a process that is killed leaves the old file or the new one.
+  // Writes the file by AtomicFile: a process that is killed, or a loss of power, leaves the old file or the new one.
   void write(const std::filesystem::path& path) const;
 };

@@ -65,7 +65,7 @@ def main(directory: Path, steps: int, limit: int, threads: int) -> None:
     options = SessionSettings(threads=threads).options() if threads else None
     state = CheckpointState.load_checkpoint(directory / "checkpoint")
     paths = [directory / f"{kind}_model.onnx" for kind in ("training", "eval", "optimizer")]
-    module = Module(paths[0], state, paths[1], session_options=options)
+    module = Module(paths[0], state, paths[1], session_options=options, error_if_nonfinite=False)
     optimizer = Optimizer(paths[2], module)
     with np.load(directory / "inputs.npz") as file:
         arrays = [file[name] for name in file.files]

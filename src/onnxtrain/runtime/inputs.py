@@ -13,8 +13,10 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.dtypes import Array, narrow
 from onnxtrain.runtime.manifest import ClassLabels, Dim, InputSpec
-from onnxtrain.runtime.store import alias, require_unmasked
+from onnxtrain.runtime.store import alias, require_unmasked, to_array
 
+# Elements above which a sum is faster than a check of each element, with the context manager that it needs.
+_LARGE = 16384
 _UNSIGNED = {np.dtype(f"i{size}"): np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
@@ -129,6 +131,47 @@ def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
     raise InputError(
         f"Input '{name}': class labels must be {classes}{ignored}; received {labels[position]} at index "
         f"{list(position)} ({int(wrong.sum())} such labels)."
+    )
+
+
+def require_trainable(specs: Sequence[InputSpec], values: Sequence[Array | ort.OrtValue]) -> None:
+    """Raises InputError if a batch is empty, or if a floating-point input contains NaN or infinity.
+
+    Either would make the loss and all parameters NaN. Arguments on a GPU are not read.
+
+    Args:
+        specs: the inputs that the model expects.
+        values: one array or OrtValue per input, as :func:`check_arguments` returns them.
+    """
+    for spec, value in zip(specs, values, strict=True):
+        shape = value.shape if isinstance(value, np.ndarray) else value.shape()
+        if shape and shape[0] == 0:
+            raise InputError(
+                f"Input '{spec.name}': received shape {list(shape)}, a batch without samples. Pass at least one sample."
+            )
+        if spec.dtype.held.kind != "f":
+            continue
+        if isinstance(value, np.ndarray) or value.device_name() == "cpu":
+            _require_finite(spec, to_array(value))
+
+
+def _require_finite(spec: InputSpec, array: Array) -> None:
+    """Raises InputError if a floating-point array contains NaN or infinity."""
+    if array.size > _LARGE and array.dtype.itemsize > 2:
+        # Nearly always finite, and without a temporary array. If the sum overflows, each element is checked.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.add.reduce(array, axis=None)):
+                return
+    wrong = ~np.isfinite(array)
+    if not wrong.any():
+        return
+    position = tuple(int(i) for i in np.argwhere(wrong)[0])
+    mask = (
+        "" if np.isnan(array[position]) else ", and in a mask, use numpy.finfo('float32').min instead of -inf"
+    )
+    raise InputError(
+        f"Input '{spec.name}': a training step needs finite numbers; received {array[position]} at index "
+        f"{list(position)} ({int(wrong.sum())} such numbers). Leave out or fill these samples{mask}."
     )
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.errors import InputError, ModelLoadError, TrainingStateError
+from onnxtrain.errors import DivergenceError, InputError, ModelLoadError, TrainingStateError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array, add_inplace
 from onnxtrain.runtime.generator import seeded
-from onnxtrain.runtime.inputs import ArgumentCheck
+from onnxtrain.runtime.inputs import ArgumentCheck, require_trainable
 from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import ADAPTERS_KEY, Manifest
 from onnxtrain.runtime.matching import check_adapters, fit_store
@@ -47,6 +47,9 @@ class Module(NotCopyable):
             through host memory.
         session_options: options for all sessions. Default: log errors only.
         seed: seed of the random numbers that the training model draws, e.g. for Dropout masks; see :attr:`seed`.
+        error_if_nonfinite: True to refuse training steps with NaN or infinity, in an input or as the loss, with an
+            error that leaves parameters, running statistics and accumulated gradients unchanged. False to compute with
+            them, for a loop that checks the loss itself.
 
     Raises:
         InputError: the seed is not a 64-bit integer, the device is unknown, or the installed onnxruntime does not
@@ -64,8 +67,10 @@ class Module(NotCopyable):
         session_options: ort.SessionOptions | None = None,
         *,
         seed: int = 0,
+        error_if_nonfinite: bool = True,
     ) -> None:
         self.seed = seed
+        self._error_if_nonfinite = error_if_nonfinite
         self._device = parse_device(device)
         if not isinstance(state, CheckpointState):
             raise TypeError(
@@ -276,7 +281,9 @@ class Module(NotCopyable):
             inputs are OrtValues, else numpy arrays (float32 for bfloat16).
 
         Raises:
-            InputError: number, dtype, shape or range of the inputs do not match the model.
+            InputError: number, dtype, shape or range of the inputs do not match the model. In training, a batch is
+                empty, or an input contains NaN or infinity.
+            DivergenceError: the loss of a training step is NaN or infinite. See `error_if_nonfinite`.
             TrainingStateError: there is no eval model for an evaluation step, or the call would mix the steps of
                 several threads.
             CheckpointError: parameters of a nominal checkpoint have no data yet.
@@ -286,6 +293,8 @@ class Module(NotCopyable):
             # Before the inputs are checked: a missing eval model is reported first.
             binding = None if self._training else self._evaluation
             values = self._check_arguments(user_inputs)
+            if self._training and self._error_if_nonfinite:
+                require_trainable(self._manifest.arguments, values)
             self._store.require_defined("Running a step")
             results = self._train(values) if binding is None else binding.run(values)
         if user_inputs and all(isinstance(value, ort.OrtValue) for value in user_inputs):
@@ -304,9 +313,11 @@ class Module(NotCopyable):
             # A run that fails leaves partial gradients, which no optimizer may use.
             store.gradients_valid = False
             results = self._run_training(self._overwriting_step, values)
+            self._require_finite(results[0])
         else:
             store.gradient_owner.check_add("A training step")
             results = self._run_training(self._accumulating_step, values)
+            self._require_finite(results[0])
             for name, term in self._scratch_gradients.items():
                 total = store.gradients[name]
                 # On the CPU, this is the memory of the gradient; elsewhere, it is a copy that must be written back.
@@ -327,6 +338,15 @@ class Module(NotCopyable):
         store.gradients_valid = True
         (store.gradient_owner.replaced if first else store.gradient_owner.added)()
         return results[:count]
+
+    def _require_finite(self, loss: Array | ort.OrtValue) -> None:
+        """Raises DivergenceError if the loss of a training step is NaN or infinite, unless the caller checks it."""
+        if self._error_if_nonfinite and not np.isfinite(number := to_array(loss)).all():
+            raise DivergenceError(
+                f"The training step: the loss is {number}, so the step is not counted; parameters, running "
+                "statistics and accumulated gradients are unchanged. Lower the learning rate, scale the inputs, or "
+                "load the last saved state; if all labels of the batch are ignored, leave the batch out."
+            )
 
     def _run_training(
         self, binding: Binding, values: Sequence[Array | ort.OrtValue]

@@ -175,6 +175,8 @@ class Work:
             str(files["training_model"]),
             self.state,
             str(files["eval_model"]) if "eval_model" in files else None,
+            # `train` checks the losses: that of a batch whose labels are all ignored is 0/0.
+            error_if_nonfinite=False,
         )
         self._optimizer_file = files.get("optimizer_model")
         if trains and self._optimizer_file is None:

@@ -118,6 +118,8 @@ class Run:
             self.eval_model,
             device=str(self.device),
             session_options=self.options,
+            # The data was checked when it was opened, and `Stepper` restores the last good state.
+            error_if_nonfinite=False,
         )
         self.optimizer = self.open_optimizer(self)
         # The first output of a training model is the loss.

@@ -97,6 +97,28 @@ def test_a_file_is_a_loss(shell: Shell, tmp_path: Path, run: Any) -> None:
     assert "Traceback" not in result.err
 
 
+def test_layers_have_their_own_learning_rates(shell: Shell, run: Any) -> None:
+    options = ["--layer-decay", 0.5, "--learning-rate-scale", "b2=4", "--learning-rate-scale", "b*=0.5"]
+    scale = {"b2": 4.0, "b*": 0.5}
+    shell.trains_as([*CROSS_ENTROPY, *options], "cross_entropy", layer_decay=0.5, learning_rate_scale=scale)
+    described = run("inspect", shell.directory, "--json").json()["run"]
+    assert described["learning_rate_scales"] == {"w1": 0.5, "b1": 0.25, "w2": 1.0, "b2": 4.0}
+    shown = run("inspect", shell.directory).out
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["0.0025", "0.25", "1", "b1"] in rows
+    assert ["0.04", "4", "1", "b2"] in rows
+    assert "ParameterGroup" not in shown
+
+
+@pytest.mark.parametrize("text", ["10", "w1=x", "=3", "w1=-1"])
+def test_a_wrong_learning_rate_scale_is_refused(shell: Shell, text: str) -> None:
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
+    shown = shell.run(*command, "--learning-rate-scale", text)
+    assert shown.code == 1
+    assert "--learning-rate-scale" in shown.err
+    assert not shell.directory.exists()
+
+
 @pytest.mark.parametrize(
     ("option", "kinds", "others"),
     [

@@ -65,6 +65,7 @@ from onnxtrain.trainer._run.build import build_run, loss_name, random_ops
 from onnxtrain.trainer._run.files import refuse_model_name
 from onnxtrain.trainer._run.history import History
 from onnxtrain.trainer._run.position import CUSTOM, PROPERTY, Plan, Position, Settings, check_threads
+from onnxtrain.trainer._run.rates import learning_rate_scales
 from onnxtrain.trainer._run.run import Run
 from onnxtrain.trainer._run.workspace import Workspace
 from onnxtrain.trainer._show.make_report import make_report
@@ -125,6 +126,8 @@ class Trainer(NotCopyable):
             and use them to evaluate, predict and export; see :meth:`averaged`. Training itself is not affected.
         clip_grad_norm: see :class:`onnxtrain.Recipe`.
         clip_grad_value: see :class:`onnxtrain.Recipe`.
+        layer_decay: see :class:`onnxtrain.Recipe`.
+        learning_rate_scale: see :class:`onnxtrain.Recipe`.
         batch_norm: see :class:`onnxtrain.Recipe`.
         dropout: see :class:`onnxtrain.Recipe`.
         straight_through: see :class:`onnxtrain.Recipe`.
@@ -204,6 +207,8 @@ class Trainer(NotCopyable):
         ema_decay: float | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
+        layer_decay: float | None = None,
+        learning_rate_scale: Mapping[str, float] | None = None,
         batch_norm: BatchNormMode = "as_exported",
         dropout: DropoutRatios = None,
         straight_through: bool = False,
@@ -240,6 +245,8 @@ class Trainer(NotCopyable):
                 "optimizer": optimizer,
                 "clip_grad_norm": clip_grad_norm,
                 "clip_grad_value": clip_grad_value,
+                "layer_decay": layer_decay,
+                "learning_rate_scale": learning_rate_scale,
                 "requires_grad": requires_grad,
                 "frozen_params": frozen_params,
                 "batch_norm": batch_norm,
@@ -1072,6 +1079,14 @@ class Trainer(NotCopyable):
     def current_learning_rate(self) -> float:
         """Learning rate of the last step, including the schedule's factor."""
         return self._state.run.optimizer.get_learning_rate()
+
+    @property
+    def learning_rate_scales(self) -> dict[str, float]:
+        """Factor of :attr:`learning_rate` for each trained parameter, e.g. {"conv.weight": 0.75, "head.weight": 1.0}.
+
+        See `layer_decay` and `learning_rate_scale` of :class:`onnxtrain.Recipe`.
+        """
+        return learning_rate_scales(self.manifest)
 
     @property
     def global_step(self) -> int:

@@ -56,6 +56,7 @@ TARGETS = ["label", "kind", "amount"]
 TEXTS: dict[str, Sequence[str]] = {
     "loss": list(LOSSES),
     "loss_option": ["reduction=sum", "reduction=mean", "label_smoothing=0.1", "weight=1,2,3", "delta=2"],
+    "learning_rate_scale": ["w1=0.1", "*=2", "b*=0", "w2=-1"],
     "train": ["w2", "b*", "*", "w?", "fc.*"],
     "freeze": ["w1", "b*", "fc.*"],
     "batch_norm": ["training", "inference", "as_exported", "*=training"],

@@ -77,6 +77,20 @@ def residual(dtype: int = TensorProto.DOUBLE) -> onnx.ModelProto:
     return models.make_model(nodes, {"x": ["n", 4]}, {"logits": ["n", 3]}, arrays, dtype=dtype)
 
 
+def loss_in_torch(p: dict[str, Any], x: np.ndarray, y: np.ndarray) -> Any:
+    """Compute the cross-entropy of the same network from PyTorch's tensors."""
+    import torch
+
+    def norm(h: Any, name: str) -> Any:
+        return torch.nn.functional.layer_norm(h, (6,), p[f"{name}.weight"], p[f"{name}.bias"])
+
+    h = torch.tensor(x) @ p["stem.weight"]
+    h = h + torch.tanh(norm(h, "blocks.0.norm") @ p["blocks.0.fc.weight"] + p["blocks.0.fc.bias"])
+    h = h + torch.tanh(norm(h, "blocks.1.norm") @ p["blocks.1.fc1.weight"]) @ p["blocks.1.fc2.weight"]
+    scores = norm(h, "norm") @ p["head.weight"] + p["head.bias"]
+    return torch.nn.functional.cross_entropy(scores, torch.tensor(y))
+
+
 def scales_of(model: Any, **fields: Any) -> dict[str, float]:
     return Trainer(model, recipe=Recipe(loss="cross_entropy", **fields)).learning_rate_scales
 
@@ -104,18 +118,6 @@ def test_training_is_that_of_pytorch_with_a_group_for_each_parameter() -> None:
     trainer.fit(x, y, epochs=12, batch_size=16, shuffle=False, verbose=False)
     tensors = {name: torch.tensor(value, requires_grad=True) for name, value in values().items()}
 
-    def loss() -> Any:
-        p = tensors
-
-        def norm(h: Any, name: str) -> Any:
-            return torch.nn.functional.layer_norm(h, (6,), p[f"{name}.weight"], p[f"{name}.bias"])
-
-        h = torch.tensor(x) @ p["stem.weight"]
-        h = h + torch.tanh(norm(h, "blocks.0.norm") @ p["blocks.0.fc.weight"] + p["blocks.0.fc.bias"])
-        h = h + torch.tanh(norm(h, "blocks.1.norm") @ p["blocks.1.fc1.weight"]) @ p["blocks.1.fc2.weight"]
-        scores = norm(h, "norm") @ p["head.weight"] + p["head.bias"]
-        return torch.nn.functional.cross_entropy(scores, torch.tensor(y))
-
     groups = [
         {
             "params": [tensor],
@@ -126,7 +128,7 @@ def test_training_is_that_of_pytorch_with_a_group_for_each_parameter() -> None:
     optimizer = torch.optim.AdamW(groups, weight_decay=0.1)
     for _ in range(12):
         optimizer.zero_grad()
-        loss().backward()
+        loss_in_torch(tensors, x, y).backward()
         torch.nn.utils.clip_grad_norm_(tensors.values(), 0.5)
         optimizer.step()
     start = values()

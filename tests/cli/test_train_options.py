@@ -32,7 +32,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.losses import LOSSES, BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, ModelLoss
 from onnxtrain.optimizers import OPTIMIZERS
 from onnxtrain.recipe import Recipe, ShellOption
-from onnxtrain.trainer import SWA, CutMix, MixUp, TimeLimit
+from onnxtrain.trainer import SWA, CutMix, MixUp, TimeLimit, Unfreeze
 
 # Arguments of `Trainer` and `fit` that the command passes on under another name, or not at all.
 NOT_PASSED = {
@@ -108,6 +108,25 @@ def test_layers_have_their_own_learning_rates(shell: Shell, run: Any) -> None:
     assert ["0.0025", "0.25", "1", "b1"] in rows
     assert ["0.04", "4", "1", "b2"] in rows
     assert "ParameterGroup" not in shown
+
+
+def test_layers_are_unfrozen_after_some_epochs(shell: Shell) -> None:
+    options = ["--unfreeze-after", "2=w1", "--unfreeze-after", 1]
+    fit = {"callbacks": [Unfreeze(2, "w1"), Unfreeze(1)]}
+    trainer = shell.trains_as([*CROSS_ENTROPY, *options], "cross_entropy", fit)
+    steps = trainer.global_step // 3
+    assert trainer._state.position.skipped == {"w1": 2 * steps, "b1": steps}
+
+
+@pytest.mark.parametrize("text", ["0", "x", "=w1", "1=", "-1", "1=tail", "1=*"])
+def test_a_wrong_unfreezing_is_refused(shell: Shell, text: str) -> None:
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
+    shown = shell.run(*command, "--unfreeze-after", text)
+    assert shown.code in (1, 2)
+    assert {"1=tail": "matches 'tail'", "1=*": "all parameters are frozen"}.get(
+        text, "--unfreeze-after"
+    ) in shown.err
+    assert not shell.directory.exists()
 
 
 @pytest.mark.parametrize("text", ["10", "w1=x", "=3", "w1=-1"])

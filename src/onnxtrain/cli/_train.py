@@ -61,6 +61,7 @@ from onnxtrain.tables import PROPERTY as ENCODER
 from onnxtrain.tables import Dialect, Table, TableEncoder, table_suffix
 from onnxtrain.texts import TextPairs
 from onnxtrain.trainer import EarlyStopping, Trainer
+from onnxtrain.trainer._fit.freezing import Freezing
 from onnxtrain.trainer._fit.schedule import named_schedule
 from onnxtrain.trainer._fit.texts import text_recipe
 from onnxtrain.trainer._run.files import CHECKPOINT, holds_run, is_run_file, require_free
@@ -171,6 +172,8 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         }
         # Checked before the run is written.
         trainer.check_data(x, y, **datasets)
+        if frozen_until := trainer._frozen_until(callbacks):
+            Freezing(trainer._state, frozen_until)
         if isinstance(data, Table) and encoder is not None and not resuming:
             print_table_summary(data, encoder, _labels(trainer, arrays))
         # Printed before training, so that users notice a wrong class before a long run.

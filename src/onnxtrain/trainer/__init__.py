@@ -16,6 +16,7 @@ from onnxtrain.trainer._callbacks.sam import SAM
 from onnxtrain.trainer._callbacks.swa import SWA
 from onnxtrain.trainer._callbacks.tensorboard import TensorBoardLogger
 from onnxtrain.trainer._callbacks.time_limit import TimeLimit
+from onnxtrain.trainer._callbacks.unfreeze import Unfreeze
 from onnxtrain.trainer._callbacks.wandb import WandbLogger
 from onnxtrain.trainer._fit.events import StepGradients
 from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange
@@ -48,6 +49,7 @@ __all__ = [
     "TensorBoardLogger",
     "TimeLimit",
     "Trainer",
+    "Unfreeze",
     "WandbLogger",
     "pack_tokens",
     "torch_metric",

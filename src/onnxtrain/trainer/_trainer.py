@@ -609,14 +609,23 @@ class Trainer(NotCopyable):
             state.workers.check_fixed_batch(state.run.batch_size)
             remember_images(state, images)
             state.transform = transform
+            frozen_until = self._frozen_until(called_back)
             events = _CallbackEvents(called_back, self)
             report = make_report(verbose and state.workers.leads)
             try:
-                run_fit(Fit(state, data, held_out, plan, events, report))
+                run_fit(Fit(state, data, held_out, plan, events, report, frozen_until))
             finally:
                 # Data may be large, so the trainer keeps no reference.
                 state.training_data = None
         return self.history
+
+    def _frozen_until(self, callbacks: Sequence[Callback]) -> dict[str, int]:
+        """Returns the parameters and statistics that callbacks freeze, with the number of epochs until they train."""
+        until: dict[str, int] = {}
+        # In reverse, so that the first callback decides.
+        for callback in reversed(callbacks):
+            until |= callback._frozen_until(self)
+        return until
 
     @explains_arguments
     def check_data(
@@ -1134,6 +1143,10 @@ class Callback:
     def _saves_after_step(self, step: int) -> bool:
         """True if the callback saves the run after this step; the fit then checks the new parameters for NaN first."""
         return False
+
+    def _frozen_until(self, trainer: Trainer) -> Mapping[str, int]:
+        """Returns the parameters and statistics to freeze, each with the number of epochs after which it is trained."""
+        return {}
 
     def _sets_parameters_at_end(self) -> str | None:
         """Returns the callback's name for error messages if it sets the parameters after a fit, otherwise None."""

@@ -30,7 +30,9 @@ _Layer = str | ir.Node
 """A layer: the name of a block, e.g. "encoder.layer.3", or a node that belongs to no block."""
 
 
-def layers_behind(model: ir.Model, trained: Sequence[str]) -> dict[str, int]:
+def layers_behind(
+    model: ir.Model, trained: Sequence[str], inputs: Collection[str] | None = None
+) -> dict[str, int]:
     """Counts for each trained parameter the layers that come after its own on the longest path to the loss.
 
     A layer is a node that computes with a trained parameter of two or more axes, such as MatMul, Conv or Gather. Nodes
@@ -39,18 +41,21 @@ def layers_behind(model: ir.Model, trained: Sequence[str]) -> dict[str, int]:
     in their name, or to the nearest layer before them. A parameter of several layers counts for the first one.
 
     Args:
-        model: a canonical model, whose initializers include the trained parameters.
+        model: a canonical model, of which the trained parameters are initializers or inputs.
         trained: names of the trained parameters.
+        inputs: names of the inputs that are not parameters; None if all inputs are data.
 
     Returns:
         The number of layers by name of parameter: 0 for the head of a classifier.
     """
-    parameters = {model.graph.initializers[name]: name for name in trained}
-    walk = _Walk(model.graph, parameters, _Blocks(model.graph, trained))
+    values = {value.name: value for value in model.graph.inputs} | dict(model.graph.initializers)
+    parameters = {values[name]: name for name in trained if name in values}
+    data = [value for value in model.graph.inputs if inputs is None or value.name in inputs]
+    walk = _Walk(model.graph, data, parameters, _Blocks(trained))
     behind = walk.behind()
     most = max(behind.values(), default=0)
     result: dict[str, int] = {}
-    for name in trained:
+    for name in parameters.values():
         layers = walk.own[name] or walk.before[name]
         if not walk.own[name] and (block := walk.blocks.of_name(name)) in behind:
             layers = [block]
@@ -64,11 +69,10 @@ class _Blocks:
     """Finds the block of a node or a parameter from its name, e.g. "encoder.layer.3" for "encoder.layer.3.fc.weight".
 
     Args:
-        graph: graph of the model.
         trained: names of the trained parameters.
     """
 
-    def __init__(self, graph: ir.Graph, trained: Collection[str]) -> None:
+    def __init__(self, trained: Collection[str]) -> None:
         numbered = [parts for name in trained if any(map(str.isdigit, parts := _parts(name)))]
         # A number that all names share, e.g. that of "0.encoder.layer.3" in sentence-transformers, names no block.
         columns = zip(*numbered, strict=False) if len(numbered) > 1 else iter(())
@@ -105,6 +109,7 @@ class _Walk:
 
     Args:
         graph: graph of the model.
+        data: inputs of the graph that are not parameters.
         parameters: names of the trained parameters, by value.
         blocks: the blocks of the model.
 
@@ -113,7 +118,13 @@ class _Walk:
         before: for each parameter, the nearest layers before the nodes that read it.
     """
 
-    def __init__(self, graph: ir.Graph, parameters: Mapping[ir.Value, str], blocks: _Blocks) -> None:
+    def __init__(
+        self,
+        graph: ir.Graph,
+        data: Sequence[ir.Value],
+        parameters: Mapping[ir.Value, str],
+        blocks: _Blocks,
+    ) -> None:
         self.blocks = blocks
         self.own: dict[str, list[_Layer]] = {name: [] for name in parameters.values()}
         self.before: dict[str, list[_Layer]] = {name: [] for name in parameters.values()}
@@ -121,7 +132,7 @@ class _Walk:
         self._next: dict[_Layer, set[_Layer]] = {}
         self._places: dict[_Layer, int] = {}
         # The nearest layers before a value that depends on the inputs of the model.
-        sources: dict[ir.Value, set[_Layer]] = {value: set() for value in graph.inputs}
+        sources: dict[ir.Value, set[_Layer]] = {value: set() for value in data}
         # The parameters from which other values are computed, e.g. by Transpose or Cast.
         made: dict[ir.Value, list[str]] = {value: [name] for value, name in parameters.items()}
         self._matrices = {

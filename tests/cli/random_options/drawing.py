@@ -83,6 +83,7 @@ TEXTS: dict[str, Sequence[str]] = {
     "positive": ["1", "0", "yes", "b"],
     "sample_weight": ["weight", "age", "number"],
     "class_weight": ["balanced", "1=2", "b=3", "yes=0"],
+    "unfreeze_after": ["1", "2", "1=w1", "2=b*", "1=*", "0"],
     "swa_start": ["1", "0.5", "2"],
     "monitor": ["loss", "val_loss", "accuracy", "val_accuracy"],
     "device": ["cpu", "gpu"],

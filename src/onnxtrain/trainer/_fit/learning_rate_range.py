@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.trainer._fit.freezing import Freezing
 from onnxtrain.trainer._fit.snapshot import FiniteCheck
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer.data import Pass, Source
@@ -89,6 +90,7 @@ def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[
     smoothed: list[float] = []
     average, lowest = 0.0, math.inf
     batches, finite = _batches(state, data), FiniteCheck(state.run.store.all_gradients())
+    freezing = Freezing(state, {})
     for rate in rates:
         arrays = next(batches)
         state.run.module.lazy_reset_grad()
@@ -104,7 +106,7 @@ def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[
         if not finite():
             break
         state.run.optimizer.set_learning_rate(rate)
-        state.run.optimizer.step()
+        freezing.step()
     return smoothed
 
 

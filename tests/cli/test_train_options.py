@@ -518,3 +518,54 @@ def test_graph_options_reach_the_model(run: Any, tmp_path: Path) -> None:
     plain = shell.trains_as(options, "mse", **settings)
     through = shell.trains_as([*options, "--straight-through"], "mse", **settings, straight_through=True)
     assert plain.history.epochs != through.history.epochs
+
+
+def test_a_learning_rate_is_found_and_nothing_is_trained(shell: Shell, run: Any) -> None:
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "--find-lr", "-o", shell.directory)
+    before = set(shell.data.parent.iterdir())
+    found = run(*command, "--batch-size", 8, "--optimizer", "sgd", "--json").json()
+    assert set(shell.data.parent.iterdir()) == before
+    arrays = arrays_in(shell.data)
+    expected = Trainer(shell.model, "cross_entropy", "sgd").find_learning_rate(
+        arrays["x"], arrays["y"], batch_size=8
+    )
+    assert found == {"suggestion": expected.suggestion, "rates": expected.rates, "losses": expected.losses}
+    assert expected.suggestion is not None
+    shown = run(*command, "--batch-size", 8, "--optimizer", "sgd").out.splitlines()
+    assert shown[0] == f"Suggested learning rate: --lr {expected.suggestion:.1e}"
+    (mark,) = (line for line in shown if "▲" in line)
+    # 60 columns for all steps.
+    columns = 60 / len(expected.rates)
+    assert abs(mark.index("▲") - 2 - columns * expected.rates.index(expected.suggestion)) <= 1
+    (line,) = (line for line in shown if "█" in line)
+    assert len(line.strip()) == 60 < len(expected.rates)
+    assert abs(line.index("█") - 2 - columns * int(np.argmax(expected.losses))) <= 1
+    assert line.index("▁") - 3 <= columns * int(np.argmin(expected.losses)) <= line.rindex("▁")
+
+
+def test_finding_a_learning_rate_leaves_a_run_as_it_was(shell: Shell, run: Any) -> None:
+    trained = (
+        "train",
+        shell.model,
+        "--data",
+        shell.data,
+        *CROSS_ENTROPY,
+        "-o",
+        shell.directory,
+        "--epochs",
+        1,
+    )
+    # With weights, and a frozen layer.
+    assert run(*trained, "--class-weight", "balanced", "--unfreeze-after", "2=w1").code == 0
+    before = {path: path.read_bytes() for path in shell.directory.rglob("*") if path.is_file()}
+    shown = run("train", shell.directory, "--find-lr")
+    assert shown.code == 0, shown.err
+    assert "learning rate" in shown.out
+    assert {path: path.read_bytes() for path in shell.directory.rglob("*") if path.is_file()} == before
+
+
+def test_finding_a_learning_rate_takes_no_accumulation(shell: Shell) -> None:
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
+    shown = shell.run(*command, "--find-lr", "--accumulate", 2)
+    assert shown.code == 1
+    assert "--find-lr takes one batch per step" in shown.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
@@ -19,6 +20,7 @@ from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive
 from onnxtrain.cli._config import RUN_FILE, write_config
 from onnxtrain.cli._data import Arrays, assign, to_arrays
 from onnxtrain.cli._declared import flag
+from onnxtrain.cli._find_rate import check_find_rate, print_rate
 from onnxtrain.cli._images import chosen_images, require_folder
 from onnxtrain.cli._interrupts import uninterrupted
 from onnxtrain.cli._loss import fit_targets, label_targets
@@ -83,7 +85,21 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         finished: True to skip training and only write the results, because the workers were restarted after the last
             epoch had been saved.
     """
-    resumed = resumed_directory(options)
+    if not options.rate.find_lr:
+        _train(options, given, finished=finished)
+        return
+    check_find_rate(options)
+    if resumed_directory(options) is not None:
+        _train(options, given)
+        return
+    # The models of a new run are needed to take steps, and nothing of it is kept.
+    with tempfile.TemporaryDirectory(prefix="onnxtrain-find-lr-", ignore_cleanup_errors=True) as folder:
+        _train(replace(options, output=Path(folder) / "run"), given)
+
+
+def _train(options: TrainOptions, given: frozenset[str], *, finished: bool = False) -> None:
+    """Runs the command; for the arguments, see :func:`train`."""
+    resumed, find_lr = resumed_directory(options), options.rate.find_lr
     resuming = resumed is not None
     data: Loaded | None = None
     if not resuming:
@@ -179,6 +195,9 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         # Printed before training, so that users notice a wrong class before a long run.
         if remark := positive_remark(trainer, classes):
             info(remark)
+        if find_lr:
+            print_rate(trainer, x, y, datasets, callbacks, options)
+            return
         # An interrupted fit is resumed with its saved learning rate and options.
         if not trainer.resumes_fit:
             trainer.learning_rate = options.rate.learning_rate

@@ -48,6 +48,10 @@ class ScheduleOptions:
         default=1e-3,
         kept="fit",
     )
+    find_lr: bool = switch(
+        "Find a learning rate: take up to 100 steps at rising rates, print the rate at which the loss falls fastest, "
+        "and train nothing. Default: train."
+    )
     schedule: str | None = option(
         "NAME",
         f"Schedule the learning rate: {enumerated(list(_SCHEDULES))}. Default: a constant rate.",

@@ -50,7 +50,7 @@ from onnxtrain.trainer._fit.images import (
     image_origin,
     remember_images,
 )
-from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange, find_range
+from onnxtrain.trainer._fit.learning_rate_range import START, STEPS, STOP, LearningRateRange, find_range
 from onnxtrain.trainer._fit.mistakes import plot_mistakes
 from onnxtrain.trainer._fit.moving_average import check_decay
 from onnxtrain.trainer._fit.schedule import ScheduleSpec, make_schedule
@@ -669,9 +669,9 @@ class Trainer(NotCopyable):
         inputs: Any,
         targets: Any = None,
         *,
-        start: float = 1e-7,
-        stop: float = 10.0,
-        steps: int = 100,
+        start: float = START,
+        stop: float = STOP,
+        steps: int = STEPS,
         batch_size: int | None = None,
         transform: TransformFunction | None = None,
     ) -> LearningRateRange:

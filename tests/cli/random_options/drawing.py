@@ -115,7 +115,9 @@ OF_IMAGES = set(options_of(ImageOptions))
 OF_TEXTS = {*options_of(PairOptions), *options_of(TokenizerOptions)}
 # Options of a network that is made in place of the model.
 NETWORK = set(options_of(NetworkOptions))
+# A command that trains nothing leaves no run for the commands after it.
 LEFT_OUT = {
+    "find_lr",
     "source", "data", "output", "config", "overwrite", "json",
     *NETWORK, *PROCESSES, *CLOCKS, *OF_IMAGES, *OF_TEXTS,
 }  # fmt: skip

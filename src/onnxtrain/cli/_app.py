@@ -17,6 +17,7 @@ from onnxtrain.cli._command_options import (
     ExportOptions,
     InspectOptions,
     MergeOptions,
+    MineOptions,
     OpsOptions,
     PlanOptions,
     PredictOptions,
@@ -148,6 +149,15 @@ def export(options: ExportOptions, given: frozenset[str]) -> None:
 def merge(options: MergeOptions, given: frozenset[str]) -> None:
     """Merge a LoRA adapter into the weights of a model."""
     from onnxtrain.cli._merge import run_command
+
+    run_command(options)
+
+
+@app.command(cls=CommandWithSwitches)
+@takes_options(MineOptions)
+def mine(options: MineOptions, given: frozenset[str]) -> None:
+    """Find hard negatives for pairs of texts: texts that a model takes for the positive although they are not."""
+    from onnxtrain.cli._mine import run_command
 
     run_command(options)
 

@@ -13,6 +13,7 @@ COMMANDS: dict[str, str] = {
     "plan": "Find a way to train within a memory budget",
     "artifacts": "Write the files for training on a device",
     "merge": "Merge a LoRA adapter into a model",
+    "mine": "Find hard negatives for pairs of texts",
     "demo": "Train on handwritten digits, to test the installation",
 }
 """One line per command of `onnxtrain --help`. Other commands follow, with the first sentence of their help."""

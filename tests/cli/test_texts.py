@@ -61,6 +61,29 @@ def test_train_prints_metrics_before_and_after_as_python_computes_them(job: Path
         )
 
 
+@pytest.mark.parametrize("pooling", [[], ["--include-pooling"]])
+def test_a_trial_run_on_pairs(job: Path, run: Any, pooling: list[str]) -> None:
+    options = [
+        "--loss",
+        "info_nce",
+        "--batch-size",
+        2,
+        "--epochs",
+        2,
+        "--limit-batches",
+        2,
+        "--json",
+        *pooling,
+    ]
+    result = run("train", job / "model.onnx", "--data", job / "pairs.csv", *options)
+    assert result.code == 0, result.err
+    document = result.json()
+    assert document["differences"]["last_hidden_state"] < 1e-5
+    # Retrieval is measured on all texts, and left out.
+    assert document["exported"].keys() == {"epoch", "loss"}
+    assert Trainer.resume(job / "model-trained").global_step == 4
+
+
 def test_tables_of_results_are_for_people(job: Path, run: Any) -> None:
     result = run(
         "train", job / "model.onnx", "--data", job / "pairs.csv", "--loss", "info_nce", "--epochs", "1"

@@ -569,3 +569,49 @@ def test_finding_a_learning_rate_takes_no_accumulation(shell: Shell) -> None:
     shown = shell.run(*command, "--find-lr", "--accumulate", 2)
     assert shown.code == 1
     assert "--find-lr takes one batch per step" in shown.err
+
+
+def test_a_trial_run_limits_batches_and_checks_the_export(shell: Shell) -> None:
+    fit = {"limit_batches": 1, "validation": 0.5, "batch_size": 8}
+    options = [*CROSS_ENTROPY, "--limit-batches", 1, "--validation", 0.5, "--batch-size", 8]
+    trainer = shell.trains_as(options, "cross_entropy", fit)
+    assert trainer.global_step == 3
+    command = ("train", shell.model, "--data", shell.data, *options, "--overwrite", "-o", shell.directory)
+    result = shell.run(*command, "--json")
+    assert result.json()["differences"]["logits"] < 1e-6
+    # The figures are those of the batches, not of all data.
+    exported = result.json()["exported"]
+    assert exported["val_loss"] == result.json()["epochs"][-1]["val_loss"]
+    shown = shell.run(*command).out
+    assert "This was a trial: each epoch had --limit-batches 1" in shown
+    assert (
+        "Checked: the outputs of trained.onnx on a batch are those in training, with a largest difference of"
+        in shown
+    )
+
+
+def test_verify_checks_the_export_of_a_whole_run(shell: Shell) -> None:
+    command = (
+        "train",
+        shell.model,
+        "--data",
+        shell.data,
+        *CROSS_ENTROPY,
+        "-o",
+        shell.directory,
+        "--epochs",
+        1,
+    )
+    shown = shell.run(*command, "--verify")
+    assert shown.code == 0, shown.err
+    assert "Checked: the outputs of trained.onnx" in shown.out
+    assert "trial" not in shown.out
+
+
+@pytest.mark.parametrize("given", [["0"], ["x"], ["1.5"], ["2", "--steps-per-epoch", "3"]])
+def test_a_wrong_limit_of_batches_is_refused(shell: Shell, given: list[str]) -> None:
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
+    shown = shell.run(*command, "--limit-batches", *given)
+    assert shown.code == 1
+    assert "--limit-batches" in shown.err
+    assert not shell.directory.exists()

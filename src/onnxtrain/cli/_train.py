@@ -46,7 +46,7 @@ from onnxtrain.cli._remember import (
     saved_encoder,
 )
 from onnxtrain.cli._remember import PROPERTY as OPTIONS
-from onnxtrain.cli._result import TRAINED, Fitted, print_result
+from onnxtrain.cli._result import TRAINED, Fitted, chosen_limit, print_result
 from onnxtrain.cli._settings import number_or_text, split_settings
 from onnxtrain.cli._table_report import print_table_summary
 from onnxtrain.cli._tables import chosen_encoder, fit_encoder
@@ -188,6 +188,7 @@ def _train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fal
         }
         # Checked before the run is written.
         trainer.check_data(x, y, **datasets)
+        chosen_limit(options)
         if frozen_until := trainer._frozen_until(callbacks):
             Freezing(trainer._state, frozen_until)
         if isinstance(data, Table) and encoder is not None and not resuming:
@@ -212,7 +213,7 @@ def _train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fal
     again = resume_options(options).replace("{", "{{").replace("}", "}}")
     trainer.resume_hint = f"onnxtrain train {{}}{again} resumes it."
     before = None
-    if isinstance(data, TextPairs) and not resuming and leads():
+    if isinstance(data, TextPairs) and not resuming and leads() and options.limit_batches is None:
         before = measured(trainer, data, options, validation)
         info("Before training: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
     history = (
@@ -227,6 +228,7 @@ def _train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fal
             accumulate=options.accumulate,
             schedule_epochs=options.rate.schedule_epochs,
             steps_per_epoch=options.steps_per_epoch,
+            limit_batches=chosen_limit(options),
             evaluate_every=options.evaluate_every,
             **datasets,
         )
@@ -237,7 +239,20 @@ def _train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fal
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     averaged = options.callbacks.regularize.swa_start is not None
     print_result(
-        Fitted(trainer, x, y, validation, encoder, early, averaged, classes, before), options, directory
+        Fitted(
+            trainer,
+            x,
+            y,
+            validation,
+            encoder,
+            early,
+            averaged,
+            classes,
+            before,
+            data if isinstance(data, Table) else None,
+        ),
+        options,
+        directory,
     )
 
 

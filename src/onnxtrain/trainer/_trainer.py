@@ -56,7 +56,8 @@ from onnxtrain.trainer._fit.moving_average import check_decay
 from onnxtrain.trainer._fit.schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._fit.state import TrainingState, scheduler_settings
 from onnxtrain.trainer._fit.step import Fit
-from onnxtrain.trainer._fit.texts import embed, text_metrics, text_properties, text_recipe
+from onnxtrain.trainer._fit.texts import embed, text_arrays, text_metrics, text_properties, text_recipe
+from onnxtrain.trainer._fit.verify import verify_export
 from onnxtrain.trainer._metrics.metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._metrics.probabilities import probabilities
 from onnxtrain.trainer._metrics.whole_set import check_positive, confusion_matrix
@@ -76,6 +77,8 @@ from onnxtrain.trainer.data import (
     Options,
     Pass,
     TransformFunction,
+    check_limit,
+    limited,
     warn_of_fixed_batch,
 )
 from onnxtrain.trainer.data._texts import as_pairs, is_texts
@@ -476,6 +479,7 @@ class Trainer(NotCopyable):
         transform: TransformFunction | None = None,
         validation_transform: TransformFunction | None = None,
         steps_per_epoch: int | None = None,
+        limit_batches: int | float | None = None,
         drop_last: bool = False,
         class_weight: ClassWeights = None,
         stratify: bool = False,
@@ -524,7 +528,10 @@ class Trainer(NotCopyable):
                 :meth:`predict` that the model does not accept without it.
             validation_transform: like `transform`, for the batches of `validation`, e.g. to convert `uint8` images
                 without augmenting them.
-            steps_per_epoch: optimizer steps per epoch; required for an endless stream.
+            steps_per_epoch: optimizer steps per epoch; required for an endless stream. It doesn't limit validation, and
+                must not exceed the data; an epoch of a stream continues where the previous one stopped.
+            limit_batches: for a trial run, train and validate on only this many batches per epoch, e.g. 2, or on this
+                fraction of the batches, e.g. 0.05. Data with fewer batches is used as a whole.
             drop_last: drop an incomplete last batch of each epoch.
             class_weight: weight of each class in the training loss, for data with one class label per sample: a dict by
                 class index, e.g. `{1: 10.0}` (others have weight 1); one weight per class; or "balanced" for n / (k *
@@ -552,6 +559,12 @@ class Trainer(NotCopyable):
         accumulate = check_integer(argument("accumulate"), accumulate)
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer(argument("steps_per_epoch"), steps_per_epoch)
+        limit_batches = check_limit(limit_batches)
+        if limit_batches is not None and steps_per_epoch is not None:
+            raise InputError(
+                f"{argument('steps_per_epoch')} and {argument('limit_batches')} both set the length of an epoch; pass "
+                "only one of them."
+            )
         if evaluate_every is not None:
             evaluate_every = check_integer(argument("evaluate_every"), evaluate_every)
             if validation is None:
@@ -593,6 +606,7 @@ class Trainer(NotCopyable):
                 validation=held_out_size,
                 schedule_epochs=schedule_epochs,
                 steps_per_epoch=steps_per_epoch,
+                limit_batches=limit_batches,
                 drop_last=user_data.drop_last,
                 weighted=data.weighted,
                 transform=transform is not None,
@@ -601,6 +615,9 @@ class Trainer(NotCopyable):
                 evaluate_every=evaluate_every,
                 images=None if images is None else images.pipeline.describe(),
             )
+            if limit_batches is not None:
+                data = limited(data, limit_batches)
+                held_out = None if held_out is None else limited(held_out, limit_batches)
             state.position.check(plan)
             state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
             enable_sample_weights(state, data, held_out, for_fit=True)
@@ -948,6 +965,38 @@ class Trainer(NotCopyable):
             if writes:
                 keep_inside(path, self.directory)
                 self._state.run.export(path, names, image_metadata(self._state))
+
+    @explains_arguments
+    def verify_export(
+        self,
+        path: str | os.PathLike[str],
+        inputs: Any,
+        *,
+        batch_size: int | None = None,
+        transform: TransformFunction | None = None,
+    ) -> dict[str, float]:
+        """Runs an exported file on a batch, and compares its outputs with those of :meth:`predict`.
+
+        Args:
+            path: file that :meth:`export` wrote.
+            inputs: see :meth:`predict`; only the first batch is used.
+            batch_size: samples in the batch, 32 by default.
+            transform: see :meth:`predict`.
+
+        Returns:
+            Largest absolute difference of each output, e.g. {"logits": 1.2e-07}.
+
+        Raises:
+            InputError: the inputs do not match the model, or the file takes inputs that the data lacks.
+            ModelError: the outputs differ by more than rounding (0.1 % of the largest value), or the file is damaged.
+        """
+        state = self._state
+        if self.manifest.groups is not None and transform is None and is_texts(inputs):
+            arrays = text_arrays(state, list(inputs)[: batch_size or 32])
+        else:
+            data = prediction_source(state, inputs, Options(batch_size), transform)
+            arrays = next(iter(data.read(Pass())))
+        return verify_export(state, Path(path), arrays)
 
     def model_card(
         self,

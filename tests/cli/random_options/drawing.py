@@ -84,6 +84,7 @@ TEXTS: dict[str, Sequence[str]] = {
     "sample_weight": ["weight", "age", "number"],
     "class_weight": ["balanced", "1=2", "b=3", "yes=0"],
     "unfreeze_after": ["1", "2", "1=w1", "2=b*", "1=*", "0"],
+    "limit_batches": ["1", "2", "100", "0.5", "1.0", "0", "x"],
     "swa_start": ["1", "0.5", "2"],
     "monitor": ["loss", "val_loss", "accuracy", "val_accuracy"],
     "device": ["cpu", "gpu"],

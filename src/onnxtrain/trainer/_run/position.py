@@ -77,6 +77,7 @@ class Plan:
         schedule_epochs: length of a schedule for several fits, in epochs counted from the trainer's first epoch; None
             for one schedule per fit.
         steps_per_epoch: optimizer steps per epoch; None for a full pass over the data.
+        limit_batches: number or fraction of the batches of each pass over the data; None for all.
         drop_last: True to drop an incomplete last batch.
         weighted: True if samples have weights.
         class_weight: weight of each class in the loss, e.g. [0.6, 3.0]; None for equal weights.
@@ -95,6 +96,7 @@ class Plan:
     validation: float | int | None
     schedule_epochs: int | None = None
     steps_per_epoch: int | None = None
+    limit_batches: int | float | None = None
     drop_last: bool = False
     weighted: bool = False
     transform: bool = False

@@ -248,6 +248,12 @@ def test_factors_multiply_those_of_groups() -> None:
     assert found["stem.weight"] == pytest.approx(0.0125)
 
 
+def test_groups_alone_keep_their_factors() -> None:
+    optimizer = AdamW(groups=(ParameterGroup("head.*", learning_rate_scale=3.0),))
+    found = scales_of(residual(), optimizer=optimizer)
+    assert found == {name: 3.0 if name.startswith("head.") else 1.0 for name in SHAPES}
+
+
 def test_a_factor_of_zero_keeps_a_parameter() -> None:
     rng = np.random.default_rng(1)
     model = residual(TensorProto.FLOAT)

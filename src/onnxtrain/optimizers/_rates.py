@@ -14,7 +14,7 @@ def with_learning_rate_scales(optimizer: Optimizer, scales: Mapping[str, float])
 
     Args:
         optimizer: the optimizer.
-        scales: factor by name of parameter; these are the trained parameters of the model.
+        scales: factor by name of parameter, for all trained parameters of the model; empty to change nothing.
 
     Raises:
         GraphBuildError: a group of the optimizer matches no parameter.
@@ -24,6 +24,8 @@ def with_learning_rate_scales(optimizer: Optimizer, scales: Mapping[str, float])
     >>> [group.learning_rate_scale for group in with_learning_rate_scales(optimizer, {"a": 0.5, "b": 0.5}).groups]
     [2.0, 0.5, 1.0]
     """
+    if not scales:
+        return optimizer
     products = {
         name: scale * scales[name] for name, (_, scale) in parameter_settings(optimizer, list(scales)).items()
     }
@@ -32,4 +34,4 @@ def with_learning_rate_scales(optimizer: Optimizer, scales: Mapping[str, float])
         for scale in dict.fromkeys(products.values())
     ]
     # Of several groups, the last one with a setting decides.
-    return dataclasses.replace(optimizer, groups=(*optimizer.groups, *groups)) if scales else optimizer
+    return dataclasses.replace(optimizer, groups=(*optimizer.groups, *groups))

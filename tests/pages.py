@@ -53,6 +53,7 @@ STORIES = [
     "docs/guides/feed-your-data.md",
     "docs/guides/choose-a-loss-and-weights.md",
     "docs/guides/train-part-of-a-model.md",
+    "docs/guides/learning-rates-by-layer.md",
     "docs/guides/save-stop-and-resume.md",
     "docs/guides/average-and-calibrate.md",
     "docs/guides/fix-a-training-run.md",

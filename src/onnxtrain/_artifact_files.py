@@ -190,5 +190,6 @@ def _optimizer_model(
         if (names := reached_patterns(group.parameters, graphs.trainable, graphs.unreached))
     ]
     optimizer = dataclasses.replace(optimizer, groups=groups)
+    optimizer = optimizers.with_learning_rate_scales(optimizer, graphs.learning_rate_scales)
     model = optimizers.build_optimizer_model(optimizer, parameters, graphs.manifest["opset"])
     return model, optimizers.manifest_entry(optimizer, parameters)

@@ -56,6 +56,7 @@ _ARGUMENTS = {
     "transform": "transforms augment augmentation augmentations preprocess train_transform",
     "drop_last": "dataloader_drop_last drop_remainder",
     "evaluate_every": "eval_steps val_check_interval eval_every",
+    "limit_batches": "limit_train_batches limit_val_batches fast_dev_run",
     "verbose": "verbosity progress progress_bar",
 }
 

@@ -7,7 +7,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ from onnxtrain.recipe import (
     Recipe,
     filled_recipe,
 )
-from onnxtrain.selection import canonical_with_names
+from onnxtrain.selection import canonical_with_names, match_names, some_names
 from onnxtrain.training.key_value_cache import trained_outputs
+from onnxtrain.training.layer_depth import layers_behind
 from onnxtrain.training.teacher import attach_teacher
 from onnxtrain.training.training_graph import TrainingGraphs, build_training_graphs
 
@@ -229,7 +230,31 @@ def build(model: ModelSource, recipe: Recipe) -> TrainingGraphs:
             adapters=added,
             inference_outputs=[name for name in model_outputs if name != loss],
         )
-    return dataclasses.replace(graphs, adapters=adapters)
+    scales = _learning_rate_scales(forward, graphs.trainable, recipe)
+    return dataclasses.replace(graphs, adapters=adapters, learning_rate_scales=scales)
+
+
+def _learning_rate_scales(forward: ir.Model, trained: Sequence[str], recipe: Recipe) -> dict[str, float]:
+    """Returns the factor of the learning rate for each trained parameter; an empty dict if all have the same rate.
+
+    Raises:
+        GraphBuildError: a pattern of `learning_rate_scale` matches no trained parameter.
+    """
+    decay, patterns = recipe.layer_decay, recipe.learning_rate_scale or {}
+    if decay is None and not patterns:
+        return {}
+    matched = match_names(patterns, trained)
+    if unmatched := next((pattern for pattern, names in matched.items() if not names), None):
+        raise GraphBuildError(
+            f"choosing learning rates: no trained parameter matches {unmatched!r} of {argument('learning_rate_scale')};"
+            f" the trained parameters are {some_names(trained)}"
+        )
+    behind = dict.fromkeys(trained, 0) if decay is None else layers_behind(forward, trained)
+    scales = {name: 1.0 if decay is None else decay ** behind[name] for name in trained}
+    for name in trained:
+        # The first pattern that matches decides, as for Dropout.
+        scales[name] *= next((patterns[pattern] for pattern, names in matched.items() if name in names), 1.0)
+    return scales
 
 
 def returned_outputs(graph: ir.Graph, recipe: Recipe) -> list[str]:
@@ -280,10 +305,17 @@ def clipped_optimizer(recipe: Recipe) -> optimizers.Optimizer | onnxblock.Block 
 
     Raises:
         GraphBuildError: there is no optimizer of that name; or the recipe sets gradient clipping, and its optimizer
-            already clips gradients, is an onnxblock block, or is None.
+            already clips gradients, is an onnxblock block, or is None; or the recipe gives parameters their own
+            learning rates, and its optimizer is a block or None.
         TypeError: the optimizer is of an unknown type.
     """
     optimizer = optimizer_for(recipe.optimizer)
+    scaled = [name for name in ("layer_decay", "learning_rate_scale") if getattr(recipe, name) is not None]
+    if scaled and not isinstance(optimizer, optimizers.Optimizer):
+        raise GraphBuildError(
+            f"choosing an optimizer: {argument(scaled[0])} needs an optimizer of onnxtrain.optimizers, received "
+            f"{optimizer!r}; blocks of onnxblock.optim have one learning rate"
+        )
     norm, value = recipe.clip_grad_norm, recipe.clip_grad_value
     if norm is None and value is None:
         return optimizer

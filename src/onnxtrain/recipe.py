@@ -83,6 +83,8 @@ so (`accuracy_level=4`)."""
 Profile = Literal["default", "portable"]
 """Hosts that the models run on: desktops and servers, or also ONNX Runtime's builds for browsers and phones."""
 
+_MOST_SCALE = 1e6
+
 DISTILL_WEIGHT, TEMPERATURE = 0.5, 2.0
 """Defaults of knowledge distillation."""
 
@@ -147,6 +149,17 @@ def _by_pattern(read: Callable[[str], Any], allowed: str) -> Callable[[Sequence[
     return parse
 
 
+def _scales(texts: Sequence[str] | None) -> dict[str, float] | None:
+    """Parses the values of `--learning-rate-scale`, e.g. "head.*=10"."""
+    chosen = _by_pattern(float, _SCALES)(texts)
+    if isinstance(chosen, float):
+        raise ValueError(f"is {chosen:g}; {_SCALES}")
+    return chosen  # type: ignore[no-any-return]
+
+
+_SCALES = "give PATTERN=FACTOR for some parameters, such as 'head.*=10'"
+
+
 def _mode(text: str) -> str:
     if text not in get_args(LayerMode):
         raise ValueError
@@ -169,8 +182,8 @@ class Recipe:
 
     Raises:
         GraphBuildError: two fields cannot be combined.
-        InputError: `dropout` is not a number in [0, 1) or a mapping to such numbers; or `distill_weight` or
-            `temperature` is out of range.
+        InputError: `dropout` is not a number in [0, 1) or a mapping to such numbers; or `distill_weight`,
+            `temperature`, `layer_decay` or a factor of `learning_rate_scale` is out of range.
         TypeError: a field that contains names is not a string or a list of strings.
         ValueError: `precision`, `activations`, `profile` or `recompute` has an unknown value.
 
@@ -217,6 +230,36 @@ class Recipe:
         ),
     )
     """Maximum absolute value of each gradient element, e.g. 0.5; elements are clipped to it. None: no limit."""
+
+    layer_decay: float | None = _field(
+        None,
+        ShellOption(
+            "Multiply the learning rate of each layer by this factor once for every layer between it and the loss, "
+            "e.g. 0.75: the head trains fastest. Default: one rate for all layers.",
+            float | None,
+            "FACTOR",
+            group="optimizer",
+        ),
+    )
+    """Layer-wise decay of the learning rate, above 0 and at most 1, e.g. 0.75: the rate of a parameter is multiplied by
+    `layer_decay` to the power of the number of layers between it and the loss, as in BEiT, ELECTRA and timm. A layer is
+    a block, whose parameters have the same name up to the first number ("encoder.layer.3"), or outside of blocks a
+    product, convolution or embedding; see `docs/guides/train-part-of-a-model.md`."""
+
+    learning_rate_scale: Mapping[str, float] | None = _field(
+        None,
+        ShellOption(
+            "Multiply the learning rate of the parameters with these names or patterns by a factor, e.g. 'head.*=10'; "
+            "repeat it for several. The first matching pattern wins. Default: one rate for all parameters.",
+            list[str] | None,
+            "PATTERN=FACTOR",
+            group="optimizer",
+            parse=_scales,
+        ),
+    )
+    """Factors of the learning rate by name or pattern of parameters, e.g. {"head.*": 10.0, "embed*": 0.1}. The first
+    pattern that matches a parameter decides. The factors multiply those of `layer_decay` and of the optimizer's
+    groups."""
 
     requires_grad: Names = _field(
         None,
@@ -460,6 +503,7 @@ class Recipe:
                         f"{', '.join(map(repr, choices))}"
                     )
         _check_dropout(self.dropout)
+        _check_learning_rates(self.layer_decay, self.learning_rate_scale)
         _check_distillation(self)
         if self.recompute not in (True, False, "cheap"):
             raise ValueError(
@@ -541,6 +585,32 @@ def _check_dropout(dropout: object) -> None:
                 f"building the training graph: {argument('dropout')} must be a number in [0, 1), or one "
                 f"per pattern, received {ratio!r}"
             )
+
+
+def _check_learning_rates(decay: object, scales: object) -> None:
+    """Raises InputError if `layer_decay` or a factor of `learning_rate_scale` is out of range."""
+    # bool is a subclass of int: True would otherwise pass for 1.
+    numbers = dict(scales) if isinstance(scales, Mapping) else {}
+    if scales is not None and (
+        not isinstance(scales, Mapping) or not all(isinstance(name, str) for name in scales)
+    ):
+        raise InputError(
+            f"choosing learning rates: {argument('learning_rate_scale')} must map names or patterns to factors, e.g. "
+            f"{{'head.*': 10.0}}, received {scales!r}"
+        )
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_SCALE:
+            raise InputError(
+                f"choosing learning rates: the factor of {name!r} in {argument('learning_rate_scale')} must be a "
+                f"number from 0 to {_MOST_SCALE:g}, received {value!r}"
+            )
+    if decay is not None and (
+        isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 < decay <= 1
+    ):
+        raise InputError(
+            f"choosing learning rates: {argument('layer_decay')} must be a number above 0 and at most 1, e.g. 0.75, "
+            f"received {decay!r}"
+        )
 
 
 def _check_distillation(recipe: Recipe) -> None:

@@ -109,6 +109,15 @@ def test_a_resumed_run_reads_a_folder_only_if_it_is_passed(run: Any, photos: Pat
     assert again.code == 0, again.err
 
 
+def test_a_trial_run_on_a_folder(run: Any, photos: Path) -> None:
+    result = train(
+        run, photos, *PLAIN, "--validation", photos / "val", "--batch-size", 4, "--limit-batches", 2
+    )
+    assert result.code == 0, result.err
+    assert max(result.json()["differences"].values()) < 1e-5
+    assert Trainer.resume(photos.parent / "run").global_step == 4
+
+
 def test_a_picture_of_mistakes(run: Any, photos: Path, tmp_path: Path) -> None:
     assert train(run, photos, *PLAIN).code == 0
     arguments = ("evaluate", tmp_path / "run", "--data", photos / "val", "--mistakes")

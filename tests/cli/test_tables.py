@@ -96,6 +96,26 @@ def test_train_evaluate_and_predict_a_table(run: Any, net: Path, tmp_path: Path,
     assert "--impute median (it was mean)" in refused.err
 
 
+def test_a_trial_run_checks_the_model_of_the_columns(run: Any, net: Path, tmp_path: Path) -> None:
+    table = write(passengers(), tmp_path / "a.csv")
+    options = (
+        "--impute",
+        "mean",
+        "--one-hot",
+        "--scale",
+        "--epochs",
+        1,
+        "--batch-size",
+        16,
+        "--limit-batches",
+        2,
+    )
+    result = train(run, net, table, *options)
+    assert result.code == 0, result.err
+    assert result.json()["differences"]["logits"] < 1e-5
+    assert Trainer.resume(tmp_path / "run").global_step == 2
+
+
 def test_regression_on_chosen_columns(run: Any, tmp_path: Path) -> None:
     frame = passengers().drop(columns=["age", "town"])
     onnx.save(models.mlp(features=2, classes=1), tmp_path / "net.onnx")

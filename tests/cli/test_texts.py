@@ -12,6 +12,7 @@ import pytest
 
 from onnxtrain import Trainer
 from onnxtrain.losses import InfoNCELoss
+from onnxtrain.texts import TextPairs, mine_hard_negatives
 from texts import small
 
 
@@ -58,6 +59,29 @@ def test_train_prints_metrics_before_and_after_as_python_computes_them(job: Path
         assert {key: found[key] for key in ("loss", "mrr")} == pytest.approx(
             {key: value for key, value in wanted.evaluate(small.PAIRS).items() if key in ("loss", "mrr")}
         )
+
+
+@pytest.mark.parametrize("pooling", [[], ["--include-pooling"]])
+def test_a_trial_run_on_pairs(job: Path, run: Any, pooling: list[str]) -> None:
+    options = [
+        "--loss",
+        "info_nce",
+        "--batch-size",
+        2,
+        "--epochs",
+        2,
+        "--limit-batches",
+        2,
+        "--json",
+        *pooling,
+    ]
+    result = run("train", job / "model.onnx", "--data", job / "pairs.csv", *options)
+    assert result.code == 0, result.err
+    document = result.json()
+    assert document["differences"]["last_hidden_state"] < 1e-5
+    # Retrieval is measured on all texts, and left out.
+    assert document["exported"].keys() == {"epoch", "loss"}
+    assert Trainer.resume(job / "model-trained").global_step == 4
 
 
 def test_tables_of_results_are_for_people(job: Path, run: Any) -> None:
@@ -163,3 +187,67 @@ def test_options_that_do_not_fit_leave_no_run(
     assert result.code == 1
     assert message in result.err
     assert not (job / "model-trained").exists()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_mine_writes_what_python_finds_and_train_reads_it(job: Path, run: Any, suffix: str) -> None:
+    corpus = [*dict.fromkeys(text for pair in small.PAIRS for text in pair), "blue tree here"]
+    (job / "corpus.txt").write_text("\n".join(corpus))
+    output = job / f"mined{suffix}"
+    options = ["--corpus", job / "corpus.txt", "--num-negatives", 2, "--range-min", 1, "--range-max", 9]
+    result = run("mine", job / "model.onnx", "--data", job / "pairs.csv", *options, "-o", output)
+    assert result.code == 0, result.err
+    trainer = Trainer(job / "model.onnx", "info_nce")
+    expected = mine_hard_negatives(trainer, small.PAIRS, corpus, num_negatives=2, range_min=1, range_max=9)
+    assert TextPairs.read(output).texts == expected.texts
+    assert f"{len(expected)} rows with 2 negatives each" in result.out
+    trained = [
+        "--loss",
+        "info_nce",
+        "--loss-option",
+        "in_batch_negatives=false",
+        "--epochs",
+        1,
+        "-o",
+        job / "run",
+    ]
+    result = run("train", job / "model.onnx", "--data", output, *trained)
+    assert result.code == 0, result.err
+    # With the weights of the run.
+    again = ["--margin", "-0.5", "--relative-margin", "-1", "--min-score", "-0.9", "--max-score", "0.999"]
+    others = ["--random", "--seed", 3, "--triplets", "--num-negatives", 1, "--json"]
+    document = run(
+        "mine", job / "run", "--data", job / "pairs.csv", *again, *others, "-o", job / "more.csv"
+    ).json()
+    expected = mine_hard_negatives(
+        Trainer.resume(job / "run"),
+        small.PAIRS,
+        num_negatives=1,
+        margin=-0.5,
+        relative_margin=-1,
+        min_score=-0.9,
+        max_score=0.999,
+        sampling="random",
+        seed=3,
+        triplets=True,
+    )
+    assert TextPairs.read(job / "more.csv").texts == expected.texts
+    assert document == {"output": str(job / "more.csv"), "rows": len(expected), "pairs": 7, "texts": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text-columns", "positive"], "has 1 texts"),
+        (["-o", "mined.txt"], "--output is 'mined.txt'"),
+        (["--corpus", "missing.txt"], "missing.txt"),
+        (["--max-score", "-1"], "no pair of"),
+        (["--tokenizer", "missing.json"], "missing.json"),
+    ],
+)
+def test_what_mine_refuses(job: Path, run: Any, options: list[str], message: str) -> None:
+    output = [] if "-o" in options else ["-o", job / "mined.csv"]
+    result = run("mine", job / "model.onnx", "--data", job / "pairs.csv", *output, *options)
+    assert result.code == 1
+    assert message in result.err
+    assert not (job / "mined.csv").exists()

@@ -32,7 +32,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.losses import LOSSES, BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, ModelLoss
 from onnxtrain.optimizers import OPTIMIZERS
 from onnxtrain.recipe import Recipe, ShellOption
-from onnxtrain.trainer import SWA, CutMix, MixUp, TimeLimit
+from onnxtrain.trainer import SWA, CutMix, MixUp, TimeLimit, Unfreeze
 
 # Arguments of `Trainer` and `fit` that the command passes on under another name, or not at all.
 NOT_PASSED = {
@@ -95,6 +95,47 @@ def test_a_file_is_a_loss(shell: Shell, tmp_path: Path, run: Any) -> None:
     assert result.code == 1
     assert "none.onnx" in result.err
     assert "Traceback" not in result.err
+
+
+def test_layers_have_their_own_learning_rates(shell: Shell, run: Any) -> None:
+    options = ["--layer-decay", 0.5, "--learning-rate-scale", "b2=4", "--learning-rate-scale", "b*=0.5"]
+    scale = {"b2": 4.0, "b*": 0.5}
+    shell.trains_as([*CROSS_ENTROPY, *options], "cross_entropy", layer_decay=0.5, learning_rate_scale=scale)
+    described = run("inspect", shell.directory, "--json").json()["run"]
+    assert described["learning_rate_scales"] == {"w1": 0.5, "b1": 0.25, "w2": 1.0, "b2": 4.0}
+    shown = run("inspect", shell.directory).out
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["0.0025", "0.25", "1", "b1"] in rows
+    assert ["0.04", "4", "1", "b2"] in rows
+    assert "ParameterGroup" not in shown
+
+
+def test_layers_are_unfrozen_after_some_epochs(shell: Shell) -> None:
+    options = ["--unfreeze-after", "2=w1", "--unfreeze-after", 1]
+    fit = {"callbacks": [Unfreeze(2, "w1"), Unfreeze(1)]}
+    trainer = shell.trains_as([*CROSS_ENTROPY, *options], "cross_entropy", fit)
+    steps = trainer.global_step // 3
+    assert trainer._state.position.skipped == {"w1": 2 * steps, "b1": steps}
+
+
+@pytest.mark.parametrize("text", ["0", "x", "=w1", "1=", "-1", "1=tail", "1=*"])
+def test_a_wrong_unfreezing_is_refused(shell: Shell, text: str) -> None:
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
+    shown = shell.run(*command, "--unfreeze-after", text)
+    assert shown.code in (1, 2)
+    assert {"1=tail": "matches 'tail'", "1=*": "all parameters are frozen"}.get(
+        text, "--unfreeze-after"
+    ) in shown.err
+    assert not shell.directory.exists()
+
+
+@pytest.mark.parametrize("text", ["10", "w1=x", "=3", "w1=-1"])
+def test_a_wrong_learning_rate_scale_is_refused(shell: Shell, text: str) -> None:
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
+    shown = shell.run(*command, "--learning-rate-scale", text)
+    assert shown.code == 1
+    assert "--learning-rate-scale" in shown.err
+    assert not shell.directory.exists()
 
 
 @pytest.mark.parametrize(
@@ -477,3 +518,100 @@ def test_graph_options_reach_the_model(run: Any, tmp_path: Path) -> None:
     plain = shell.trains_as(options, "mse", **settings)
     through = shell.trains_as([*options, "--straight-through"], "mse", **settings, straight_through=True)
     assert plain.history.epochs != through.history.epochs
+
+
+def test_a_learning_rate_is_found_and_nothing_is_trained(shell: Shell, run: Any) -> None:
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "--find-lr", "-o", shell.directory)
+    before = set(shell.data.parent.iterdir())
+    found = run(*command, "--batch-size", 8, "--optimizer", "sgd", "--json").json()
+    assert set(shell.data.parent.iterdir()) == before
+    arrays = arrays_in(shell.data)
+    expected = Trainer(shell.model, "cross_entropy", "sgd").find_learning_rate(
+        arrays["x"], arrays["y"], batch_size=8
+    )
+    assert found == {"suggestion": expected.suggestion, "rates": expected.rates, "losses": expected.losses}
+    assert expected.suggestion is not None
+    shown = run(*command, "--batch-size", 8, "--optimizer", "sgd").out.splitlines()
+    assert shown[0] == f"Suggested learning rate: --lr {expected.suggestion:.1e}"
+    (mark,) = (line for line in shown if "▲" in line)
+    # 60 columns for all steps.
+    columns = 60 / len(expected.rates)
+    assert abs(mark.index("▲") - 2 - columns * expected.rates.index(expected.suggestion)) <= 1
+    (line,) = (line for line in shown if "█" in line)
+    assert len(line.strip()) == 60 < len(expected.rates)
+    assert abs(line.index("█") - 2 - columns * int(np.argmax(expected.losses))) <= 1
+    assert line.index("▁") - 3 <= columns * int(np.argmin(expected.losses)) <= line.rindex("▁")
+
+
+def test_finding_a_learning_rate_leaves_a_run_as_it_was(shell: Shell, run: Any) -> None:
+    trained = (
+        "train",
+        shell.model,
+        "--data",
+        shell.data,
+        *CROSS_ENTROPY,
+        "-o",
+        shell.directory,
+        "--epochs",
+        1,
+    )
+    # With weights, and a frozen layer.
+    assert run(*trained, "--class-weight", "balanced", "--unfreeze-after", "2=w1").code == 0
+    before = {path: path.read_bytes() for path in shell.directory.rglob("*") if path.is_file()}
+    shown = run("train", shell.directory, "--find-lr")
+    assert shown.code == 0, shown.err
+    assert "learning rate" in shown.out
+    assert {path: path.read_bytes() for path in shell.directory.rglob("*") if path.is_file()} == before
+
+
+def test_finding_a_learning_rate_takes_no_accumulation(shell: Shell) -> None:
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
+    shown = shell.run(*command, "--find-lr", "--accumulate", 2)
+    assert shown.code == 1
+    assert "--find-lr takes one batch per step" in shown.err
+
+
+def test_a_trial_run_limits_batches_and_checks_the_export(shell: Shell) -> None:
+    fit = {"limit_batches": 1, "validation": 0.5, "batch_size": 8}
+    options = [*CROSS_ENTROPY, "--limit-batches", 1, "--validation", 0.5, "--batch-size", 8]
+    trainer = shell.trains_as(options, "cross_entropy", fit)
+    assert trainer.global_step == 3
+    command = ("train", shell.model, "--data", shell.data, *options, "--overwrite", "-o", shell.directory)
+    result = shell.run(*command, "--json")
+    assert result.json()["differences"]["logits"] < 1e-6
+    # The figures are those of the batches, not of all data.
+    exported = result.json()["exported"]
+    assert exported["val_loss"] == result.json()["epochs"][-1]["val_loss"]
+    shown = shell.run(*command).out
+    assert "This was a trial: each epoch had --limit-batches 1" in shown
+    assert (
+        "Checked: the outputs of trained.onnx on a batch are those in training, with a largest difference of"
+        in shown
+    )
+
+
+def test_verify_checks_the_export_of_a_whole_run(shell: Shell) -> None:
+    command = (
+        "train",
+        shell.model,
+        "--data",
+        shell.data,
+        *CROSS_ENTROPY,
+        "-o",
+        shell.directory,
+        "--epochs",
+        1,
+    )
+    shown = shell.run(*command, "--verify")
+    assert shown.code == 0, shown.err
+    assert "Checked: the outputs of trained.onnx" in shown.out
+    assert "trial" not in shown.out
+
+
+@pytest.mark.parametrize("given", [["0"], ["x"], ["1.5"], ["2", "--steps-per-epoch", "3"]])
+def test_a_wrong_limit_of_batches_is_refused(shell: Shell, given: list[str]) -> None:
+    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
+    shown = shell.run(*command, "--limit-batches", *given)
+    assert shown.code == 1
+    assert "--limit-batches" in shown.err
+    assert not shell.directory.exists()

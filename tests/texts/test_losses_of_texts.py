@@ -49,6 +49,13 @@ def info_nce(
     return (forward + F.cross_entropy(scores[:, : len(scores)].T, labels, reduction="none")) / 2
 
 
+def own_negatives(rows: torch.Tensor, *, scale: float = 20.0) -> torch.Tensor:
+    """InfoNCE among the positive and the negatives of each anchor, for rows [pairs, texts, dim]."""
+    unit = F.normalize(rows, dim=2)
+    scores = torch.einsum("pd,ptd->pt", unit[:, 0], unit[:, 1:]) * scale
+    return F.cross_entropy(scores, torch.zeros(len(rows), dtype=torch.int64), reduction="none")
+
+
 def triplet(rows: torch.Tensor, *, distance: str = "euclidean", margin: float = 5.0) -> torch.Tensor:
     """`TripletLoss.forward` of sentence-transformers."""
     measure = {
@@ -70,6 +77,12 @@ CASES: dict[str, tuple[EmbeddingLoss, int, Callable[..., torch.Tensor]]] = {
     "negatives": (InfoNCELoss(), 4, info_nce),
     "temperature": (InfoNCELoss(scale=7.5), 3, lambda rows: info_nce(rows, scale=7.5)),
     "symmetric": (InfoNCELoss(symmetric=True), 3, lambda rows: info_nce(rows, symmetric=True)),
+    "own negatives": (InfoNCELoss(in_batch_negatives=False), 4, own_negatives),
+    "own negative": (
+        InfoNCELoss(in_batch_negatives=False, scale=3.0, mask_duplicates=False),
+        3,
+        lambda rows: own_negatives(rows, scale=3.0),
+    ),
     "dot": (InfoNCELoss(similarity="dot", scale=1.0), 2, lambda rows: info_nce(rows, scale=1.0, dot=True)),
     "unit dot": (
         InfoNCELoss(similarity="dot", scale=2.0, normalize=True),
@@ -243,6 +256,24 @@ def test_duplicates_are_no_negatives(symmetric: bool) -> None:
     wanted, _ = expected(lambda rows: info_nce(rows, symmetric=symmetric), rows, None)
     assert float(value) == pytest.approx(wanted, rel=1e-10)
     assert abs(wanted - np.mean(terms)) > 1e-3
+
+
+def test_own_negatives_that_are_the_anchor_or_the_positive_are_left_out() -> None:
+    rows = np.random.default_rng(11).standard_normal((3, 4, DIM))
+    # The second negative of the first pair is its positive, the first of the second pair is its anchor.
+    ids = np.array([[0, 1, 2, 1], [3, 4, 3, 5], [6, 7, 1, 3]])
+    loss = InfoNCELoss(in_batch_negatives=False)
+    value, _ = run(built(loss), {"input": rows.reshape(-1, DIM), "texts": ids})
+    kept = [[0, 1, 2], [0, 1, 3], [0, 1, 2, 3]]
+    terms = [own_negatives(torch.tensor(rows[i : i + 1, columns])) for i, columns in enumerate(kept)]
+    assert float(value) == pytest.approx(float(torch.cat(terms).mean()), rel=1e-10)
+
+
+def test_positives_are_compared_with_anchors_of_the_batch_only() -> None:
+    with pytest.raises(
+        GraphBuildError, match="symmetric is True; it must be False without in_batch_negatives"
+    ):
+        InfoNCELoss(symmetric=True, in_batch_negatives=False)
 
 
 def pooled(tokens: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from onnxtrain import Trainer
 from onnxtrain.errors import CheckpointError, GraphBuildError, InputError
 from onnxtrain.losses import CosineSimilarityLoss, InfoNCELoss, TripletLoss
-from onnxtrain.texts import TextPairs, add_pooling, retrieval_metrics
+from onnxtrain.texts import TextPairs, add_pooling, mine_hard_negatives, retrieval_metrics
 from onnxtrain.texts._settings import PROPERTY
 from onnxtrain.trainer import Callback
 from texts import small
@@ -92,6 +92,33 @@ def test_losses_of_all_steps_are_those_of_pytorch(tmp_path: Path, name: str, acc
     wanted = in_pytorch(rows, twin, epochs=3, batch=3, accumulate=accumulate)
     assert np.abs(np.array(losses) - wanted).max() < 1e-5 * max(1, *wanted)
     assert wanted[-1] < wanted[0]
+
+
+def test_mined_negatives_are_learned_without_those_of_the_batch(tmp_path: Path) -> None:
+    """The loss of a pair then depends on the sample alone, not on the batch."""
+    path = small.write(tmp_path)
+    loss = InfoNCELoss(in_batch_negatives=False)
+    trainer = Trainer(path, loss, "sgd", 0.1)
+    corpus = [*dict.fromkeys(text for pair in small.PAIRS for text in pair), "blue tree here"]
+    mined = mine_hard_negatives(trainer, small.PAIRS, corpus, num_negatives=2)
+    embeddings = dict(zip(corpus, trainer.predict(corpus), strict=True))
+    unit = {text: row / np.linalg.norm(row) for text, row in embeddings.items()}
+    for anchor, positive, *negatives in mined.texts:
+        others = sorted(set(corpus) - {anchor, positive}, key=lambda text: -float(unit[anchor] @ unit[text]))
+        assert negatives == others[:2]
+    wanted = [
+        float(-np.log(np.exp(scores[0]) / np.exp(scores).sum()))
+        for anchor, *others in mined.texts
+        for scores in [np.array([20 * float(unit[anchor] @ unit[text]) for text in others], np.float64)]
+    ]
+    for size in (1, 3, 7):
+        assert trainer.evaluate(mined, batch_size=size)["loss"] == pytest.approx(np.mean(wanted), rel=1e-4)
+    history = trainer.fit(mined, epochs=20, verbose=False)
+    assert history.epochs[-1]["loss"] < 0.5 * history.epochs[0]["loss"]
+    with pytest.raises(
+        InputError, match=r"samples have no negatives, but with loss=InfoNCELoss\(in_batch_negatives"
+    ):
+        trainer.fit(small.PAIRS)
 
 
 @pytest.mark.parametrize("name", ["info_nce", "triplet"])

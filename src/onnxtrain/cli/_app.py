@@ -19,6 +19,7 @@ from onnxtrain.cli._command_options import (
     ExportOptions,
     InspectOptions,
     MergeOptions,
+    MineOptions,
     OpsOptions,
     PlanOptions,
     PredictOptions,
@@ -168,6 +169,15 @@ def average(options: AverageOptions, given: frozenset[str]) -> None:
 def calibrate(options: CalibrateOptions, given: frozenset[str]) -> None:
     """Write the model of a run with calibrated probabilities and, for two classes, the best decision threshold."""
     from onnxtrain.cli._calibrate import run_command
+
+    run_command(options)
+
+
+@app.command(cls=CommandWithSwitches)
+@takes_options(MineOptions)
+def mine(options: MineOptions, given: frozenset[str]) -> None:
+    """Find hard negatives for pairs of texts: texts that a model takes for the positive although they are not."""
+    from onnxtrain.cli._mine import run_command
 
     run_command(options)
 

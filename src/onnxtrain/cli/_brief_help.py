@@ -15,6 +15,7 @@ COMMANDS: dict[str, str] = {
     "merge": "Merge a LoRA adapter into a model",
     "calibrate": "Calibrate the probabilities of a classifier",
     "average": "Average several trained models",
+    "mine": "Find hard negatives for pairs of texts",
     "demo": "Train on handwritten digits, to test the installation",
 }
 """One line per command of `onnxtrain --help`. Other commands follow, with the first sentence of their help."""

@@ -11,7 +11,7 @@ from onnxtrain.errors import InputError
 
 # The functions below import the trainer when they run: `--help` reads this module, and must not import onnx.
 if TYPE_CHECKING:
-    from onnxtrain.trainer import Callback, CutMix, EarlyStopping, MixUp
+    from onnxtrain.trainer import Callback, CutMix, EarlyStopping, MixUp, Unfreeze
 
 SAVES = "checkpoints"
 """Name of a run's subdirectory for the checkpoints written with `--save-every`."""
@@ -56,6 +56,21 @@ class RegularizeOptions:
         "ALPHA",
         "Paste a box of another image into each training image (CutMix), with an area drawn from Beta(ALPHA, ALPHA), "
         "and mix the targets in the same proportion, e.g. 1.0. Default: off.",
+    )
+
+
+@dataclass(frozen=True)
+class UnfreezeOptions:
+    """Options for layers that are trained after some epochs only."""
+
+    panel: ClassVar[str] = "Gradual unfreezing"
+    kept: ClassVar[Kept] = "fit"
+
+    unfreeze_after: list[str] | None = option(
+        "EPOCHS|EPOCHS=PATTERN",
+        "Freeze all parameters but the head, or those that match the pattern, for this many epochs of the run, e.g. 3 "
+        "or '1=layer4.*'; repeat it for several groups. The first matching pattern wins. Default: train all from the "
+        "start.",
     )
 
 
@@ -126,9 +141,10 @@ class CallbackOptions:
     """Options of `onnxtrain train` for callbacks and augmentation.
 
     Attributes:
-        regularize, best, logs: groups of options.
+        unfreeze, regularize, best, logs: groups of options.
     """
 
+    unfreeze: UnfreezeOptions = field(default_factory=UnfreezeOptions)
     regularize: RegularizeOptions = field(default_factory=RegularizeOptions)
     best: BestOptions = field(default_factory=BestOptions)
     logs: LogOptions = field(default_factory=LogOptions)
@@ -151,7 +167,9 @@ def chosen_callbacks(
     from onnxtrain.trainer import SAM, SWA, CSVLogger, ModelCheckpoint, TensorBoardLogger, TimeLimit
 
     regularize, logs = options.regularize, options.logs
-    callbacks: list[Callback] = [] if regularize.sam is None else [SAM(regularize.sam)]
+    callbacks: list[Callback] = [*map(_unfreeze, options.unfreeze.unfreeze_after or ())]
+    if regularize.sam is not None:
+        callbacks.append(SAM(regularize.sam))
     # The order matters: losses are logged and saved after SAM has changed the gradient.
     if (early := _early_stopping(options.best, epochs, validated)) is not None:
         callbacks.append(early)
@@ -177,6 +195,22 @@ def chosen_callbacks(
     elif logs.keep is not None:
         raise InputError("--keep is given without --save-every.")
     return callbacks
+
+
+def _unfreeze(text: str) -> Unfreeze:
+    """Creates the callback for a value of `--unfreeze-after`, e.g. "3" or "1=layer4.*".
+
+    Raises:
+        InputError: the number of epochs is missing or not positive.
+    """
+    from onnxtrain.trainer import Unfreeze
+
+    epochs, equals, pattern = text.partition("=")
+    if not (epochs.isascii() and epochs.isdecimal() and int(epochs[:9])) or (equals and not pattern):
+        raise InputError(
+            f"--unfreeze-after is '{text}'; give a number of epochs such as 3, or with a pattern such as '1=layer4.*'."
+        )
+    return Unfreeze(int(epochs[:9]), pattern or None)
 
 
 def _early_stopping(best: BestOptions, epochs: int, validated: bool) -> EarlyStopping | None:

@@ -213,6 +213,77 @@ class PredictOptions:
 
 
 @dataclass(frozen=True)
+class MineOptions:
+    """Options of `onnxtrain mine`.
+
+    Attributes:
+        source: path of a model, or directory of a run.
+    """
+
+    source: Path = argument("MODEL|RUN", "Path of an .onnx file that embeds texts, or directory of a run.")
+    data: Path = option(
+        "FILE",
+        "Find negatives for the pairs in this .csv, .tsv or .jsonl file, e.g. pairs.csv.",
+        default=REQUIRED,
+        show_default=False,
+    )
+    output: Path = option(
+        "FILE",
+        "Write the pairs with their negatives to this .csv, .tsv or .jsonl file, e.g. triples.csv.",
+        "--output",
+        "-o",
+        default=REQUIRED,
+        show_default=False,
+    )
+    corpus: Path | None = option(
+        "FILE",
+        "Choose the negatives from the texts in this file: the lines of a .txt file, or the only column of a .csv, "
+        ".tsv or .jsonl file, e.g. corpus.txt. Default: the positives of --data.",
+    )
+    text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP)
+    num_negatives: int = option("COUNT", "Find this many negatives for each pair, e.g. 5.", default=3, min=1)
+    range_min: int = option(
+        "COUNT",
+        "Skip this many of the most similar texts, e.g. 10, because they may be positives that nobody has labelled.",
+        default=0,
+        min=0,
+    )
+    range_max: int | None = option(
+        "COUNT",
+        "Consider this many of the most similar texts, e.g. 50. Default: ten for each negative, after --range-min.",
+        min=1,
+    )
+    margin: float | None = option(
+        "AMOUNT",
+        "Take only negatives whose cosine similarity is at least this much less than that of the pair, e.g. 0.05. "
+        "Default: any.",
+    )
+    relative_margin: float | None = option(
+        "FRACTION",
+        "Take only negatives whose cosine similarity is at least this fraction less than that of the pair, e.g. 0.05. "
+        "Default: any.",
+    )
+    min_score: float | None = option(
+        "SIMILARITY", "Take only negatives with at least this cosine similarity, e.g. 0.3. Default: any."
+    )
+    max_score: float | None = option(
+        "SIMILARITY", "Take only negatives with at most this cosine similarity, e.g. 0.9. Default: any."
+    )
+    random: bool = switch(
+        "Draw the negatives at random from the texts considered. Default: take the most similar."
+    )
+    triplets: bool = switch(
+        "Write a row for each negative, e.g. for --loss triplet. Default: a row for each pair, with all its negatives."
+    )
+    tokenizer: Path | None = option(
+        "FILE",
+        "Tokenize the texts of an .onnx file with this tokenizer.json. Default: the file beside the model.",
+    )
+    seed: int = option("NUMBER", "Seed --random with this number, e.g. 1.", default=0, min=0)
+    json: bool = switch(JSON_HELP)
+
+
+@dataclass(frozen=True)
 class ExportOptions:
     """Options of `onnxtrain export`.
 

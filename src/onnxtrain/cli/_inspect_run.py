@@ -19,12 +19,14 @@ from onnxtrain.runtime.artifact_folder import own_file
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.store import Store
+from onnxtrain.selection import some_names
 from onnxtrain.tables import PROPERTY as TABLE
 from onnxtrain.tables import TableEncoder
 from onnxtrain.texts._settings import PROPERTY as TEXTS
 from onnxtrain.trainer._metrics.metrics import METRICS
 from onnxtrain.trainer._run.history import History, best_index
 from onnxtrain.trainer._run.position import PROPERTY, Plan, Position
+from onnxtrain.trainer._run.rates import learning_rate_scales
 
 # Purposes of the files of a run that people use. Other files are listed without a purpose.
 _PURPOSES = {
@@ -67,6 +69,7 @@ def describe_run(path: Path, manifest: Manifest, store: Store) -> dict[str, Any]
         "optimizer": None if manifest.optimizer is None else manifest.optimizer.type,
         "optimizer_settings": {} if manifest.optimizer is None else manifest.optimizer.settings,
         "learning_rate": position.learning_rate,
+        "learning_rate_scales": learning_rate_scales(manifest),
         "schedule": settings.scheduler,
         "samples": None if position.plan is None else position.plan.samples,
         "batch_size": None if position.plan is None else position.plan.batch_size,
@@ -211,7 +214,7 @@ def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Content
         ("trained parameters", trained),
         ("loss", run["loss"]),
         ("optimizer", f"{run['optimizer']}, learning rate {run['learning_rate']:g}{schedule}"),
-        ("optimizer settings", settings_text(run["optimizer_settings"]) or None),
+        ("optimizer settings", _settings_text(run["optimizer_settings"])),
         ("data", run["data"]),
         ("samples", _samples(run)),
         ("target", ", ".join(run["target"] or []) or None),
@@ -223,6 +226,8 @@ def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Content
         heading(f"Run {path}"),
         summary_table(None, [(name, value) for name, value in rows if value is not None]),
     ]
+    if len(set(run["learning_rate_scales"].values())) > 1:
+        shown.append(_rate_table(run["learning_rate"], run["learning_rate_scales"]))
     if run["columns"]:
         shown.append(table("Columns", ("column", "encoding"), list(run["columns"].items())))
     best, last = run["best"], run["last"]
@@ -239,6 +244,27 @@ def run_tables(path: Path, run: Mapping[str, Any], trained: str) -> list[Content
     files = [(name, f"{size:,}", _PURPOSES.get(name, "")) for name, size in run["files"].items()]
     shown.append(table("Files", ("file", "bytes", ""), files, right=(1,)))
     return [*shown, heading("Next")]
+
+
+def _settings_text(settings: Mapping[str, Any]) -> str | None:
+    """Returns an optimizer's settings as text, without groups that only have learning rates; None for no settings."""
+    groups = settings.get("groups")
+    rates_only = isinstance(groups, list) and all(
+        isinstance(group, dict) and group.keys() <= {"type", "parameters", "learning_rate_scale"}
+        for group in groups
+    )
+    shown = {name: value for name, value in settings.items() if not (name == "groups" and rates_only)}
+    return settings_text(shown) or None
+
+
+def _rate_table(rate: float, scales: Mapping[str, float]) -> Content:
+    """Formats the learning rates of groups of parameters as a table, lowest rate first."""
+    rows = []
+    for scale in sorted(set(scales.values())):
+        names = [name for name, own in scales.items() if own == scale]
+        rows.append((f"{rate * scale:.3g}", f"{scale:.4g}", f"{len(names):,}", some_names(names, 4)))
+    columns = ("learning rate", "factor", "parameters", "names")
+    return table("Learning rates, before the schedule", columns, rows, right=(0, 1, 2))
 
 
 def _samples(run: Mapping[str, Any]) -> str | None:

@@ -383,6 +383,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> _Saved:
             "no_shuffle": not fit.shuffle,
             "drop_last": fit.drop_last,
             "steps_per_epoch": fit.steps_per_epoch,
+            "limit_batches": None if fit.limit_batches is None else str(fit.limit_batches),
         }
         if not isinstance(fit.validation, int):
             saved["validation"] = None if fit.validation is None else str(fit.validation)

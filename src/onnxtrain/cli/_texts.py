@@ -179,7 +179,7 @@ def write_embeddings(trainer: Trainer, options: PredictOptions) -> None:
     suffix = output.suffix.lower()
     if suffix not in (".npy", ".npz"):
         raise InputError(f"--output is '{output}'; embeddings of texts are written to an .npy or .npz file.")
-    texts = _read_texts(options.data, split_columns(options.text_columns))
+    texts = read_texts(options.data, split_columns(options.text_columns))
     embeddings = trainer.predict(texts, batch_size=options.batch_size)
     assert isinstance(embeddings, np.ndarray)
     try:
@@ -197,7 +197,7 @@ def write_embeddings(trainer: Trainer, options: PredictOptions) -> None:
     print_table(f"Embeddings of {len(texts):,} texts: {output} (float32 {list(embeddings.shape)})")
 
 
-def _read_texts(path: Path, columns: list[str] | None) -> list[str]:
+def read_texts(path: Path, columns: list[str] | None) -> list[str]:
     """Reads one column of texts from a table, or the lines of a .txt file."""
     try:
         if path.suffix.lower() == ".txt":

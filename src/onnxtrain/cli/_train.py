@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, replace
@@ -19,6 +20,7 @@ from onnxtrain.cli._classes import chosen_class_weight, chosen_metrics, positive
 from onnxtrain.cli._config import RUN_FILE, write_config
 from onnxtrain.cli._data import Arrays, assign, to_arrays
 from onnxtrain.cli._declared import flag
+from onnxtrain.cli._find_rate import check_find_rate, print_rate
 from onnxtrain.cli._images import chosen_images, require_folder
 from onnxtrain.cli._interrupts import uninterrupted
 from onnxtrain.cli._loss import fit_targets, label_targets
@@ -44,7 +46,7 @@ from onnxtrain.cli._remember import (
     saved_encoder,
 )
 from onnxtrain.cli._remember import PROPERTY as OPTIONS
-from onnxtrain.cli._result import TRAINED, Fitted, print_result
+from onnxtrain.cli._result import TRAINED, Fitted, chosen_limit, print_result
 from onnxtrain.cli._settings import number_or_text, split_settings
 from onnxtrain.cli._table_report import print_table_summary
 from onnxtrain.cli._tables import chosen_encoder, fit_encoder
@@ -61,6 +63,7 @@ from onnxtrain.tables import PROPERTY as ENCODER
 from onnxtrain.tables import Dialect, Table, TableEncoder, table_suffix
 from onnxtrain.texts import TextPairs
 from onnxtrain.trainer import EarlyStopping, Trainer
+from onnxtrain.trainer._fit.freezing import Freezing
 from onnxtrain.trainer._fit.schedule import named_schedule
 from onnxtrain.trainer._fit.texts import text_recipe
 from onnxtrain.trainer._run.files import CHECKPOINT, holds_run, is_run_file, require_free
@@ -82,7 +85,21 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         finished: True to skip training and only write the results, because the workers were restarted after the last
             epoch had been saved.
     """
-    resumed = resumed_directory(options)
+    if not options.rate.find_lr:
+        _train(options, given, finished=finished)
+        return
+    check_find_rate(options)
+    if resumed_directory(options) is not None:
+        _train(options, given)
+        return
+    # The models of a new run are needed to take steps, and nothing of it is kept.
+    with tempfile.TemporaryDirectory(prefix="onnxtrain-find-lr-", ignore_cleanup_errors=True) as folder:
+        _train(replace(options, output=Path(folder) / "run"), given)
+
+
+def _train(options: TrainOptions, given: frozenset[str], *, finished: bool = False) -> None:
+    """Runs the command; for the arguments, see :func:`train`."""
+    resumed, find_lr = resumed_directory(options), options.rate.find_lr
     resuming = resumed is not None
     data: Loaded | None = None
     if not resuming:
@@ -171,11 +188,17 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
         }
         # Checked before the run is written.
         trainer.check_data(x, y, **datasets)
+        chosen_limit(options)
+        if frozen_until := trainer._frozen_until(callbacks):
+            Freezing(trainer._state, frozen_until)
         if isinstance(data, Table) and encoder is not None and not resuming:
             print_table_summary(data, encoder, _labels(trainer, arrays))
         # Printed before training, so that users notice a wrong class before a long run.
         if remark := positive_remark(trainer, classes):
             info(remark)
+        if find_lr:
+            print_rate(trainer, x, y, datasets, callbacks, options)
+            return
         # An interrupted fit is resumed with its saved learning rate and options.
         if not trainer.resumes_fit:
             trainer.learning_rate = options.rate.learning_rate
@@ -190,7 +213,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
     again = resume_options(options).replace("{", "{{").replace("}", "}}")
     trainer.resume_hint = f"onnxtrain train {{}}{again} resumes it."
     before = None
-    if isinstance(data, TextPairs) and not resuming and leads():
+    if isinstance(data, TextPairs) and not resuming and leads() and options.limit_batches is None:
         before = measured(trainer, data, options, validation)
         info("Before training: " + ", ".join(f"{name} {value:.4g}" for name, value in before.items()))
     history = (
@@ -205,6 +228,7 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
             accumulate=options.accumulate,
             schedule_epochs=options.rate.schedule_epochs,
             steps_per_epoch=options.steps_per_epoch,
+            limit_batches=chosen_limit(options),
             evaluate_every=options.evaluate_every,
             **datasets,
         )
@@ -215,7 +239,20 @@ def train(options: TrainOptions, given: frozenset[str], *, finished: bool = Fals
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     averaged = options.callbacks.regularize.swa_start is not None
     print_result(
-        Fitted(trainer, x, y, validation, encoder, early, averaged, classes, before), options, directory
+        Fitted(
+            trainer,
+            x,
+            y,
+            validation,
+            encoder,
+            early,
+            averaged,
+            classes,
+            before,
+            data if isinstance(data, Table) else None,
+        ),
+        options,
+        directory,
     )
 
 

@@ -48,6 +48,10 @@ class ScheduleOptions:
         default=1e-3,
         kept="fit",
     )
+    find_lr: bool = switch(
+        "Find a learning rate: take up to 100 steps at rising rates, print the rate at which the loss falls fastest, "
+        "and train nothing. Default: train."
+    )
     schedule: str | None = option(
         "NAME",
         f"Schedule the learning rate: {enumerated(list(_SCHEDULES))}. Default: a constant rate.",
@@ -214,9 +218,21 @@ class TrainOptions:
     )
     steps_per_epoch: int | None = option(
         "STEPS",
-        "End an epoch after this many optimizer steps, e.g. 1000. Default: after one pass over the data.",
+        "End an epoch after this many optimizer steps, e.g. 1000, and validate on all data. Default: after one pass "
+        "over the data.",
         kept="fit",
         min=1,
+    )
+    # A string, because typer has no type for both a number of batches (2) and a fraction (0.05).
+    limit_batches: str | None = option(
+        "COUNT|FRACTION",
+        "Try the command out: train and validate on this many batches per epoch, e.g. 2, or on this fraction of them, "
+        "e.g. 0.05, and check the exported model. Default: all batches.",
+        kept="fit",
+    )
+    verify: bool = switch(
+        "Run trained.onnx on a batch, compare its outputs with those in training, and print the largest difference. "
+        "Default: only with --limit-batches."
     )
     drop_last: bool = switch(
         "Drop the last batch of an epoch if it is incomplete. Default: train on it.", kept="fit"

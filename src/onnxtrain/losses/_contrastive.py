@@ -13,7 +13,7 @@ from onnxtrain.emitter import Emitter
 
 from ._base import TargetSpec
 from ._classes import CrossEntropyLoss
-from ._embeddings import PAIRS, EmbeddingLoss, dot, unit_rows
+from ._embeddings import PAIRS, WITH_NEGATIVES, EmbeddingLoss, dot, unit_rows
 
 # Less than any similarity times its scale; finite, because infinity times 0 is NaN.
 _MASKED = -1e9
@@ -35,24 +35,39 @@ class InfoNCELoss(EmbeddingLoss):
         mask_duplicates: True to leave out candidates that are no negatives of an anchor: the same text as the anchor or
             its positive, and positives of an equal anchor. False counts them as negatives, as sentence-transformers
             does without its sampler NO_DUPLICATES.
+        in_batch_negatives: False to choose only among the own positive and the own negatives of each anchor, e.g. mined
+            hard negatives. Samples then need at least one negative.
     """
 
     scale: float = 20.0
     similarity: Literal["cosine", "dot"] = "cosine"
     symmetric: bool = False
     mask_duplicates: bool = True
+    in_batch_negatives: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "scale", lambda scale: 0 < scale < float("inf"), "a positive number")
         require(self, "similarity", lambda value: value in ("cosine", "dot"), "'cosine' or 'dot'")
-        for name in ("symmetric", "mask_duplicates"):
+        for name in ("symmetric", "mask_duplicates", "in_batch_negatives"):
             require(self, name, lambda value: isinstance(value, bool), "True or False")
+        require(
+            self,
+            "symmetric",
+            lambda value: self.in_batch_negatives or not value,
+            "False without in_batch_negatives, because it compares positives with the anchors of the batch",
+        )
+
+    def _target(self, scores: ir.Value) -> TargetSpec:
+        texts = self.texts if self.in_batch_negatives else WITH_NEGATIVES
+        return TargetSpec("texts", ir.DataType.INT64, (PAIRS, texts), groups=texts)
 
     def _terms(self, op: Emitter, rows: ir.Value, target: ir.Value) -> ir.Value:
         columns = self._columns(op, unit_rows(op, rows) if self.similarity == "cosine" else rows, target)
         anchors = op.Gather(columns, op.const(0), axis=0)
         rest = op.Slice(columns, [1], [sys.maxsize], [0])
+        if not self.in_batch_negatives:
+            return self._own_terms(op, anchors, rest, target)
         # Positives first: candidate j < pairs is the positive of anchor j.
         candidates = op.Reshape(rest, op.Concat([-1], op.Shape(rows, start=1), axis=0))
         logits = op.Mul(op.MatMul(anchors, op.Transpose(candidates, perm=[1, 0])), self.scale)
@@ -65,6 +80,26 @@ class InfoNCELoss(EmbeddingLoss):
             return terms
         back = op.Transpose(op.Slice(logits, [0], pairs, [1]), perm=[1, 0])
         return op.Mul(op.Add(terms, _cross_entropy(op, back, own, PAIRS)), 0.5)
+
+    def _own_terms(self, op: Emitter, anchors: ir.Value, rest: ir.Value, texts: ir.Value) -> ir.Value:
+        """Returns the loss of each anchor among its own positive and negatives, [pairs].
+
+        Args:
+            op: emitter of the graph.
+            anchors: embeddings [pairs, dim].
+            rest: embeddings of positives and negatives, [texts - 1, pairs, dim].
+            texts: a number for each text, [pairs, texts].
+        """
+        logits = op.Mul(op.Transpose(dot(op, rest, anchors), perm=[1, 0]), self.scale)
+        if self.mask_duplicates:
+            anchor, positive = (op.Slice(texts, [i], [i + 1], [1]) for i in (0, 1))
+            negatives = op.Slice(texts, [2], [sys.maxsize], [1])
+            same = op.Or(op.Equal(negatives, anchor), op.Equal(negatives, positive))
+            # The first candidate is the positive.
+            same = op.Concat(op.Equal(positive, op.Sub(positive, 1)), same, axis=1)
+            logits = op.Where(same, _MASKED, logits)
+        first = op.Mul(op.Squeeze(op.Slice(texts, [0], [1], [1]), [1]), 0)
+        return _cross_entropy(op, logits, first, "candidates")
 
     def _false_negatives(self, op: Emitter, texts: ir.Value, own: ir.Value) -> ir.Value:
         """Returns True for candidates that are no negatives of an anchor, [pairs, candidates]."""

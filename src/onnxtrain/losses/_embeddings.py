@@ -23,6 +23,9 @@ MASK = "attention_mask"
 PAIRS, TEXTS = "pairs", "texts"
 """Symbolic sizes of grouped inputs, [pairs, texts, ...]: the batch size, and the number of texts in each sample."""
 
+WITH_NEGATIVES = "texts_with_negatives"
+"""Symbolic number of texts in each sample of a loss that needs negatives: three or more."""
+
 # Names that sentence-transformers, optimum and transformers give to outputs, the best first.
 _OUTPUTS = ("sentence_embedding", "token_embeddings", "last_hidden_state")
 

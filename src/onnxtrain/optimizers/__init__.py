@@ -29,6 +29,7 @@ from ._muon import Muon
 from ._nadam import NAdam
 from ._plan import ParameterSpec, moment_dtype
 from ._prodigy import Prodigy
+from ._rates import with_learning_rate_scales
 
 __all__ = [
     "OPTIMIZERS",
@@ -56,6 +57,7 @@ __all__ = [
     "make_optimizer",
     "manifest_entry",
     "moment_dtype",
+    "with_learning_rate_scales",
 ]
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {name: globals()[kind] for name, kind in OPTIMIZER_NAMES.items()}

@@ -88,11 +88,11 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
         GraphBuildError: a group matches no parameter, or has a setting that the optimizer lacks; a parameter has a
             shape or a gradient that its optimizer does not support.
     """
-    members = _group_members(optimizer.groups, [parameter.name for parameter in parameters])
+    settings = parameter_settings(optimizer, [parameter.name for parameter in parameters])
     names_of_values: dict[str, float] = {}
     updates = []
     for parameter in parameters:
-        own_optimizer, scale = _settings_of(optimizer, parameter.name, members)
+        own_optimizer, scale = settings[parameter.name]
         refusal = own_optimizer.refusal(parameter.shape)
         if refusal is not None:
             raise GraphBuildError(
@@ -109,6 +109,20 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
         names_of_values |= {moment.name: moment.initial_value for moment in moments}
         updates.append(Update(parameter, own_optimizer, scale, moments))
     return updates
+
+
+def parameter_settings(optimizer: Optimizer, names: Sequence[str]) -> dict[str, tuple[Optimizer, float]]:
+    """Returns the optimizer of each parameter, with the settings of its groups applied, and its learning rate scale.
+
+    Args:
+        optimizer: the optimizer with its groups.
+        names: names of the trained parameters.
+
+    Raises:
+        GraphBuildError: a group matches no parameter, or has a setting that the optimizer lacks.
+    """
+    members = _group_members(optimizer.groups, names)
+    return {name: _settings_of(optimizer, name, members) for name in names}
 
 
 def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:

@@ -235,8 +235,14 @@ def plan_training(
             # Only one choice's files exist at a time, because each set contains the weights.
             with tempfile.TemporaryDirectory(prefix="onnxtrain-plan-") as folder:
                 try:
+                    # Learning rates take no memory, and a pattern may match no parameter of this choice.
                     varied = replace(
-                        recipe, requires_grad=choice.requires_grad, lora=choice.lora, recompute=recompute
+                        recipe,
+                        requires_grad=choice.requires_grad,
+                        lora=choice.lora,
+                        recompute=recompute,
+                        layer_decay=None,
+                        learning_rate_scale=None,
                     )
                     generate_artifacts(model, artifact_directory=folder, recipe=varied)
                     graph = _graph(Path(folder) / "training_model.onnx")

@@ -1,9 +1,10 @@
-"""Trains models that embed texts: pairs of texts, tokenizers beside a model, retrieval metrics, pooling in a graph."""
+"""Trains models that embed texts: pairs, hard negatives, tokenizers beside a model, retrieval metrics, pooling."""
 
 from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+from onnxtrain.texts._mining import mine_hard_negatives
 from onnxtrain.texts._pairs import TextPairs, TextRow
 from onnxtrain.texts._pooling import add_pooling
 from onnxtrain.texts._retrieval import retrieval_metrics, similarity_metrics
@@ -14,6 +15,7 @@ __all__ = [
     "TextRow",
     "TextTokenizer",
     "add_pooling",
+    "mine_hard_negatives",
     "retrieval_metrics",
     "similarity_metrics",
 ]

@@ -17,6 +17,7 @@ from onnxtrain.trainer._callbacks.sam import SAM
 from onnxtrain.trainer._callbacks.swa import SWA
 from onnxtrain.trainer._callbacks.tensorboard import TensorBoardLogger
 from onnxtrain.trainer._callbacks.time_limit import TimeLimit
+from onnxtrain.trainer._callbacks.unfreeze import Unfreeze
 from onnxtrain.trainer._callbacks.wandb import WandbLogger
 from onnxtrain.trainer._fit.calibration import Calibration
 from onnxtrain.trainer._fit.events import StepGradients
@@ -51,6 +52,7 @@ __all__ = [
     "TensorBoardLogger",
     "TimeLimit",
     "Trainer",
+    "Unfreeze",
     "WandbLogger",
     "average_models",
     "pack_tokens",

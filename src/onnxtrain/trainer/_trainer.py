@@ -56,13 +56,14 @@ from onnxtrain.trainer._fit.images import (
     image_origin,
     remember_images,
 )
-from onnxtrain.trainer._fit.learning_rate_range import LearningRateRange, find_range
+from onnxtrain.trainer._fit.learning_rate_range import START, STEPS, STOP, LearningRateRange, find_range
 from onnxtrain.trainer._fit.mistakes import plot_mistakes
 from onnxtrain.trainer._fit.moving_average import check_decay
 from onnxtrain.trainer._fit.schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._fit.state import TrainingState, scheduler_settings
 from onnxtrain.trainer._fit.step import Fit
-from onnxtrain.trainer._fit.texts import embed, text_metrics, text_properties, text_recipe
+from onnxtrain.trainer._fit.texts import embed, text_arrays, text_metrics, text_properties, text_recipe
+from onnxtrain.trainer._fit.verify import verify_export
 from onnxtrain.trainer._metrics.calibration import ThresholdMetric
 from onnxtrain.trainer._metrics.metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._metrics.probabilities import probabilities
@@ -72,6 +73,7 @@ from onnxtrain.trainer._run.build import build_run, loss_name, random_ops
 from onnxtrain.trainer._run.files import refuse_model_name
 from onnxtrain.trainer._run.history import History
 from onnxtrain.trainer._run.position import CUSTOM, PROPERTY, Plan, Position, Settings, check_threads
+from onnxtrain.trainer._run.rates import learning_rate_scales
 from onnxtrain.trainer._run.run import Run
 from onnxtrain.trainer._run.workspace import Workspace
 from onnxtrain.trainer._show.make_report import make_report
@@ -82,6 +84,8 @@ from onnxtrain.trainer.data import (
     Options,
     Pass,
     TransformFunction,
+    check_limit,
+    limited,
     warn_of_fixed_batch,
 )
 from onnxtrain.trainer.data._texts import as_pairs, is_texts
@@ -132,6 +136,8 @@ class Trainer(NotCopyable):
             and use them to evaluate, predict and export; see :meth:`averaged`. Training itself is not affected.
         clip_grad_norm: see :class:`onnxtrain.Recipe`.
         clip_grad_value: see :class:`onnxtrain.Recipe`.
+        layer_decay: see :class:`onnxtrain.Recipe`.
+        learning_rate_scale: see :class:`onnxtrain.Recipe`.
         batch_norm: see :class:`onnxtrain.Recipe`.
         dropout: see :class:`onnxtrain.Recipe`.
         straight_through: see :class:`onnxtrain.Recipe`.
@@ -211,6 +217,8 @@ class Trainer(NotCopyable):
         ema_decay: float | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
+        layer_decay: float | None = None,
+        learning_rate_scale: Mapping[str, float] | None = None,
         batch_norm: BatchNormMode = "as_exported",
         dropout: DropoutRatios = None,
         straight_through: bool = False,
@@ -247,6 +255,8 @@ class Trainer(NotCopyable):
                 "optimizer": optimizer,
                 "clip_grad_norm": clip_grad_norm,
                 "clip_grad_value": clip_grad_value,
+                "layer_decay": layer_decay,
+                "learning_rate_scale": learning_rate_scale,
                 "requires_grad": requires_grad,
                 "frozen_params": frozen_params,
                 "batch_norm": batch_norm,
@@ -476,6 +486,7 @@ class Trainer(NotCopyable):
         transform: TransformFunction | None = None,
         validation_transform: TransformFunction | None = None,
         steps_per_epoch: int | None = None,
+        limit_batches: int | float | None = None,
         drop_last: bool = False,
         class_weight: ClassWeights = None,
         stratify: bool = False,
@@ -524,7 +535,10 @@ class Trainer(NotCopyable):
                 :meth:`predict` that the model does not accept without it.
             validation_transform: like `transform`, for the batches of `validation`, e.g. to convert `uint8` images
                 without augmenting them.
-            steps_per_epoch: optimizer steps per epoch; required for an endless stream.
+            steps_per_epoch: optimizer steps per epoch; required for an endless stream. It doesn't limit validation, and
+                must not exceed the data; an epoch of a stream continues where the previous one stopped.
+            limit_batches: for a trial run, train and validate on only this many batches per epoch, e.g. 2, or on this
+                fraction of the batches, e.g. 0.05. Data with fewer batches is used as a whole.
             drop_last: drop an incomplete last batch of each epoch.
             class_weight: weight of each class in the training loss, for data with one class label per sample: a dict by
                 class index, e.g. `{1: 10.0}` (others have weight 1); one weight per class; or "balanced" for n / (k *
@@ -552,6 +566,12 @@ class Trainer(NotCopyable):
         accumulate = check_integer(argument("accumulate"), accumulate)
         if steps_per_epoch is not None:
             steps_per_epoch = check_integer(argument("steps_per_epoch"), steps_per_epoch)
+        limit_batches = check_limit(limit_batches)
+        if limit_batches is not None and steps_per_epoch is not None:
+            raise InputError(
+                f"{argument('steps_per_epoch')} and {argument('limit_batches')} both set the length of an epoch; pass "
+                "only one of them."
+            )
         if evaluate_every is not None:
             evaluate_every = check_integer(argument("evaluate_every"), evaluate_every)
             if validation is None:
@@ -593,6 +613,7 @@ class Trainer(NotCopyable):
                 validation=held_out_size,
                 schedule_epochs=schedule_epochs,
                 steps_per_epoch=steps_per_epoch,
+                limit_batches=limit_batches,
                 drop_last=user_data.drop_last,
                 weighted=data.weighted,
                 transform=transform is not None,
@@ -601,6 +622,9 @@ class Trainer(NotCopyable):
                 evaluate_every=evaluate_every,
                 images=None if images is None else images.pipeline.describe(),
             )
+            if limit_batches is not None:
+                data = limited(data, limit_batches)
+                held_out = None if held_out is None else limited(held_out, limit_batches)
             state.position.check(plan)
             state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
             enable_sample_weights(state, data, held_out, for_fit=True)
@@ -610,14 +634,23 @@ class Trainer(NotCopyable):
             remember_images(state, images)
             forget_calibration(state)
             state.transform = transform
+            frozen_until = self._frozen_until(called_back)
             events = _CallbackEvents(called_back, self)
             report = make_report(verbose and state.workers.leads)
             try:
-                run_fit(Fit(state, data, held_out, plan, events, report))
+                run_fit(Fit(state, data, held_out, plan, events, report, frozen_until))
             finally:
                 # Data may be large, so the trainer keeps no reference.
                 state.training_data = None
         return self.history
+
+    def _frozen_until(self, callbacks: Sequence[Callback]) -> dict[str, int]:
+        """Returns the parameters and statistics that callbacks freeze, with the number of epochs until they train."""
+        until: dict[str, int] = {}
+        # In reverse, so that the first callback decides.
+        for callback in reversed(callbacks):
+            until |= callback._frozen_until(self)
+        return until
 
     @explains_arguments
     def check_data(
@@ -661,9 +694,9 @@ class Trainer(NotCopyable):
         inputs: Any,
         targets: Any = None,
         *,
-        start: float = 1e-7,
-        stop: float = 10.0,
-        steps: int = 100,
+        start: float = START,
+        stop: float = STOP,
+        steps: int = STEPS,
         batch_size: int | None = None,
         transform: TransformFunction | None = None,
     ) -> LearningRateRange:
@@ -1017,6 +1050,38 @@ class Trainer(NotCopyable):
                 keep_inside(path, self.directory)
                 export(self._state, path, names, include_preprocessing=include)
 
+    @explains_arguments
+    def verify_export(
+        self,
+        path: str | os.PathLike[str],
+        inputs: Any,
+        *,
+        batch_size: int | None = None,
+        transform: TransformFunction | None = None,
+    ) -> dict[str, float]:
+        """Runs an exported file on a batch, and compares its outputs with those of :meth:`predict`.
+
+        Args:
+            path: file that :meth:`export` wrote.
+            inputs: see :meth:`predict`; only the first batch is used.
+            batch_size: samples in the batch, 32 by default.
+            transform: see :meth:`predict`.
+
+        Returns:
+            Largest absolute difference of each output, e.g. {"logits": 1.2e-07}.
+
+        Raises:
+            InputError: the inputs do not match the model, or the file takes inputs that the data lacks.
+            ModelError: the outputs differ by more than rounding (0.1 % of the largest value), or the file is damaged.
+        """
+        state = self._state
+        if self.manifest.groups is not None and transform is None and is_texts(inputs):
+            arrays = text_arrays(state, list(inputs)[: batch_size or 32])
+        else:
+            data = prediction_source(state, inputs, Options(batch_size), transform)
+            arrays = next(iter(data.read(Pass())))
+        return verify_export(state, Path(path), arrays)
+
     def model_card(
         self,
         path: str | os.PathLike[str],
@@ -1158,6 +1223,14 @@ class Trainer(NotCopyable):
         return self._state.run.optimizer.get_learning_rate()
 
     @property
+    def learning_rate_scales(self) -> dict[str, float]:
+        """Factor of :attr:`learning_rate` for each trained parameter, e.g. {"conv.weight": 0.75, "head.weight": 1.0}.
+
+        See `layer_decay` and `learning_rate_scale` of :class:`onnxtrain.Recipe`.
+        """
+        return learning_rate_scales(self.manifest)
+
+    @property
     def global_step(self) -> int:
         """Number of optimizer steps, over all fits."""
         return self._state.position.step
@@ -1203,6 +1276,10 @@ class Callback:
     def _saves_after_step(self, step: int) -> bool:
         """True if the callback saves the run after this step; the fit then checks the new parameters for NaN first."""
         return False
+
+    def _frozen_until(self, trainer: Trainer) -> Mapping[str, int]:
+        """Returns the parameters and statistics to freeze, each with the number of epochs after which it is trained."""
+        return {}
 
     def _sets_parameters_at_end(self) -> str | None:
         """Returns the callback's name for error messages if it sets the parameters after a fit, otherwise None."""

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
@@ -41,6 +41,7 @@ class TrainingGraphs:
         unreached: names of the parameters that were selected for training although the loss does not depend on them;
             they are not trained.
         adapters: description of the model's LoRA adapters as JSON text; None for a model without adapters.
+        learning_rate_scales: factor of the learning rate by name of trained parameter; empty if all have the same rate.
     """
 
     training: ir.Model
@@ -51,6 +52,7 @@ class TrainingGraphs:
     inference: ir.Model | None = None
     unreached: Sequence[str] = ()
     adapters: str | None = None
+    learning_rate_scales: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def trainable(self) -> list[str]:

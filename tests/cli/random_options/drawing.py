@@ -56,6 +56,7 @@ TARGETS = ["label", "kind", "amount"]
 TEXTS: dict[str, Sequence[str]] = {
     "loss": list(LOSSES),
     "loss_option": ["reduction=sum", "reduction=mean", "label_smoothing=0.1", "weight=1,2,3", "delta=2"],
+    "learning_rate_scale": ["w1=0.1", "*=2", "b*=0", "w2=-1"],
     "train": ["w2", "b*", "*", "w?", "fc.*"],
     "freeze": ["w1", "b*", "fc.*"],
     "batch_norm": ["training", "inference", "as_exported", "*=training"],
@@ -82,6 +83,8 @@ TEXTS: dict[str, Sequence[str]] = {
     "positive": ["1", "0", "yes", "b"],
     "sample_weight": ["weight", "age", "number"],
     "class_weight": ["balanced", "1=2", "b=3", "yes=0"],
+    "unfreeze_after": ["1", "2", "1=w1", "2=b*", "1=*", "0"],
+    "limit_batches": ["1", "2", "100", "0.5", "1.0", "0", "x"],
     "swa_start": ["1", "0.5", "2"],
     "monitor": ["loss", "val_loss", "accuracy", "val_accuracy"],
     "device": ["cpu", "gpu"],
@@ -113,7 +116,9 @@ OF_IMAGES = set(options_of(ImageOptions))
 OF_TEXTS = {*options_of(PairOptions), *options_of(TokenizerOptions)}
 # Options of a network that is made in place of the model.
 NETWORK = set(options_of(NetworkOptions))
+# A command that trains nothing leaves no run for the commands after it.
 LEFT_OUT = {
+    "find_lr",
     "source", "data", "output", "config", "overwrite", "json",
     *NETWORK, *PROCESSES, *CLOCKS, *OF_IMAGES, *OF_TEXTS,
 }  # fmt: skip

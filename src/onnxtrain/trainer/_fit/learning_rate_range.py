@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,16 @@ import numpy as np
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.trainer._fit.snapshot import FiniteCheck
+from onnxtrain.trainer._fit.freezing import Freezing
+from onnxtrain.trainer._fit.snapshot import FiniteCheck, StatisticsBackup
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer.data import Pass, Source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+START, STOP, STEPS = 1e-7, 10.0, 100
+"""Default rates of the test: the lowest, the highest, and their number."""
 
 _SMOOTHING = 0.98
 # The test ends when the loss is this many times its lowest value.
@@ -52,7 +56,12 @@ class LearningRateRange:
 
 
 def find_range(
-    state: TrainingState, data: Source, start: float, stop: float, steps: int
+    state: TrainingState,
+    data: Source,
+    start: float,
+    stop: float,
+    steps: int,
+    frozen_until: Mapping[str, int] | None = None,
 ) -> LearningRateRange:
     """Runs the learning rate range test, then restores the trainer's state.
 
@@ -62,6 +71,7 @@ def find_range(
         start: learning rate of the first step.
         stop: learning rate of the last step.
         steps: number of steps. The test ends earlier if the loss diverges.
+        frozen_until: see :class:`Freezing`; None for no frozen parameters.
 
     Raises:
         InputError: `start` and `stop` are not finite, positive and increasing, or `steps` is less than 2.
@@ -74,25 +84,30 @@ def find_range(
     rates = np.geomspace(start, stop, steps).tolist()
     # Other threads must not see the parameters of the test.
     with state.lock:
-        snapshot = state.snapshot()
+        snapshot, skipped = state.snapshot(), state.position.skipped
         try:
-            losses = _losses(state, data, rates)
+            losses = _losses(state, data, rates, Freezing(state, frozen_until or {}))
         finally:
             snapshot.restore(state.run.store)
+            state.position.skipped = skipped
             state.run.store.gradients_valid = False
             state.run.module.lazy_reset_grad()
     return LearningRateRange(rates[: len(losses)], losses, suggest(rates[: len(losses)], losses))
 
 
-def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[float]:
+def _losses(state: TrainingState, data: Source, rates: Sequence[float], freezing: Freezing) -> list[float]:
     """Takes one step at each learning rate until the loss diverges; returns the smoothed loss before each step."""
     smoothed: list[float] = []
     average, lowest = 0.0, math.inf
     batches, finite = _batches(state, data), FiniteCheck(state.run.store.all_gradients())
+    statistics = StatisticsBackup(state.run.store)
     for rate in rates:
         arrays = next(batches)
         state.run.module.lazy_reset_grad()
+        statistics.take()
         loss, _ = state.run.step(arrays, training=True)
+        freezing.restore_statistics(statistics)
+        freezing.clear_gradients()
         average = _SMOOTHING * average + (1.0 - _SMOOTHING) * loss
         # The average starts at 0; the division corrects the bias, as in Adam.
         value = average / (1.0 - _SMOOTHING ** (len(smoothed) + 1))
@@ -104,7 +119,7 @@ def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[
         if not finite():
             break
         state.run.optimizer.set_learning_rate(rate)
-        state.run.optimizer.step()
+        freezing.step()
     return smoothed
 
 

@@ -108,10 +108,10 @@ class StatisticsBackup:
         for name, value in self._values.items():
             np.copyto(value, self._store.statistics[name].read())
 
-    def restore(self) -> None:
-        """Restores the copied statistics."""
-        for name, value in self._values.items():
-            self._store.statistics[name].write(value)
+    def restore(self, names: Iterable[str] | None = None) -> None:
+        """Restores the copied statistics: those with these names, or all."""
+        for name in self._values if names is None else names:
+            self._store.statistics[name].write(self._values[name])
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import numpy as np
@@ -14,7 +14,9 @@ import numpy as np
 from onnxtrain._words import argument, words
 from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array, narrow, widen
+from onnxtrain.selection import some_names
 from onnxtrain.trainer._fit.events import Events, StepGradients
+from onnxtrain.trainer._fit.freezing import Freezing
 from onnxtrain.trainer._fit.interrupt import InterruptGuard
 from onnxtrain.trainer._fit.snapshot import FiniteCheck, StatisticsBackup, finite_parameters, not_finite
 from onnxtrain.trainer._fit.state import TrainingState
@@ -38,6 +40,7 @@ class Fit:
         plan: arguments of the call.
         events: receiver of the fit's events.
         report: display of the progress.
+        frozen_until: see :class:`Freezing`.
     """
 
     state: TrainingState
@@ -46,6 +49,7 @@ class Fit:
     plan: Plan
     events: Events
     report: Report
+    frozen_until: Mapping[str, int] = field(default_factory=dict)
 
 
 def seed_run(state: TrainingState, index: int) -> None:
@@ -97,6 +101,7 @@ class Stepper:
         store = self._run.store
         # A run of the training model also updates the BatchNorm statistics; a step that is refused restores them.
         self._statistics = StatisticsBackup(store)
+        self._freezing = Freezing(fit.state, fit.frozen_until)
         gradients = store.all_gradients()
         self._finite = FiniteCheck([*gradients, *store.statistics.values()])
         self._finite_gradients = FiniteCheck(gradients)
@@ -181,17 +186,22 @@ class Stepper:
         # A resumed fit reads the current pass over the data again, with the random generators restored from this mark.
         position.stream = self._data.mark()
         self._set_learning_rate()
+        if unfrozen := self._freezing.begin_epoch():
+            names = some_names(unfrozen, 4)
+            self._report.note(f"Epoch {position.epoch + 1} unfreezes {len(unfrozen)} parameters: {names}.")
         self._statistics.take()
         # Otherwise the training model would add to the gradients of the last step.
         self._run.module.lazy_reset_grad()
         done, mean = self._accumulate(batches)
+        self._freezing.restore_statistics(self._statistics)
+        self._freezing.clear_gradients()
         # NaN means that all labels are ignored. With several workers, one worker may have none where others have some.
         taken = not math.isnan(mean)
         if taken:
             self._require_finite_results([step for step, _ in done])
             if self._events.handles("on_gradients"):
                 self._events.call("on_gradients", _StepGradients(self, batches))
-            self._run.optimizer.step()
+            self._freezing.step()
             self._unchecked = self.updated = True
             state.update_average()
         self._record(done, batches)
@@ -342,6 +352,7 @@ class Stepper:
             for name, value in parameters.items():
                 store.parameters[name].write(narrow(value, store.parameters[name].dtype))
             done, _ = self._accumulate(batches)
+            self._freezing.clear_gradients()
             self._require_finite_results([step for step, _ in done])
         finally:
             for name, value in kept.items():

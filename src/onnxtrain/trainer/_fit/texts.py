@@ -105,15 +105,7 @@ def embed(state: TrainingState, texts: Sequence[str], batch_size: int | None = N
     Raises:
         InputError: the run has no tokenizer, or a text has no tokens.
     """
-    settings = text_settings(state)
-    if settings is None:
-        raise InputError("The run was not trained on texts, so it does not tokenize them. Pass arrays.")
-    tokenizer = require_tokenizer(settings.tokenizer)
-    layout = Layout.of(state.run.manifest, predicting=True)
-    check_text_inputs(layout.inputs)
-    names = [spec.name for spec in layout.inputs]
-    shape = layout.inputs[0].shape
-    length = shape[1] if shape is not None and isinstance(shape[1], int) else None
+    settings, tokenizer, layout, names, length = _tokenizing(state)
     # Texts of similar lengths share a batch, which needs less padding.
     distinct = sorted(set(texts), key=len)
     size = batch_size or 32
@@ -128,6 +120,27 @@ def embed(state: TrainingState, texts: Sequence[str], batch_size: int | None = N
     places = {text: index for index, text in enumerate(distinct)}
     result: Array = np.concatenate(parts)[[places[text] for text in texts]]
     return result
+
+
+def text_arrays(state: TrainingState, texts: Sequence[str]) -> list[Array]:
+    """Returns the inputs of the inference model for texts, in its order; for the errors, see :func:`embed`."""
+    _, tokenizer, layout, names, length = _tokenizing(state)
+    arrays = tokenizer.arrays(texts, names, length)
+    return list(layout.cast([arrays[name] for name in names]))
+
+
+def _tokenizing(state: TrainingState) -> tuple[TextSettings, TextTokenizer, Layout, list[str], int | None]:
+    """Returns what tokenizing texts needs: settings, tokenizer, layout, names of inputs, length of a fixed axis."""
+    settings = text_settings(state)
+    if settings is None:
+        raise InputError("The run was not trained on texts, so it does not tokenize them. Pass arrays.")
+    tokenizer = require_tokenizer(settings.tokenizer)
+    layout = Layout.of(state.run.manifest, predicting=True)
+    check_text_inputs(layout.inputs)
+    names = [spec.name for spec in layout.inputs]
+    shape = layout.inputs[0].shape
+    length = shape[1] if shape is not None and isinstance(shape[1], int) else None
+    return settings, tokenizer, layout, names, length
 
 
 def text_metrics(state: TrainingState, pairs: TextPairs, batch_size: int | None = None) -> dict[str, float]:

@@ -77,6 +77,7 @@ class Plan:
         schedule_epochs: length of a schedule for several fits, in epochs counted from the trainer's first epoch; None
             for one schedule per fit.
         steps_per_epoch: optimizer steps per epoch; None for a full pass over the data.
+        limit_batches: number or fraction of the batches of each pass over the data; None for all.
         drop_last: True to drop an incomplete last batch.
         weighted: True if samples have weights.
         class_weight: weight of each class in the loss, e.g. [0.6, 3.0]; None for equal weights.
@@ -95,6 +96,7 @@ class Plan:
     validation: float | int | None
     schedule_epochs: int | None = None
     steps_per_epoch: int | None = None
+    limit_batches: int | float | None = None
     drop_last: bool = False
     weighted: bool = False
     transform: bool = False
@@ -132,6 +134,7 @@ class Position:
         fit_start_step: value of `step` when that fit began.
         unfinished: True if that fit was interrupted or is running.
         plan: arguments of that fit.
+        skipped: number of optimizer steps during which a parameter was frozen, by name; empty if none ever was.
         stream: states of a stream's random generators at the start of the current pass, as text.
         averages: sums of loss and metrics over the current epoch.
         history: record of all epochs.
@@ -147,6 +150,7 @@ class Position:
     fit_start_step: int = 0
     unfinished: bool = False
     plan: Plan | None = None
+    skipped: dict[str, int] = field(default_factory=dict)
     stream: str | None = None
     averages: Averages = field(default_factory=Averages)
     history: History = field(default_factory=History)
@@ -307,6 +311,8 @@ def _check(position: Position, settings: Settings) -> None:
         raise ValueError(
             f"it is at step {position.step} of a fit that began at step {position.fit_start_step}"
         )
+    if not all(0 <= count <= position.step for count in position.skipped.values()):
+        raise ValueError(f"parameters were frozen during {position.skipped} of {position.step} steps")
     if settings.threads is not None and not 0 < settings.threads <= MOST_THREADS:
         raise ValueError(f"the number of threads is {settings.threads}")
     # Otherwise the averages would grow without bound.

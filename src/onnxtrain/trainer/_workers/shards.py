@@ -5,16 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import onnx_ir as ir
-import onnx_ir.passes.common as common_passes
-
 from onnxtrain.api import Optimizer
 from onnxtrain.distributed._communicator import Communicator
-from onnxtrain.fusion.grouped_steps import GroupStepsPass, SplitStepsPass
-from onnxtrain.passes import load_model
-from onnxtrain.runtime.binding import Binding
-from onnxtrain.runtime.session import open_session
 from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.trainer._run.optimizer_part import OptimizerPart
 from onnxtrain.trainer._run.run import Run
 
 
@@ -136,29 +130,8 @@ class _ShardedOptimizer(Optimizer):
         self._idle = not names
         if self._idle:
             return
-        path = run.directory / run.files.optimizer_model
-        model = _part_of_optimizer(path, names, list(store.moments))
-        session = open_session(
-            ir.to_proto(model).SerializeToString(), "part of the optimizer model", run.device, run.options
-        )
-        buffers = whole.bound_inputs
-        rows = {
-            key: (name, key.endswith("_indices"))
-            for name in store.row_gradients
-            for key in (f"{name}_grad", f"{name}_grad_indices")
-        }
-        inputs = [value.name for value in session.get_inputs()]
-        outputs = [value.name for value in session.get_outputs()]
-        sparse = [name for name in store.row_gradients if f"{name}_grad" in inputs]
-        self._row_gradients = [store.row_gradients[name] for name in sparse]
-        self._binding = Binding(
-            session,
-            run.device,
-            arguments=[key for name in sparse for key in (f"{name}_grad", f"{name}_grad_indices")],
-            inputs={name: buffers[name] for name in inputs if name not in rows},
-            outputs={name: buffers[name.removesuffix("_updated")] for name in outputs},
-            doing="The optimizer step",
-        )
+        part = OptimizerPart(run, whole, names)
+        self._row_gradients, self._binding = part.row_gradients, part.binding
 
     def _update(self) -> None:
         """Updates this worker's parameters, then exchanges updated parameters with the other workers."""
@@ -171,25 +144,3 @@ class _ShardedOptimizer(Optimizer):
             for buffer, value in zip(buffers, values, strict=True):
                 if buffer.device.type != "cpu":
                     buffer.write(value)
-
-
-def _part_of_optimizer(path: object, names: list[str], moments: list[str]) -> ir.Model:
-    """Returns the part of an optimizer model that updates the parameters `names`, for one worker's shard.
-
-    Args:
-        path: file of the whole optimizer model.
-        names: names of the parameters to update.
-        moments: names of the optimizer's moments, e.g. ["momentum0", "momentum1"].
-    """
-    # The gradient norm for clipping stays complete: every worker has all gradients.
-    model = load_model(path)  # type: ignore[arg-type]
-    SplitStepsPass()(model)
-    kept = {f"{name}_updated" for name in names}
-    kept |= {f"{name}_{moment}_updated" for name in names for moment in moments}
-    for value in [value for value in model.graph.outputs if value.name not in kept]:
-        model.graph.outputs.remove(value)
-    common_passes.RemoveUnusedNodesPass()(model)
-    for value in [value for value in model.graph.inputs if not value.uses()]:
-        model.graph.inputs.remove(value)
-    GroupStepsPass()(model)
-    return model

@@ -10,6 +10,7 @@ from onnxtrain.trainer.data._class_weights import (
 from onnxtrain.trainer.data._convert import ArrayLike, fill, relaxed
 from onnxtrain.trainer.data._images import BoundImages, ImageSource
 from onnxtrain.trainer.data._layout import Layout
+from onnxtrain.trainer.data._limited import check_limit, limited
 from onnxtrain.trainer.data._open import TransformFunction, open_source, split
 from onnxtrain.trainer.data._packing import pack_tokens
 from onnxtrain.trainer.data._source import Options, Pass, Source, Worker, own_batches
@@ -27,9 +28,11 @@ __all__ = [
     "TransformFunction",
     "Worker",
     "balanced_weights",
+    "check_limit",
     "chosen_weights",
     "dynamic_remedy",
     "fill",
+    "limited",
     "open_source",
     "own_batches",
     "pack_tokens",

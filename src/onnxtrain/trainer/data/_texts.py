@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain._words import argument
+from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
+from onnxtrain.losses._embeddings import WITH_NEGATIVES
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.texts import TextPairs, TextTokenizer
@@ -175,6 +176,12 @@ def open_texts(
         raise InputError(
             f"Reading texts from {pairs.source}: samples have {pairs.width} texts, but the loss compares {groups}. "
             f"Choose the columns ({argument('columns')}) or another loss."
+        )
+    if groups == WITH_NEGATIVES and pairs.width < 3:
+        raise InputError(
+            f"Reading texts from {pairs.source}: samples have no negatives, but with "
+            f"{words().loss_setting('InfoNCELoss', 'in_batch_negatives', False)} the loss compares each positive with "
+            "those of its sample only. Mine some with onnxtrain.texts.mine_hard_negatives, or leave the setting out."
         )
     if scored and pairs.scores is None:
         raise InputError(

@@ -7,6 +7,7 @@ import type { Gradients } from "./gradients.js";
 import type { Manifest, ParameterSpec } from "./manifest.js";
 import { type Kind, locations, momentSpecs, requireNames, trainingInputs, trainingOutputs } from "./models.js";
 import { type ExecutionProviders, type OrtModule, inTurn, usesWebGpu } from "./ort.js";
+import { createSession } from "./start.js";
 import type { MomentSpec, State } from "./state.js";
 
 export type Outputs = Record<string, Tensor>;
@@ -124,8 +125,9 @@ export class Engine {
       ...(usesWebGpu(this.#providers) && { preferredOutputLocation: locations(this.manifest, kind) }),
     };
     try {
-      return await inTurn(this.#ort, this.#providers, () => this.#ort.InferenceSession.create(model.bytes, settings));
+      return await inTurn(this.#ort, this.#providers, () => createSession(this.#ort, model.bytes, settings));
     } catch (error) {
+      if (error instanceof ModelLoadError) throw error;
       throw new ModelLoadError(`Loading ${model.source}: ONNX Runtime refused it: ${messageOf(error)}`, {
         cause: error,
       });

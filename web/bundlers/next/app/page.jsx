@@ -1,0 +1,26 @@
+"use client";
+
+import { useEffect, useState } from "react";
+import { train } from "../src/train.js";
+
+export default function Page() {
+  const [page, setPage] = useState([]);
+  const [worker, setWorker] = useState([]);
+  useEffect(() => {
+    let thread;
+    const append = (set) => (text) => set((texts) => [...texts, text]);
+    const timer = setTimeout(async () => {
+      await train(1, append(setPage));
+      thread = new Worker(new URL("../src/worker.js", import.meta.url), { type: "module" });
+      thread.onmessage = ({ data }) => append(setWorker)(data);
+      thread.onerror = ({ message }) => append(setWorker)(message);
+    });
+    return () => (clearTimeout(timer), thread?.terminate());
+  }, []);
+  return (
+    <>
+      <p id="page">Page: {page.join(" ")}</p>
+      <p id="worker">Worker, {worker.join(" ")}</p>
+    </>
+  );
+}

@@ -21,7 +21,6 @@ import {
 import { type OrtModule, dispose, usesWebGpu } from "./ort.js";
 import { Queue } from "./queue.js";
 import { Random } from "./random.js";
-import { refuseThread } from "./start.js";
 import { State } from "./state.js";
 import { rehearse, warmOnZeros } from "./warmup.js";
 import { requireRightResults } from "./webgpu.js";
@@ -72,7 +71,6 @@ export class TrainingSession {
    * @throws InputError if an argument is wrong, or this build of ONNX Runtime computes wrong results on WebGPU.
    */
   static async create(ort: OrtModule, options: CreateOptions): Promise<TrainingSession> {
-    refuseThread();
     checkCreate(ort, options);
     const { executionProviders, warmUp = true, seed = 0 } = options;
     const run = await loadArtifacts(options.artifacts);

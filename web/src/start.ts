@@ -1,12 +1,16 @@
 /** Starts ONNX Runtime in a page. Where it would wait without end, or blame the model, the error says what is missing. */
 
 import type { InferenceSession } from "onnxruntime-common";
-import { ModelLoadError, TrainingStateError, messageOf } from "./errors.js";
+import { ModelLoadError, messageOf } from "./errors.js";
 import type { OrtModule } from "./ort.js";
 
 const GUIDE = "docs/devices/bundlers.md";
+/** Name that ONNX Runtime gives to its workers. */
+const THREAD = "em-pthread";
 /** Milliseconds after which a start that still waits is worth a warning. */
 const PATIENCE = 15_000;
+/** Milliseconds in which the browser notes how a request has ended. */
+const NOTED = 100;
 
 /** Builds of ONNX Runtime that run. */
 const started = new WeakSet<object>();
@@ -16,26 +20,10 @@ const failed = new WeakMap<object, ModelLoadError>();
 /** A worker of ONNX Runtime has failed. */
 class ThreadError extends Error {}
 
-/** True in a worker that ONNX Runtime started as one of its threads. */
-function isThread(): boolean {
-  const { document, name } = globalThis as { document?: unknown; name?: unknown };
-  return document === undefined && typeof name === "string" && name.startsWith("em-pthread");
-}
-
-// ONNX Runtime's own script does not import this module: a bundler has made one script of both.
-if (isThread()) {
-  console.warn(
-    `onnxtrain-web: ONNX Runtime starts its threads from the script that it is in, and a bundler has put it into yours: your script runs again in each thread. Set ort.env.wasm.wasmPaths: ${GUIDE}`,
-  );
-}
-
-/** Throws a TrainingStateError in a thread of ONNX Runtime, which runs the page's script by mistake. */
-export function refuseThread(): void {
-  if (!isThread()) return;
-  throw new TrainingStateError(
-    `TrainingSession.create: this is a thread of ONNX Runtime, which runs your script again because a bundler has put ONNX Runtime into it. Set ort.env.wasm.wasmPaths: ${GUIDE}`,
-  );
-}
+// ONNX Runtime starts its threads from the script that it is in. Where a bundler has put it into the script of the page,
+// that script would run again in each thread. An error ends it there, and reaches `watchThreads`.
+if (typeof document === "undefined" && String((globalThis as { name?: unknown }).name).startsWith(THREAD))
+  throw new Error("a bundler has put ONNX Runtime into your script, which runs again in each thread");
 
 /**
  * Creates a session.
@@ -53,80 +41,89 @@ export async function createSession(
   const before = failed.get(build);
   if (before) throw before;
   requireIsolation(ort);
+  const timer = setTimeout(() => {
+    console.warn(
+      `TrainingSession.create: ONNX Runtime has not started after ${PATIENCE / 1000} seconds.${files()} See ${GUIDE}.`,
+    );
+  }, PATIENCE);
   try {
-    const session = await watch(create);
+    const session = await watchThreads(create);
     started.add(build);
     return session;
   } catch (error) {
     const stuck = error instanceof ThreadError;
-    const message = messageOf(error);
-    if (!stuck && !message.startsWith("no available backend found")) throw error;
+    if (!stuck && !messageOf(error).startsWith("no available backend found")) throw error;
+    await new Promise((resolve) => setTimeout(resolve, NOTED));
+    const reason = reasonOf(messageOf(error));
     const refusal = new ModelLoadError(
-      `TrainingSession.create: ONNX Runtime did not start: ${message}. ${remedy(message, stuck)}`,
+      `TrainingSession.create: ONNX Runtime did not start: ${reason || "it has no backend"}. ${remedy(reason, stuck)}`,
       { cause: error },
     );
     if (stuck) failed.set(build, refusal);
     throw refusal;
+  } finally {
+    clearTimeout(timer);
   }
 }
 
 /** Warns if threads are asked for that browsers do not give, and asks for one. */
 function requireIsolation(ort: OrtModule): void {
   const flags = ort.env?.wasm;
-  const { crossOriginIsolated } = globalThis as { crossOriginIsolated?: boolean };
-  if (!flags?.numThreads || flags.numThreads <= 1 || crossOriginIsolated !== false) return;
   // Chromium has a switch for tests that gives threads nevertheless.
-  if (typeof SharedArrayBuffer !== "undefined") return;
+  if (!flags?.numThreads || flags.numThreads <= 1 || typeof SharedArrayBuffer !== "undefined") return;
   console.warn(
     `TrainingSession.create: ort.env.wasm.numThreads is ${flags.numThreads}, but this page is not cross-origin isolated, so ONNX Runtime uses one thread. ` +
-      "Serve page and scripts with the headers Cross-Origin-Opener-Policy: same-origin and Cross-Origin-Embedder-Policy: require-corp, or set numThreads to 1.",
+      "Serve the page and its scripts with the headers Cross-Origin-Opener-Policy: same-origin and Cross-Origin-Embedder-Policy: require-corp, or set numThreads to 1.",
   );
   flags.numThreads = 1;
 }
 
 /** Waits for a job that may start threads; rejects if one of them fails, for which ONNX Runtime would wait. */
-async function watch<T>(job: () => Promise<T>): Promise<T> {
-  if (typeof globalThis.addEventListener !== "function") return job();
-  let listener!: (event: ErrorEvent) => void;
-  const failure = new Promise<never>((_, reject) => {
-    // ONNX Runtime throws the event of a worker that fails, where nothing catches it.
-    listener = ({ error }) => {
-      if (!(error instanceof Event) || !(error.target instanceof Worker)) return;
-      const { filename, message } = error as Partial<ErrorEvent>;
-      reject(
-        new ThreadError(
-          message ? `${filename || "a script"} fails as a thread of it: ${message}` : "the script of its threads does not load",
-        ),
+async function watchThreads<T>(job: () => Promise<T>): Promise<T> {
+  const { Worker } = globalThis;
+  if (typeof Worker !== "function" || typeof SharedArrayBuffer === "undefined") return job();
+  let fail!: (error: ThreadError) => void;
+  const failure = new Promise<never>((_, reject) => (fail = reject));
+  // ONNX Runtime listens to its workers too late to hear that a script fails at once.
+  globalThis.Worker = class extends Worker {
+    constructor(script: string | URL, options?: WorkerOptions) {
+      super(script, options);
+      if (options?.name !== THREAD) return;
+      this.addEventListener("error", ({ message }) =>
+        fail(new ThreadError(`its thread ${script} ${message ? `fails: ${message}` : "does not load"}`)),
       );
-    };
-    globalThis.addEventListener("error", listener);
-  });
-  const timer = setTimeout(
-    () =>
-      console.warn(
-        `TrainingSession.create: ONNX Runtime has not started after ${PATIENCE / 1000} seconds.${files()} If these files have arrived, its threads do not answer: ${GUIDE}`,
-      ),
-    PATIENCE,
-  );
+    }
+  };
   try {
     return await Promise.race([job(), failure]);
   } finally {
-    clearTimeout(timer);
-    globalThis.removeEventListener("error", listener);
+    globalThis.Worker = Worker;
   }
 }
 
+/** Shortens the message of an error of the start to what it says. */
+function reasonOf(message: string): string {
+  return message
+    .replace(/^no available backend found\. ERR: */, "")
+    .replace(/,? *\[\w+\] Error: (previous call|multiple calls) to 'init\w+\(\)' (failed|detected)\.?/g, "")
+    .replace(/ Build with -sASSERTIONS for more info/, "")
+    .replace(/found 3c [\da-f ]+/, "found a page of HTML ")
+    .replace(/\.+$/, "");
+}
+
 /** Says what to do about an error of the start. */
-function remedy(message: string, stuck: boolean): string {
+function remedy(reason: string, stuck: boolean): string {
+  if (reason.endsWith(" does not load"))
+    return "The server must send Cross-Origin-Embedder-Policy: require-corp with this file, too; or set ort.env.wasm.numThreads to 1.";
   if (stuck)
-    return `Threads run the script that ONNX Runtime is in: set ort.env.wasm.wasmPaths to files of their own (${GUIDE}), or ort.env.wasm.numThreads to 1.`;
-  if (/\[(wasm|cpu)\] backend not found|ERR: *$/.test(message))
-    return "This build of ONNX Runtime does not compute in WebAssembly: import 'onnxruntime-web/wasm'.";
-  if (message.includes("backend not found."))
-    return "This build of ONNX Runtime has no such execution provider: import 'onnxruntime-web/webgpu' for WebGPU, or leave out executionProviders.";
-  if (/gpu adapter|webgpu is not supported/i.test(message))
+    return `Set ort.env.wasm.wasmPaths to the files of onnxruntime-web, so that threads start from them, or ort.env.wasm.numThreads to 1: ${GUIDE}.`;
+  if (reason === "" || /\[(wasm|cpu)\] backend not found/.test(reason))
+    return "This build of ONNX Runtime does not compute in WebAssembly. Import 'onnxruntime-web/wasm'.";
+  if (reason.includes("backend not found"))
+    return "Leave out executionProviders to train in WebAssembly; for WebGPU, import 'onnxruntime-web/webgpu'.";
+  if (/gpu adapter|webgpu is not supported/i.test(reason))
     return "Leave out executionProviders to train in WebAssembly.";
-  return `Serve the .wasm and the .mjs file of the same version of onnxruntime-web, and set ort.env.wasm.wasmPaths to where they are: ${GUIDE}.${files()}`;
+  return `Serve the .wasm and .mjs files of the same version of onnxruntime-web, and set ort.env.wasm.wasmPaths to where they are: ${GUIDE}.${files()}`;
 }
 
 /** Lists the files of ONNX Runtime that the page has asked for, and what the server answered. */

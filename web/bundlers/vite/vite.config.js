@@ -6,7 +6,9 @@ const headers = {
 };
 
 export default defineConfig({
-  resolve: { conditions: ["onnxruntime-web-use-extern-wasm", ...defaultClientConditions] },
+  resolve: {
+    conditions: ["onnxruntime-web-use-extern-wasm", ...defaultClientConditions],
+  },
   worker: { format: "es" },
   server: { headers },
   preview: { headers },

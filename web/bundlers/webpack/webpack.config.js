@@ -4,7 +4,6 @@ export default {
   mode: "production",
   entry: "./src/main.js",
   output: { path: join(import.meta.dirname, "public", "build"), publicPath: "/build/" },
-  resolve: { conditionNames: ["onnxruntime-web-use-extern-wasm", "..."] },
   devServer: {
     static: "public",
     headers: {

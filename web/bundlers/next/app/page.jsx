@@ -1,7 +1,6 @@
 "use client";
 
 import { useEffect, useState } from "react";
-import { train } from "../src/train.js";
 
 export default function Page() {
   const [page, setPage] = useState([]);
@@ -10,8 +9,12 @@ export default function Page() {
     let thread;
     const append = (set) => (text) => set((texts) => [...texts, text]);
     const timer = setTimeout(async () => {
+      // Here, as ONNX Runtime for the web cannot be loaded on the server.
+      const { train } = await import("../src/train.js");
       await train(1, append(setPage));
-      thread = new Worker(new URL("../src/worker.js", import.meta.url), { type: "module" });
+      thread = new Worker(new URL("../src/worker.js", import.meta.url), {
+        type: "module",
+      });
       thread.onmessage = ({ data }) => append(setWorker)(data);
       thread.onerror = ({ message }) => append(setWorker)(message);
     });

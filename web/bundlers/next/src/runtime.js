@@ -1,4 +1,1 @@
-import * as ort from "onnxruntime-web/wasm";
-
-ort.env.wasm.wasmPaths = "/ort/";
-export { ort };
+export * as ort from "onnxruntime-web/wasm";

@@ -7,7 +7,9 @@ export async function train(threads, show) {
   const session = await TrainingSession.create(ort, { artifacts: "/artifacts/" });
   session.setLearningRate(0.01);
   const data = Float32Array.from({ length: 16 * 64 }, () => session.random.uniform());
-  const labels = BigInt64Array.from({ length: 16 }, (_, i) => BigInt(data[64 * i] > 0.5));
+  const labels = BigInt64Array.from({ length: 16 }, (_, i) =>
+    BigInt(data[64 * i] > 0.5),
+  );
   const feeds = {
     [session.manifest.inputs[0].name]: new ort.Tensor("float32", data, [16, 64]),
     labels: new ort.Tensor("int64", labels, [16]),

@@ -65,7 +65,7 @@ WEB_MODEL := web/demo/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: kernels test-all test-cuda test-flower test-gallery test-gallery-quick web web-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: kernels test-all test-cuda test-flower test-gallery test-gallery-quick web web-page test-web test-web-node test-bundlers check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -133,6 +133,12 @@ test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)
 # The same in Chromium, and the page.
 test-web: test-web-node web-page | check-chromium
 	CHROMIUM=$(CHROMIUM) $(WEB_TEST) --test-concurrency=1 web/demo/test/*.test.mjs
+
+# The projects on the page about bundlers, built and served as their users do: npm installs Vite, webpack, esbuild and Next.js.
+# BUNDLER=vite tests one of them.
+test-bundlers: $(TEST_VENV)/.installed $(WEB_TOOLS) | check-chromium
+	cd web && npm run build
+	CHROMIUM=$(CHROMIUM) ONNXTRAIN_BUNDLER=$(BUNDLER) $(WEB_TEST) --test-concurrency=1 web/bundlers/test/*.test.mjs
 
 $(WEB_TOOLS): web/package.json web/package-lock.json | check-node
 	cd web && npm ci --ignore-scripts --no-audit --no-fund

@@ -1,4 +1,4 @@
-export const metadata = { title: "onnxtrain-web with Next.js" };
+export const metadata = { title: "onnxtrain-web" };
 
 export default function Layout({ children }) {
   return (

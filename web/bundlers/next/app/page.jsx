@@ -1,29 +1,29 @@
 "use client";
 
-import { useEffect, useState } from "react";
+import { useState } from "react";
 
 export default function Page() {
-  const [page, setPage] = useState([]);
-  const [worker, setWorker] = useState([]);
-  useEffect(() => {
-    let thread;
-    const append = (set) => (text) => set((texts) => [...texts, text]);
-    const timer = setTimeout(async () => {
-      // Here, as ONNX Runtime for the web cannot be loaded on the server.
-      const { train } = await import("../src/train.js");
-      await train(1, append(setPage));
-      thread = new Worker(new URL("../src/worker.js", import.meta.url), {
-        type: "module",
-      });
-      thread.onmessage = ({ data }) => append(setWorker)(data);
-      thread.onerror = ({ message }) => append(setWorker)(message);
+  const [page, setPage] = useState("");
+  const [worker, setWorker] = useState("");
+
+  async function start() {
+    // Here, as ONNX Runtime for the web cannot be imported on the server.
+    const { train } = await import("../src/train.js");
+    await train(1, (loss) => setPage((text) => `${text} ${loss}`));
+
+    const show = (next) => setWorker((text) => `${text} ${next}`);
+    const thread = new Worker(new URL("../src/worker.js", import.meta.url), {
+      type: "module",
     });
-    return () => (clearTimeout(timer), thread?.terminate());
-  }, []);
+    thread.onmessage = ({ data }) => show(data);
+    thread.onerror = ({ message }) => show(message);
+  }
+
   return (
     <>
-      <p id="page">Page: {page.join(" ")}</p>
-      <p id="worker">Worker, {worker.join(" ")}</p>
+      <button onClick={start}>Train</button>
+      <p id="page">Page: {page}</p>
+      <p id="worker">Worker, {worker}</p>
     </>
   );
 }

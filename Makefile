@@ -262,4 +262,4 @@ check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "onnxtrain needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 
 clean:
-	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(GALLERY_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist
+	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(GALLERY_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist web/bundlers/*/node_modules

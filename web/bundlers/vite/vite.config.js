@@ -9,7 +9,6 @@ export default defineConfig({
   resolve: {
     conditions: ["onnxruntime-web-use-extern-wasm", ...defaultClientConditions],
   },
-  worker: { format: "es" },
   server: { headers },
   preview: { headers },
 });

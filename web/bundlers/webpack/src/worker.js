@@ -3,4 +3,4 @@ import { train } from "./train.js";
 // Threads need cross-origin isolation: two response headers of the server.
 const threads = self.crossOriginIsolated ? 2 : 1;
 postMessage(`${threads} thread(s):`);
-await train(threads, postMessage);
+train(threads, postMessage).catch(({ message }) => postMessage(message));

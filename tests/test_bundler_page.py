@@ -52,7 +52,12 @@ def test_messages_on_the_page_are_those_of_the_package() -> None:
     source = (ROOT / "web" / "src" / "start.ts").read_text(encoding="utf-8")
     quoted = re.findall(r"^\| `([^`]+)`", PAGE, re.MULTILINE)
     assert len(quoted) >= 6
-    for part in ("did not start", "does not load", "does not compute in WebAssembly", "not cross-origin isolated"):
+    for part in (
+        "did not start",
+        "does not load",
+        "does not compute in WebAssembly",
+        "not cross-origin isolated",
+    ):
         assert part in source
         assert any(part in message for message in quoted)
     assert "docs/devices/bundlers.md" in source

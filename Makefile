@@ -66,7 +66,7 @@ WEB_ADAPT_MODEL := web/adapt/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: kernels test-all test-cuda test-flower test-gallery test-gallery-quick web web-page web-adapt web-adapt-page test-web test-web-node check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: kernels test-all test-cuda test-flower test-gallery test-gallery-quick web web-page web-adapt web-adapt-page test-web test-web-node test-bundlers check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -142,6 +142,12 @@ test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)
 # The same in Chromium, and the pages.
 test-web: test-web-node web-page web-adapt-page | check-chromium
 	CHROMIUM=$(CHROMIUM) $(WEB_TEST) --test-concurrency=1 web/demo/test/*.test.mjs web/adapt/test/*.test.mjs
+
+# The projects on the page about bundlers, built and served as their users do: npm installs Vite, webpack, esbuild and Next.js.
+# BUNDLER=vite tests one of them.
+test-bundlers: $(TEST_VENV)/.installed $(WEB_TOOLS) | check-chromium
+	cd web && npm run build
+	CHROMIUM=$(CHROMIUM) ONNXTRAIN_BUNDLER=$(BUNDLER) $(WEB_TEST) --test-concurrency=1 web/bundlers/test/*.test.mjs
 
 $(WEB_TOOLS): web/package.json web/package-lock.json | check-node
 	cd web && npm ci --ignore-scripts --no-audit --no-fund
@@ -268,4 +274,4 @@ check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "onnxtrain needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 
 clean:
-	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(GALLERY_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist web/adapt/dist
+	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(GALLERY_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist web/adapt/dist web/bundlers/*/node_modules

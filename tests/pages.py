@@ -92,6 +92,7 @@ EXAMPLES = [
     "docs/guides/train-a-language-model.md",
     "docs/guides/train-with-several-processes.md",
     "docs/devices/browser.md",
+    "docs/devices/bundlers.md",
     "docs/devices/own-host.md",
     "docs/reference/api.md",
     "docs/reference/errors.md",

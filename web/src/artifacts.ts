@@ -23,6 +23,8 @@ export interface Run {
   readonly checkpoint: Uint8Array | null;
 }
 
+const PAGE = /^\s*<(!doctype|html)/i;
+
 /**
  * Loads the files of a run.
  *
@@ -137,7 +139,11 @@ function fromUrl(artifacts: URL | string): { read: Read; manifestName: string } 
       if (url.protocol === "file:") return await readInside(folder, url);
       const response = await fetch(url);
       if (!response.ok) throw new Error(`the server answered ${response.status} ${response.statusText}`);
-      return new Uint8Array(await response.arrayBuffer());
+      const bytes = new Uint8Array(await response.arrayBuffer());
+      // Servers of pages with routes answer what they do not have with the page.
+      if (PAGE.test(new TextDecoder("latin1").decode(bytes.subarray(0, 64))))
+        throw new Error("the server answered with a page of HTML instead of the file");
+      return bytes;
     } catch (error) {
       throw explained(
         `Loading the artifacts: reading ${place}`,

@@ -8,6 +8,7 @@ import type { Gradients } from "./gradients.js";
 import type { Manifest, ParameterSpec } from "./manifest.js";
 import { type Kind, locations, momentSpecs, requireNames, trainingInputs, trainingOutputs } from "./models.js";
 import { type ExecutionProviders, type OrtModule, inTurn, usesWebGpu } from "./ort.js";
+import { createSession } from "./start.js";
 import type { MomentSpec, State } from "./state.js";
 
 export type Outputs = Record<string, Tensor>;
@@ -128,7 +129,7 @@ export class Engine {
       ...(usesWebGpu(this.#providers) && { preferredOutputLocation: locations(this.manifest, kind) }),
     };
     try {
-      const create = (): Promise<InferenceSession> => this.#ort.InferenceSession.create(model.bytes, settings);
+      const create = (): Promise<InferenceSession> => createSession(this.#ort, model.bytes, settings);
       // onnxruntime-web has one table of external data for all sessions, and empties it after each creation.
       const session = await inTurn(this.#ort, this.#providers, create, externalData.length > 0);
       this.#data.opened(model);

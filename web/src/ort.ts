@@ -9,8 +9,11 @@ import type { RawTensor } from "./safetensors.js";
 export interface OrtModule {
   readonly InferenceSession: InferenceSessionFactory;
   readonly Tensor: TensorConstructor;
-  /** Tells the versions of the packages: `web` in onnxruntime-web, `node` in onnxruntime-node. */
-  readonly env?: { readonly versions?: { readonly web?: string } };
+  readonly env?: {
+    /** Tells the versions of the packages: `web` in onnxruntime-web, `node` in onnxruntime-node. */
+    readonly versions?: { readonly web?: string; readonly node?: string };
+    readonly wasm?: { numThreads?: number };
+  };
 }
 
 export type ExecutionProviders = NonNullable<InferenceSession.SessionOptions["executionProviders"]>;

@@ -2,6 +2,7 @@
 
 import { InputError, ModelLoadError, explained, messageOf } from "./errors.js";
 import { type ExecutionProviders, type OrtModule, inTurn } from "./ort.js";
+import { createSession } from "./start.js";
 
 /**
  * An ONNX model: y = CumSum(x) of four numbers, exclusive and from the end.
@@ -28,7 +29,7 @@ export async function requireRightResults(ort: OrtModule, providers: ExecutionPr
   let result: number[];
   try {
     result = await inTurn(ort, providers, async () => {
-      const session = await ort.InferenceSession.create(bytes, { executionProviders: providers, logSeverityLevel: 3 });
+      const session = await createSession(ort, bytes, { executionProviders: providers, logSeverityLevel: 3 });
       const { y } = await session.run({ x: new ort.Tensor("float32", Float32Array.from(INPUT), [INPUT.length]) });
       await session.release();
       return Array.from(y!.data as Float32Array);

@@ -1,0 +1,1 @@
+export * as ort from "onnxruntime-web/wasm";

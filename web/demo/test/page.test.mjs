@@ -146,6 +146,7 @@ it("takes back strokes, drawings and trainings, and loads what was saved", async
   assert.equal(await text(page, "Drawings"), "4");
   // The strokes are back on the pad: added again it is the drawing that it was.
   await button(page, "Add").click();
+  await page.getByRole("status").filter({ hasText: "Added a 7" }).waitFor();
   assert.equal(await text(page, "Drawings"), "5");
   await train(page);
   const trained = await text(page, "Accuracy after");

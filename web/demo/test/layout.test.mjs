@@ -143,6 +143,9 @@ describe("colours", () => {
       const behind = [];
       for (let above = element; above; above = above.parentElement)
         behind.unshift(getComputedStyle(above).backgroundColor);
+      // In forced colours browsers put a plate of the page's colour behind each text.
+      if (matchMedia("(forced-colors: active)").matches && style.forcedColorAdjust === "auto")
+        behind.push(getComputedStyle(document.body).backgroundColor);
       const color = element instanceof SVGElement ? style.fill : style.color;
       const [light, dark] = [pixel(behind), pixel([...behind, color])].map(luminance).sort((a, b) => b - a);
       found.push([(light + 0.05) / (dark + 0.05), text[0].data.trim()]);

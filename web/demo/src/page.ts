@@ -35,6 +35,7 @@ const unreadable = new Set<number>();
 let losses: readonly number[] = [];
 let steps = 0;
 let busy = true;
+let opened = false;
 let changedElsewhere = false;
 // What the models read, by drawing: of the model with the key `by`.
 const read = new WeakMap<Drawing, Readings & { by: number }>();
@@ -56,7 +57,7 @@ async function working(job: () => Promise<void>): Promise<void> {
   refresh();
   await reporting(job);
   // What other tabs did meanwhile.
-  while (changedElsewhere) {
+  while (changedElsewhere && opened) {
     changedElsewhere = false;
     await reporting(update);
   }
@@ -92,7 +93,8 @@ function refresh(): void {
     "save-drawings": drawings.length > 0,
     load: true,
   };
-  for (const [id, enabled] of Object.entries(possible)) element<HTMLButtonElement>(id).disabled = busy || !enabled;
+  for (const [id, enabled] of Object.entries(possible))
+    element<HTMLButtonElement>(id).disabled = busy || !opened || !enabled;
 }
 
 /** Changes the journal, and shows what it holds then. */
@@ -153,7 +155,7 @@ async function showGuess(): Promise<void> {
   if (asking) return;
   asking = true;
   try {
-    while (asked && !busy) {
+    while (asked && !busy && opened) {
       asked = false;
       const image = prepared();
       if (!image) {
@@ -373,14 +375,14 @@ element("pad").addEventListener("keydown", (event) => {
   // On the drawing area the digits choose the label, and Enter adds the drawing: no hand leaves the keys.
   const radio = radios.find(({ value }) => value === event.key);
   if (radio) radio.checked = true;
-  else if (event.key === "Enter" && !busy) add();
+  else if (event.key === "Enter" && !element<HTMLButtonElement>("add").disabled) add();
 });
 new ResizeObserver(() => drawCurve(curve, losses, Math.max(steps, losses.length))).observe(curve);
 
 /** Shows what other tabs did, now or when this one has time. */
 const catchUp = (): void => {
   changedElsewhere = true;
-  if (!busy) void working(async () => {});
+  if (!busy && opened) void working(async () => {});
 };
 journal.onChange = catchUp;
 // A tab that comes back from the history has heard nothing.
@@ -395,6 +397,7 @@ void working(async () => {
   try {
     const { milliseconds } = await opening;
     performance.measure("opening", { start: 0, detail: { milliseconds } });
+    opened = true;
   } catch (error) {
     throw new Error(
       `The model could not be started: reload the page when you are online (${(error as Error).message})`,

@@ -330,3 +330,34 @@ it("leaves out what is damaged, and keeps the rest", async (t) => {
   await page.reload();
   await message(page, "Ready: your own model");
 });
+
+it("keeps eight models to go back to", async (t) => {
+  const { open } = await start(t);
+  const page = await open();
+  const hand = new Hand();
+  for (const digit of [6, 6]) await hand.add(page, digit);
+  await page.evaluate(drive, Array(10).fill("train"));
+  const undo = async () => {
+    await button(page, "Undo").click();
+    await message(page, /^(Back|Took)/);
+    const said = await page.getByRole("status").textContent();
+    await page.evaluate(() => (document.getElementById("status").textContent = ""));
+    return said;
+  };
+  const said = [];
+  for (let i = 0; i < 8; i++) said.push(await undo());
+  // The model before the oldest one is forgotten: that one stays.
+  assert.deepEqual(said, [...Array(7).fill("Back to the model before"), "Took back a 6"]);
+  assert.equal(await isOwn(page), true);
+});
+
+it("says what to do if the model cannot be started", async (t) => {
+  const { context, close } = await startBrowser();
+  t.after(close);
+  const page = context.pages()[0];
+  await page.route("**/*.wasm", (route) => route.abort());
+  await page.goto(server.url);
+  await message(page, /^The model could not be started: reload the page when you are online \(/);
+  assert.ok(await button(page, "Add").isDisabled());
+  assert.deepEqual(await page.getByRole("button", { disabled: false }).allTextContents(), []);
+});

@@ -418,7 +418,8 @@ if ("serviceWorker" in navigator) {
     .register("sw.js", { type: "module" })
     .then((registration) => {
       const offer = (): void => {
-        element("update").hidden = !registration.waiting;
+        // Without a controller this is the first version, which does not wait.
+        element("update").hidden = !(registration.waiting && navigator.serviceWorker.controller);
       };
       offer();
       registration.addEventListener("updatefound", () =>

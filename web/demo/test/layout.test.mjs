@@ -97,6 +97,22 @@ for (const [width, height] of SIZES) {
   });
 }
 
+it("opens its menu by the keyboard, and closes it for the message", async () => {
+  await page.setViewportSize({ width: 390, height: 844 });
+  await page.getByRole("button", { name: "Files", exact: true }).focus();
+  const focused = () => page.evaluate(() => document.activeElement.textContent);
+  await page.keyboard.press("Enter");
+  await page.keyboard.press("Tab");
+  assert.equal(await focused(), "Back to the base model");
+  await page.keyboard.press("Tab");
+  const saving = page.waitForEvent("download");
+  await page.keyboard.press("Enter");
+  assert.equal((await saving).suggestedFilename(), "handwriting.onnx");
+  await message(page, "Saved the model as handwriting.onnx");
+  assert.equal(await page.locator("#files").isVisible(), false);
+  assert.equal(await focused(), "Files");
+});
+
 it("shows messages where one looks", async () => {
   for (const [width, height] of SIZES) {
     await page.setViewportSize({ width, height });

@@ -71,7 +71,11 @@ for (const threads of [1, 2]) {
       await hand.draw(page, 4);
       await page.getByText(/^The model reads \d \(\d+%\)$/).waitFor();
       if (threads === 1) await picture(page, "drawn");
-      const milliseconds = await train(page, threads === 1 ? () => picture(page, "training") : undefined);
+      const milliseconds = await train(page, async () => {
+        if (threads > 1 || !images) return;
+        await page.getByText(/^Training: epoch [2-5]/).waitFor({ timeout: 5000 });
+        await picture(page, "training");
+      });
       const times = await page.evaluate(() => performance.getEntriesByName("personalisation")[0].detail.times);
       t.diagnostic(
         `20 drawings, 5 epochs: ${milliseconds} ms from the click; steps: ${times.map((time) => time.toFixed(0)).join(" ")} ms`,

@@ -87,7 +87,7 @@ function refresh(): void {
     add: true,
     undo: pad.strokes.length > 0 || !!undoable(journal.entries),
     train: drawings.some((drawing) => !drawing.heldOut),
-    base: present > 0 && !!latestModel()?.checkpoint,
+    base: !!latestModel()?.checkpoint,
     "save-model": true,
     save: true,
     "save-drawings": drawings.length > 0,

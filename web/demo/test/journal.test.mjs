@@ -138,19 +138,39 @@ async function drive(steps, first = 0) {
   }
 }
 
-/** What the journal must hold after `steps`: the digits, and true per model that is not the base model. */
+/** Returns the journal that `steps` make: a digit per drawing, and per model whether it is the user's own. */
 function simulate(steps) {
   const journal = [];
   const own = () => journal.findLast((entry) => typeof entry === "boolean") ?? false;
   for (const step of steps) {
     const [action, digit] = step.split(" ");
-    const drawings = journal.filter((entry) => typeof entry === "number").length;
     if (action === "add") journal.push(Number(digit));
     else if (action === "undo") journal.pop();
-    else if (action === "base" ? own() : drawings) journal.push(action === "train");
+    else if (action === "base" ? own() : journal.some((entry) => typeof entry === "number"))
+      journal.push(action === "train");
   }
-  return { digits: journal.filter((entry) => typeof entry === "number"), own: own() };
+  return journal;
 }
+
+/** Returns the journal in the browser's database in the same form. */
+const kept = (page) =>
+  page.evaluate(
+    (name) =>
+      new Promise((resolve, reject) => {
+        const request = indexedDB.open(name);
+        request.onerror = () => reject(request.error);
+        request.onsuccess = () => {
+          const reading = request.result.transaction("journal").objectStore("journal").getAll();
+          reading.onsuccess = () => {
+            request.result.close();
+            resolve(
+              reading.result.map((entry) => (entry.kind === "model" ? !!entry.checkpoint : entry.drawings[0].label)),
+            );
+          };
+        };
+      }),
+    DATABASE,
+  );
 
 it(`loses nothing but the step in flight in ${CRASHES} crashes`, { timeout: 20_000 * CRASHES }, async (t) => {
   const { context, open } = await start(t);
@@ -164,7 +184,7 @@ it(`loses nothing but the step in flight in ${CRASHES} crashes`, { timeout: 20_0
     [begun, began] = [step, performance.now()];
   });
   let done = [];
-  let [lost, kept] = [0, 0];
+  const counts = { kept: 0, lost: 0 };
   let page = await open();
   for (let crash = 0; crash < CRASHES; crash++) {
     const steps = Array.from({ length: 200 }, () => {
@@ -185,17 +205,21 @@ it(`loses nothing but the step in flight in ${CRASHES} crashes`, { timeout: 20_0
     await page.close();
     page = await open();
     assert.match(await page.getByRole("status").textContent(), /^Ready/);
-    const found = JSON.stringify({ digits: await labels(page), own: await isOwn(page) });
-    const [without, with_] = [begun, begun + 1].map((count) => JSON.stringify(simulate(all.slice(0, count))));
-    assert.ok(
-      [without, with_].includes(found),
-      `crash ${crash} in ${all[begun]}: ${found}, not ${without} or ${with_}`,
+    const found = await kept(page);
+    const shown = [await labels(page), await isOwn(page)];
+    const own = found.findLast((entry) => typeof entry === "boolean") ?? false;
+    assert.deepEqual(shown, [found.filter((entry) => typeof entry === "number"), own]);
+    const [present, without, with_] = [found, simulate(all.slice(0, begun)), simulate(all.slice(0, begun + 1))].map(
+      (journal) => JSON.stringify(journal),
     );
-    if (without !== with_ && found === with_) kept++;
-    else if (without !== with_) lost++;
-    done = all.slice(0, found === with_ ? begun + 1 : begun);
+    assert.ok(
+      [without, with_].includes(present),
+      `crash ${crash} in ${all[begun]}: ${present}, not ${without}, ${with_}`,
+    );
+    if (without !== with_) counts[present === with_ ? "kept" : "lost"]++;
+    done = all.slice(0, present === with_ ? begun + 1 : begun);
   }
-  t.diagnostic(`${done.length} steps; the step in flight was kept ${kept} times and lost ${lost} times`);
+  t.diagnostic(`${done.length} steps; the step in flight was kept ${counts.kept} times and lost ${counts.lost} times`);
 });
 
 it("goes on when the storage is full, and keeps everything once there is room", async (t) => {
@@ -230,9 +254,12 @@ it("works where the browser refuses all storage", async (t) => {
   for (const digit of [2, 2, 3]) await hand.add(page, digit);
   await train(page);
   assert.deepEqual([await labels(page), await isOwn(page)], [[2, 2, 3], true]);
-  await button(page, "Undo").click();
-  await message(page, "Back to the base model");
+  await button(page, "Back to the base model").click();
+  await message(page, "Back to the base model: Undo brings yours back");
   assert.equal(await isOwn(page), false);
+  await button(page, "Undo").click();
+  await message(page, "Back to the model before");
+  assert.equal(await isOwn(page), true);
 });
 
 /** In the page: opens the database at a version, with `upgrade` as the body of a function of (database, transaction). */

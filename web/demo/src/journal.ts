@@ -42,6 +42,25 @@ export class Refusal extends Error {}
 /** True if an entry is a model. */
 export const isModel = (entry: Entry): entry is Modelled & { key: number } => entry.kind === "model";
 
+/** Returns all drawings, in the order in which they were added. */
+export const drawingsIn = (entries: readonly Entry[]): Drawing[] =>
+  entries.flatMap((entry) => (entry.kind === "drawings" ? entry.drawings : []));
+
+/**
+ * True if the next drawing of a digit is held out: the second drawing of all, so that there is something to measure
+ * from then on, the second of each digit, and then every third of it.
+ */
+export function isHeldOut(drawings: readonly Drawing[], label: number): boolean {
+  const same = drawings.filter((drawing) => drawing.label === label);
+  const heldOut = same.filter((drawing) => drawing.heldOut).length;
+  return same.length > 3 * heldOut || (drawings.length > 0 && !drawings.some((drawing) => drawing.heldOut));
+}
+
+/** Returns the entry that `Undo` removes. Of old models the ones before are forgotten, and so they stay. */
+export function undoable(entries: readonly Entry[]): Entry | undefined {
+  return entries.findLast((entry, i) => !isModel(entry) || entry.first || entries.slice(0, i).some(isModel));
+}
+
 const NAME = "onnxtrain-handwriting";
 const STORE = "journal";
 const VERSION = 2;

@@ -2,7 +2,19 @@
 
 import { drawCurve } from "./chart.js";
 import { MAX_BYTES, decodeDrawings, download, encodeDrawings } from "./files.js";
-import { type Content, type Drawn, type Entry, Journal, type Plan, Refusal, alone, isModel } from "./journal.js";
+import {
+  type Content,
+  type Drawn,
+  type Entry,
+  Journal,
+  type Plan,
+  Refusal,
+  alone,
+  drawingsIn,
+  isHeldOut,
+  isModel,
+  undoable,
+} from "./journal.js";
 import { Model } from "./model.js";
 import { Pad } from "./pad.js";
 import { preprocess } from "./preprocess.js";
@@ -40,8 +52,6 @@ let changedElsewhere = false;
 // What the models read, by drawing: of the model with the key `by`.
 const read = new WeakMap<Drawing, Readings & { by: number }>();
 
-const drawingsIn = (entries: readonly Entry[]): Drawing[] =>
-  entries.flatMap((entry) => (entry.kind === "drawings" ? entry.drawings : []));
 const latestModel = (): (Entry & { kind: "model" }) | undefined =>
   journal.entries.filter(isModel).findLast(({ key }) => !unreadable.has(key));
 
@@ -181,16 +191,6 @@ function prepared(): Float32Array | null {
   return preprocess(ink, size, size);
 }
 
-/**
- * True if the next drawing of a digit is held out: the second drawing of all, so that there is something to measure
- * from then on, the second of each digit, and then every third of it.
- */
-function isHeldOut(drawings: readonly Drawing[], label: number): boolean {
-  const same = drawings.filter((drawing) => drawing.label === label);
-  const heldOut = same.filter((drawing) => drawing.heldOut).length;
-  return same.length > 3 * heldOut || (drawings.length > 0 && !drawings.some((drawing) => drawing.heldOut));
-}
-
 function add(): void {
   const image = prepared();
   const chosen = radios.find((radio) => radio.checked);
@@ -215,11 +215,6 @@ function add(): void {
     }
     say(`Added a ${label}${heldOut ? ", held out to measure the accuracy" : ""}`);
   });
-}
-
-/** Returns the entry that `Undo` removes. Of old models the ones before are forgotten, and so they stay. */
-function undoable(entries: readonly Entry[]): Entry | undefined {
-  return entries.findLast((entry, i) => !isModel(entry) || entry.first || entries.slice(0, i).some(isModel));
 }
 
 async function undo(): Promise<void> {

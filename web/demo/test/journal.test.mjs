@@ -141,13 +141,24 @@ async function drive(steps, first = 0) {
 /** Returns the journal that `steps` make: a digit per drawing, and per model whether it is the user's own. */
 function simulate(steps) {
   const journal = [];
-  const own = () => journal.findLast((entry) => typeof entry === "boolean") ?? false;
+  const isModel = (entry) => typeof entry === "boolean";
+  let forgotten = false;
   for (const step of steps) {
     const [action, digit] = step.split(" ");
     if (action === "add") journal.push(Number(digit));
-    else if (action === "undo") journal.pop();
-    else if (action === "base" ? own() : journal.some((entry) => typeof entry === "number"))
+    else if (action === "undo") {
+      // Once the ninth model has displaced the first, the oldest one stays.
+      const last = journal.findLastIndex(
+        (entry, i) => !isModel(entry) || !forgotten || journal.slice(0, i).some(isModel),
+      );
+      if (last >= 0) journal.splice(last, 1);
+    } else if (action === "base" ? journal.findLast(isModel) : journal.some((entry) => !isModel(entry))) {
       journal.push(action === "train");
+      if (journal.filter(isModel).length > 8) {
+        journal.splice(journal.findIndex(isModel), 1);
+        forgotten = true;
+      }
+    }
   }
   return journal;
 }

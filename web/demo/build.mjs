@@ -39,7 +39,7 @@ const ort = dirname(createRequire(import.meta.url).resolve("onnxruntime-web/ort-
 mkdirSync(join(dist, "ort"));
 for (const name of ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"])
   cpSync(join(ort, name), join(dist, "ort", name));
-for (const name of ["index.html", "style.css", "icon.svg", "app.webmanifest"])
+for (const name of ["index.html", "style.css", "icon.svg", "icon.png", "app.webmanifest"])
   cpSync(join(here, name), join(dist, name));
 
 const files = readdirSync(dist, { recursive: true })

@@ -18,6 +18,7 @@ const TYPES = {
   ".mjs": "text/javascript",
   ".css": "text/css",
   ".json": "application/json",
+  ".png": "image/png",
   ".svg": "image/svg+xml",
   ".wasm": "application/wasm",
   ".webmanifest": "application/manifest+json",

@@ -11,6 +11,7 @@ export class Model {
   readonly #worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
   readonly #waiting = new Map<number, { resolve: (value: never) => void; reject: (error: Error) => void }>();
   #calls = 0;
+  #broken: Error | null = null;
 
   constructor() {
     this.#worker.addEventListener("message", ({ data }: MessageEvent<Answer>) => {
@@ -21,19 +22,20 @@ export class Model {
       const waiting = this.#waiting.get(data.id)!;
       this.#waiting.delete(data.id);
       if (data.kind === "result") waiting.resolve(data.value as never);
-      else waiting.reject(new Error(data.message));
+      else waiting.reject(Object.assign(new Error(data.message), { name: data.name }));
     });
     // A worker that could not be loaded answers no call.
     this.#worker.addEventListener("error", (event) => {
       event.preventDefault();
-      for (const { reject } of this.#waiting.values())
-        reject(new Error(event.message || "the worker could not be started"));
+      this.#broken = new Error(event.message || "the worker could not be started");
+      for (const { reject } of this.#waiting.values()) reject(this.#broken);
       this.#waiting.clear();
     });
   }
 
-  /** Calls a method of the worker. */
+  /** Calls a method of the worker; an error has the name of the worker's. */
   call<N extends Name>(name: N, ...args: Arguments<N>): Promise<Result<N>> {
+    if (this.#broken) return Promise.reject(this.#broken);
     const id = this.#calls++;
     return new Promise((resolve, reject) => {
       this.#waiting.set(id, { resolve: resolve as (value: never) => void, reject });

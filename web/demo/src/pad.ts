@@ -14,7 +14,7 @@ const STEP = 6;
 /** A square canvas that collects strokes. */
 export class Pad {
   strokes: Stroke[] = [];
-  /** Called after each change. */
+  /** Called after each change, and while a stroke is drawn. */
   onChange: () => void = () => {};
   readonly #canvas: HTMLCanvasElement;
   readonly #announce: (text: string) => void;
@@ -40,14 +40,14 @@ export class Pad {
       }
       this.#keyboard = this.#down = false;
       this.strokes.push([this.#at(event)]);
-      this.#draw();
+      this.#changed();
     });
     canvas.addEventListener("pointermove", (event) => {
       if (event.pointerId !== this.#pointer) return;
       // Browsers join the moves between two frames; all of them make a smoother line.
       const moves = event.getCoalescedEvents?.() ?? [];
       this.strokes.at(-1)?.push(...(moves.length ? moves : [event]).map((move) => this.#at(move)));
-      this.#draw();
+      this.#changed();
     });
     for (const name of ["pointerup", "pointercancel"] as const) {
       canvas.addEventListener(name, (event) => {
@@ -63,7 +63,13 @@ export class Pad {
       this.#draw();
     });
     new ResizeObserver(() => this.#draw()).observe(canvas);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#draw());
+    for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"])
+      matchMedia(query).addEventListener("change", () => this.#draw());
+  }
+
+  /** True while a stroke is drawn. */
+  get drawing(): boolean {
+    return this.#down || this.#pointer !== null;
   }
 
   /** Replaces the strokes. */
@@ -114,7 +120,8 @@ export class Pad {
     } else return;
     event.preventDefault();
     this.#keyboard = true;
-    this.#draw();
+    if (this.#down) this.#changed();
+    else this.#draw();
   }
 
   #lift(): void {

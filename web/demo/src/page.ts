@@ -1,41 +1,59 @@
-/** The page: connects the drawing area, the buttons and the model. */
+/** The page: connects the drawing area, the buttons, the journal and the model. */
 
 import { drawCurve } from "./chart.js";
+import { MAX_BYTES, decodeDrawings, download, encodeDrawings } from "./files.js";
+import {
+  type Content,
+  type Drawn,
+  type Entry,
+  Journal,
+  type Plan,
+  Refusal,
+  alone,
+  drawingsIn,
+  isHeldOut,
+  isModel,
+  undoable,
+} from "./journal.js";
 import { Model } from "./model.js";
-import { Pad, type Stroke } from "./pad.js";
-import { SIZE, preprocess } from "./preprocess.js";
+import { Pad } from "./pad.js";
+import { preprocess } from "./preprocess.js";
 import type { Drawing } from "./protocol.js";
-import { keep, restore } from "./store.js";
+import { type Readings, digitChoice, sentence, showAccuracy, showDrawings } from "./views.js";
 
 const EPOCHS = 5;
+const MAX_DRAWINGS = 1000;
+// So many models can be undone.
+const MAX_MODELS = 8;
 
 const element = <T extends Element = HTMLElement>(id: string): T => document.getElementById(id) as unknown as T;
 const page = element("page");
 const status = element("status");
+const notice = element("notice");
 const guess = element("guess");
 const progress = element<HTMLProgressElement>("progress");
 const curve = element<SVGSVGElement>("curve");
-const buttons = {
-  add: element<HTMLButtonElement>("add"),
-  undo: element<HTMLButtonElement>("undo"),
-  train: element<HTMLButtonElement>("train"),
-  save: element<HTMLButtonElement>("save"),
-  saveDrawings: element<HTMLButtonElement>("save-drawings"),
-  load: element<HTMLInputElement>("load"),
-};
-const radios = [...document.querySelectorAll<HTMLInputElement>('input[name="digit"]')];
-
-/** What `Undo` takes back, beside the strokes on the pad. */
-type Action = { kind: "add"; strokes: Stroke[] } | { kind: "weights"; checkpoint: Uint8Array | null; losses: number[] };
+const files = element("files");
+const loader = element<HTMLInputElement>("load");
+const { radios, showBars } = digitChoice(element("digits"));
 
 const model = new Model();
+const journal = new Journal();
 const pad = new Pad(element<HTMLCanvasElement>("pad"), (text) => (guess.textContent = text));
-let drawings: Drawing[] = [];
-let checkpoint: Uint8Array | null = null;
-let losses: number[] = [];
+// Key of the journal's entry whose model the worker has; 0 for the base model.
+let present = 0;
+// Keys of models that do not fit this version of the page.
+const unreadable = new Set<number>();
+let losses: readonly number[] = [];
 let steps = 0;
 let busy = true;
-const actions: Action[] = [];
+let opened = false;
+let changedElsewhere = false;
+// What the models read, by drawing: of the model with the key `by`.
+const read = new WeakMap<Drawing, Readings & { by: number }>();
+
+const latestModel = (): (Entry & { kind: "model" }) | undefined =>
+  journal.entries.filter(isModel).findLast(({ key }) => !unreadable.has(key));
 
 function say(text: string, failed = false): void {
   status.textContent = text;
@@ -48,11 +66,17 @@ async function working(job: () => Promise<void>): Promise<void> {
   busy = true;
   refresh();
   await reporting(job);
+  // What other tabs did meanwhile.
+  while (changedElsewhere && opened) {
+    changedElsewhere = false;
+    await reporting(update);
+  }
   busy = false;
   refresh();
   // A button that is disabled while it works loses the focus, and the keyboard its place.
   if (document.activeElement === document.body && focused instanceof HTMLElement)
     focused.focus({ preventScroll: true });
+  void reporting(showGuess);
 }
 
 /** Runs `job`; an error becomes the status. */
@@ -60,85 +84,105 @@ async function reporting(job: () => Promise<void>): Promise<void> {
   try {
     await job();
   } catch (error) {
+    if (!(error instanceof Refusal)) console.info(error);
     say(error instanceof Error ? error.message : String(error), true);
   }
 }
 
-/** Of each digit the second drawing is held out, and then every third. */
-function isHeldOut(label: number): boolean {
-  return drawings.filter((drawing) => drawing.label === label).length % 3 === 1;
-}
-
+/** Enables and disables the buttons. */
 function refresh(): void {
   page.setAttribute("aria-busy", String(busy));
-  buttons.add.disabled = buttons.save.disabled = buttons.load.disabled = busy;
-  buttons.train.disabled = busy || !drawings.some((drawing) => !drawing.heldOut);
-  buttons.undo.disabled = busy || !(pad.strokes.length || actions.length || drawings.length);
-  buttons.saveDrawings.disabled = busy || !drawings.length;
+  const drawings = drawingsIn(journal.entries);
+  const possible: Record<string, boolean> = {
+    add: true,
+    undo: pad.strokes.length > 0 || !!undoable(journal.entries),
+    train: drawings.some((drawing) => !drawing.heldOut),
+    base: !!latestModel()?.checkpoint,
+    "save-model": true,
+    save: true,
+    "save-drawings": drawings.length > 0,
+    load: true,
+  };
+  for (const [id, enabled] of Object.entries(possible))
+    element<HTMLButtonElement>(id).disabled = busy || !opened || !enabled;
+}
+
+/** Changes the journal, and shows what it holds then. */
+async function update(plan?: Plan): Promise<void> {
+  await journal.change(plan);
+  notice.textContent = journal.trouble;
+  await follow();
+}
+
+/** Brings the worker and the page in line with the journal. */
+async function follow(): Promise<void> {
+  for (let entry = latestModel(); (entry?.key ?? 0) !== present; entry = latestModel()) {
+    try {
+      if (entry?.checkpoint) await model.call("load", entry.checkpoint);
+      else await model.call("reset");
+    } catch (error) {
+      if ((error as Error).name !== "FileError") throw error;
+      unreadable.add(entry!.key);
+      continue;
+    }
+    present = entry?.key ?? 0;
+    losses = entry?.losses ?? [];
+    steps = losses.length;
+    progress.value = 0;
+  }
+  await measure();
+}
+
+/** Lets the models read the drawings that they have not read yet, and shows the results. */
+async function measure(): Promise<void> {
+  const drawings = drawingsIn(journal.entries);
+  const own = !!latestModel()?.checkpoint;
+  const unknown = drawings.filter((drawing) => read.get(drawing)?.by !== present);
+  const { before, after } = await model.call(
+    "read",
+    unknown.map((drawing) => drawing.image),
+  );
+  unknown.forEach((drawing, i) =>
+    read.set(drawing, { before: before[i]!, after: own ? after[i]! : null, by: present }),
+  );
+  const heldOut = drawings.filter((drawing) => drawing.heldOut);
   element("drawings").textContent = String(drawings.length);
-  const heldOut = drawings.filter((drawing) => drawing.heldOut).length;
-  element("held-out").textContent = drawings.length ? `${drawings.length - heldOut} to learn, ${heldOut} held out` : "";
+  element("held-out").textContent = drawings.length
+    ? `${drawings.length - heldOut.length} to learn, ${heldOut.length} held out`
+    : "";
+  showDrawings(element("list"), drawings, (drawing) => read.get(drawing));
+  showAccuracy(element("before"), element("before-count"), heldOut, (drawing) => read.get(drawing)?.before);
+  showAccuracy(element("after"), element("after-count"), heldOut, (drawing) => read.get(drawing)?.after);
+  page.classList.toggle("own", own);
   drawCurve(curve, losses, Math.max(steps, losses.length));
 }
 
-/** Shows the drawings as small pictures. */
-function showDrawings(): void {
-  const list = element("list");
-  list.replaceChildren(
-    ...drawings.map((drawing) => {
-      const item = document.createElement("li");
-      const canvas = document.createElement("canvas");
-      canvas.width = canvas.height = SIZE;
-      const context = canvas.getContext("2d")!;
-      const pixels = context.createImageData(SIZE, SIZE);
-      // Ink as opacity: the colour comes from the style sheet, so that both colour schemes work.
-      drawing.image.forEach((value, i) => (pixels.data[4 * i + 3] = Math.round(255 * value)));
-      context.putImageData(pixels, 0, 0);
-      canvas.setAttribute("role", "img");
-      canvas.setAttribute("aria-label", `Drawing of ${drawing.label}${drawing.heldOut ? ", held out" : ""}`);
-      item.classList.toggle("held-out", drawing.heldOut);
-      item.append(canvas, String(drawing.label));
-      return item;
-    }),
-  );
-}
-
-async function accuracyOf(base: boolean): Promise<string> {
-  const heldOut = drawings.filter((drawing) => drawing.heldOut);
-  if (!heldOut.length) return "–";
-  const { digits } = await model.call(
-    "read",
-    heldOut.map((drawing) => drawing.image),
-    base,
-  );
-  const right = heldOut.filter((drawing, i) => drawing.label === digits[i]).length;
-  return `${Math.round((100 * right) / heldOut.length)}%`;
-}
-
-/** Measures both accuracies again; the second only if there is a personalised model. */
-async function measure(): Promise<void> {
-  const before = await accuracyOf(true);
-  const after = checkpoint ? await accuracyOf(false) : "–";
-  element("before").textContent = before;
-  element("after").textContent = after;
-}
-
-async function remember(): Promise<void> {
-  if (!(await keep({ drawings, checkpoint, losses }))) say("This browser keeps nothing: save before you leave", true);
-}
-
-let reading = 0;
-/** Shows what the model reads on the pad. */
+let asking = false;
+let asked = false;
+/** Shows what the models read on the drawing area, again after each change. */
 async function showGuess(): Promise<void> {
-  const turn = ++reading;
-  const image = prepared();
-  if (!image || busy) {
-    if (!busy) guess.textContent = "";
-    return;
+  asked = true;
+  if (asking) return;
+  asking = true;
+  try {
+    while (asked && !busy && opened) {
+      asked = false;
+      const image = prepared();
+      if (!image) {
+        showBars(null);
+        if (!pad.drawing) guess.textContent = "";
+        continue;
+      }
+      const own = !!latestModel()?.checkpoint;
+      const { before, after } = await model.call("read", [image]);
+      const readings = { before: before[0]!, after: own ? after[0]! : null };
+      showBars(readings);
+      // Screen readers hear the result of a stroke only.
+      if (!pad.drawing) guess.textContent = sentence(readings);
+    }
+  } finally {
+    asking = false;
   }
-  const { digits, scores } = await model.call("read", [image], false);
-  // A later stroke asks again.
-  if (turn === reading) guess.textContent = `The model reads ${digits[0]} (${Math.round(100 * scores[0]!)}%)`;
 }
 
 function prepared(): Float32Array | null {
@@ -153,165 +197,234 @@ function add(): void {
   if (!image) return say("Draw a digit first, then choose which one it is", true);
   if (!chosen) return say("Choose which digit this is, then press Add", true);
   const label = Number(chosen.value);
-  drawings.push({ image, label, heldOut: isHeldOut(label) });
-  actions.push({ kind: "add", strokes: pad.strokes });
-  say(`Added a ${label}`);
+  const strokes = pad.strokes;
   pad.set([]);
-  showDrawings();
-  refresh();
-  void reporting(async () => {
-    await measure();
-    await remember();
+  void working(async () => {
+    let heldOut = false;
+    try {
+      await update((entries) => {
+        const drawings = drawingsIn(entries);
+        if (drawings.length >= MAX_DRAWINGS)
+          throw new Refusal(`There are ${MAX_DRAWINGS} drawings, which is the most: undo some first`);
+        heldOut = isHeldOut(drawings, label);
+        return { add: { kind: "drawings", drawings: [{ image, label, heldOut }], strokes } };
+      });
+    } catch (error) {
+      if (error instanceof Refusal) pad.set(strokes);
+      throw error;
+    }
+    say(`Added a ${label}${heldOut ? ", held out to measure the accuracy" : ""}`);
   });
 }
 
 async function undo(): Promise<void> {
   if (pad.strokes.length) return pad.set(pad.strokes.slice(0, -1));
-  // After a reload the drawings are there, but not their strokes.
-  const action: Action = actions.pop() ?? { kind: "add", strokes: [] };
-  if (action.kind === "add") {
-    const { label } = drawings.pop()!;
-    say(`Took back a ${label}`);
-    showDrawings();
-    pad.set(action.strokes);
-  } else {
-    await setWeights(action.checkpoint);
-    ({ losses } = action);
-    steps = losses.length;
-    progress.value = 0;
-    say(action.checkpoint ? "Back to the model before" : "Back to the base model");
-  }
-  await measure();
-  await remember();
+  const shown = undoable(journal.entries)!;
+  let changed = false;
+  await update((entries) => {
+    changed = undoable(entries)?.key !== shown.key;
+    return changed ? {} : { remove: [shown.key] };
+  });
+  if (changed)
+    throw new Refusal("Another tab has just changed the drawings or the model: look at them, then press Undo again");
+  if (shown.kind === "model") say(latestModel()?.checkpoint ? "Back to the model before" : "Back to the base model");
+  else takeBack(shown);
 }
 
-async function setWeights(bytes: Uint8Array | null): Promise<void> {
-  if (bytes) await model.call("load", bytes);
-  else await model.call("reset");
-  checkpoint = bytes;
+function takeBack({ drawings, strokes }: Drawn): void {
+  say(drawings.length > 1 ? `Took back ${drawings.length} drawings` : `Took back a ${drawings[0]!.label}`);
+  pad.set([...strokes]);
+}
+
+/** Adds a model that the worker already has, unless it is the base model. */
+async function addModel(content: Omit<Content & { kind: "model" }, "kind" | "first">): Promise<void> {
+  await journal.change((entries) => {
+    const models = entries.filter(isModel);
+    return {
+      add: { kind: "model", ...content, first: !models.length },
+      remove: models.slice(0, Math.max(0, models.length + 1 - MAX_MODELS)).map(({ key }) => key),
+    };
+  });
+  notice.textContent = journal.trouble;
+  present = content.checkpoint ? latestModel()!.key : present;
+  ({ losses } = content);
+  steps = losses.length;
+  await follow();
 }
 
 async function train(): Promise<void> {
-  say("Training");
-  const before: Action = { kind: "weights", checkpoint, losses };
-  losses = [];
-  model.onProgress = ({ step, steps: all, epoch, loss }) => {
-    losses.push(loss);
-    steps = all;
-    progress.max = all;
-    progress.value = step;
-    say(`Training: epoch ${epoch} of ${EPOCHS}`);
-    drawCurve(curve, losses, steps);
-  };
-  const begin = performance.now();
-  try {
-    const { times } = await model.call("train", drawings, EPOCHS);
-    performance.measure("personalisation", { start: begin, detail: { times } });
-  } catch (error) {
-    ({ losses } = before);
-    throw error;
-  }
-  checkpoint = await model.call("save");
-  actions.push(before);
-  await measure();
-  await remember();
-  say("Trained");
+  const ran = await alone(async () => {
+    // The other tabs' drawings are learned, too, on top of the last model.
+    await update();
+    say("Training");
+    const learned: number[] = [];
+    model.onProgress = ({ step, steps: all, epoch, loss }) => {
+      learned.push(loss);
+      progress.max = all;
+      progress.value = step;
+      say(`Training: epoch ${epoch} of ${EPOCHS}`);
+      drawCurve(curve, learned, all);
+    };
+    const begin = performance.now();
+    try {
+      const { times } = await model.call("train", drawingsIn(journal.entries), EPOCHS);
+      performance.measure("personalisation", { start: begin, detail: { times } });
+    } catch (error) {
+      // The worker's model has learned a part of it.
+      present = -Infinity;
+      await follow();
+      throw error;
+    }
+    await addModel({ by: "training", checkpoint: await model.call("save"), losses: learned });
+    say("Trained");
+  });
+  if (!ran) say("Another tab is training: wait until it has finished, then press Train again", true);
 }
 
-/** Lets the user save a file. */
-function download(name: string, type: string, content: BlobPart): void {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([content], { type }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+async function backToBase(): Promise<void> {
+  await addModel({ by: "reset", checkpoint: null, losses: [] });
+  say("Back to the base model: Undo brings yours back");
 }
 
-function saveDrawings(): void {
-  const rows = (image: Float32Array): number[][] =>
-    Array.from({ length: SIZE }, (_, i) => [...image.slice(i * SIZE, (i + 1) * SIZE)]);
-  const file = {
-    format: "onnxtrain-drawings",
-    shape: [drawings.length, 1, SIZE, SIZE],
-    images: drawings.map((drawing) => [rows(drawing.image)]),
-    labels: drawings.map((drawing) => drawing.label),
-    held_out: drawings.map((drawing) => drawing.heldOut),
-  };
-  download("drawings.json", "application/json", JSON.stringify(file));
-  say("Saved the drawings");
+async function save(name: string, call: "save" | "export"): Promise<void> {
+  download(name, (await model.call(call)) as Uint8Array<ArrayBuffer>);
+  say(`Saved the model as ${name}`);
+}
+
+async function saveDrawings(): Promise<void> {
+  download("drawings.json", encodeDrawings(drawingsIn(journal.entries)));
+  say("Saved the drawings as drawings.json");
 }
 
 async function load(): Promise<void> {
-  const file = buttons.load.files?.[0];
+  const file = loader.files?.[0];
   if (!file) return;
   try {
+    if (file.size > MAX_BYTES)
+      throw new Refusal(`${file.name} is too large for drawings or a model of this page: nothing has changed`);
     const bytes = new Uint8Array(await file.arrayBuffer());
-    const before: Action = { kind: "weights", checkpoint, losses };
-    try {
-      await setWeights(bytes);
-    } catch (error) {
-      console.info(error);
-      return say(`${file.name} is no checkpoint of this page's model: yours is unchanged`, true);
-    }
-    losses = [];
-    steps = 0;
-    actions.push(before);
-    await measure();
-    await remember();
-    say(`Loaded ${file.name}`);
+    // JSON is text; the second four bytes of a checkpoint are zero.
+    if (bytes[0] === 0x7b && bytes[4] !== 0) await loadDrawings(file.name, bytes);
+    else await loadModel(file.name, bytes);
   } finally {
     // So that the same file can be chosen again.
-    buttons.load.value = "";
+    loader.value = "";
   }
 }
 
-buttons.add.addEventListener("click", add);
-buttons.undo.addEventListener("click", () => void working(undo).then(() => reporting(showGuess)));
-buttons.train.addEventListener("click", () => void working(train).then(() => reporting(showGuess)));
-buttons.save.addEventListener(
-  "click",
-  () =>
-    void working(async () => {
-      download(
-        "handwriting.safetensors",
-        "application/octet-stream",
-        (await model.call("save")) as Uint8Array<ArrayBuffer>,
-      );
-      say("Saved the model");
-    }),
-);
-buttons.saveDrawings.addEventListener("click", saveDrawings);
-buttons.load.addEventListener("change", () => void working(load).then(() => reporting(showGuess)));
+async function loadDrawings(name: string, bytes: Uint8Array): Promise<void> {
+  let loaded: Drawing[];
+  try {
+    loaded = decodeDrawings(new TextDecoder().decode(bytes));
+  } catch (error) {
+    throw new Refusal(`${name} holds no drawings of this page, as ${(error as Error).message}: nothing has changed`);
+  }
+  let added: Drawing[] = [];
+  await update((entries) => {
+    const drawings = drawingsIn(entries);
+    const text = ({ image, label }: Drawing): string => `${label} ${image.join()}`;
+    // A drawing that is here already may be held out here and not there.
+    const known = new Set(drawings.map(text));
+    added = loaded.filter((drawing) => known.size < known.add(text(drawing)).size);
+    if (!added.length) throw new Refusal(`${name} has no drawings that are not here already`);
+    if (drawings.length + added.length > MAX_DRAWINGS)
+      throw new Refusal(`${name} has too many drawings: ${MAX_DRAWINGS} are the most. Nothing has changed`);
+    return { add: { kind: "drawings", drawings: added, strokes: [] } };
+  });
+  say(`Added ${added.length} drawing${added.length > 1 ? "s" : ""} of ${name}`);
+}
+
+async function loadModel(name: string, bytes: Uint8Array): Promise<void> {
+  try {
+    await model.call("load", bytes);
+  } catch (error) {
+    if ((error as Error).name !== "FileError") throw error;
+    console.info(error);
+    throw new Refusal(`${name} is no model of this page: yours is unchanged`);
+  }
+  await addModel({ by: "file", checkpoint: await model.call("save"), losses: [] });
+  say(`Loaded ${name}`);
+}
+
+const actions: Record<string, () => Promise<void>> = {
+  undo,
+  train,
+  base: backToBase,
+  save: () => save("handwriting.safetensors", "save"),
+  "save-model": () => save("handwriting.onnx", "export"),
+  "save-drawings": saveDrawings,
+};
+const act = (job: () => Promise<void>): void => {
+  // The menu would cover the message.
+  files.hidePopover?.();
+  void working(job);
+};
+for (const [id, action] of Object.entries(actions)) element(id).addEventListener("click", () => act(action));
+loader.addEventListener("change", () => act(load));
+element("add").addEventListener("click", add);
 pad.onChange = () => {
-  refresh();
+  if (!busy) refresh();
   void reporting(showGuess);
 };
 element("pad").addEventListener("keydown", (event) => {
   // On the drawing area the digits choose the label, and Enter adds the drawing: no hand leaves the keys.
   const radio = radios.find(({ value }) => value === event.key);
   if (radio) radio.checked = true;
-  else if (event.key === "Enter" && !buttons.add.disabled) add();
+  else if (event.key === "Enter" && !element<HTMLButtonElement>("add").disabled) add();
 });
+new ResizeObserver(() => drawCurve(curve, losses, Math.max(steps, losses.length))).observe(curve);
+
+/** Shows what other tabs did, now or when this one has time. */
+const catchUp = (): void => {
+  changedElsewhere = true;
+  if (!busy && opened) void working(async () => {});
+};
+journal.onChange = catchUp;
+// A tab that comes back from the history has heard nothing.
+addEventListener("pageshow", (event) => event.persisted && catchUp());
 
 void working(async () => {
   // The number of threads can be chosen for comparison: ?threads=2. Small nets are fastest with one.
   const threads = Number(new URLSearchParams(location.search).get("threads") ?? 1) || 1;
-  const kept = await restore();
-  const opening = model.call("open", kept?.checkpoint ?? null, threads);
-  if (kept) ({ drawings, checkpoint, losses } = kept);
-  showDrawings();
-  refresh();
-  const { restored, milliseconds } = await opening;
-  performance.measure("opening", { start: 0, detail: { milliseconds } });
-  if (!restored) checkpoint = null;
-  await measure();
-  if (!restored) say("The model of your last visit could not be read: this is the base model", true);
-  else say(checkpoint ? "Ready: your own model" : "Ready: draw a digit, choose which one it is, and press Add");
+  const opening = model.call("open", threads);
+  // An error of the journal's is shown after the wait.
+  await journal.change();
+  try {
+    const { milliseconds } = await opening;
+    performance.measure("opening", { start: 0, detail: { milliseconds } });
+    opened = true;
+  } catch (error) {
+    throw new Error(
+      `The model could not be started: reload the page when you are online (${(error as Error).message})`,
+    );
+  }
+  await update();
+  if (journal.damaged)
+    say(`${journal.damaged} of the entries kept here were damaged and have been removed: the others are here`, true);
+  else if (unreadable.size)
+    say("Your last model does not fit this version of the page: press Train to make a new one", true);
+  else if (latestModel()?.checkpoint) say("Ready: your own model");
+  else say("Ready: draw a digit, choose which one it is, and press Add");
 });
 
 // Not on file: URLs, nor over plain HTTP from another machine.
 if ("serviceWorker" in navigator) {
   navigator.serviceWorker
     .register("sw.js", { type: "module" })
+    .then((registration) => {
+      const offer = (): void => {
+        // Without a controller this is the first version, which does not wait.
+        element("update").hidden = !(registration.waiting && navigator.serviceWorker.controller);
+      };
+      offer();
+      registration.addEventListener("updatefound", () =>
+        registration.installing?.addEventListener("statechange", offer),
+      );
+      element("update").addEventListener("click", () => {
+        // Other tabs go on with the files that they have.
+        navigator.serviceWorker.addEventListener("controllerchange", () => location.reload());
+        registration.waiting?.postMessage("activate");
+      });
+    })
     .catch((error: unknown) => console.warn("This page will not work offline:", error));
 }

@@ -10,18 +10,23 @@ export interface Drawing {
   readonly heldOut: boolean;
 }
 
+/** Probabilities of the ten digits. */
+export type Reading = readonly number[];
+
 /** Per method of the worker, its arguments and its result. */
 export interface Methods {
-  /** Opens the model and takes over a saved checkpoint; `restored` is false if the checkpoint does not fit. */
-  open(checkpoint: Uint8Array | null, threads: number): { restored: boolean; milliseconds: number };
-  /** Returns per image the digit that the present model, or the base model, reads. */
-  read(images: Float32Array[], base: boolean): { digits: number[]; scores: number[] };
+  /** Opens the base model. */
+  open(threads: number): { milliseconds: number };
+  /** Returns per image what the base model and the present model read. */
+  read(images: Float32Array[]): { before: Reading[]; after: Reading[] };
   /** Trains on the drawings that are not held out; `progress` messages tell how far it is. */
   train(drawings: Drawing[], epochs: number): { losses: number[]; times: number[] };
   /** Returns the checkpoint with optimizer state. */
   save(): Uint8Array;
-  /** Takes over a checkpoint. */
-  load(checkpoint: Uint8Array): void;
+  /** Returns the model as an ONNX file. */
+  export(): Uint8Array;
+  /** Takes over a checkpoint, or the parameters of an ONNX file; FileError if it does not fit. */
+  load(file: Uint8Array): void;
   /** Goes back to the base model. */
   reset(): void;
 }
@@ -40,7 +45,7 @@ export interface Call {
 /** An answer of the worker, or a message on the progress of a training. */
 export type Answer =
   | { readonly kind: "result"; readonly id: number; readonly value: unknown }
-  | { readonly kind: "error"; readonly id: number; readonly message: string }
+  | { readonly kind: "error"; readonly id: number; readonly message: string; readonly name: string }
   | {
       readonly kind: "progress";
       readonly step: number;

@@ -7,6 +7,9 @@ declare const VERSION: string;
 interface Lifetime extends Event {
   waitUntil(promise: Promise<unknown>): void;
 }
+interface Message extends Event {
+  readonly data: unknown;
+}
 interface Request_ extends Lifetime {
   readonly request: Request;
   respondWith(response: Promise<Response>): void;
@@ -14,6 +17,7 @@ interface Request_ extends Lifetime {
 
 const worker = self as unknown as {
   addEventListener(name: "install" | "activate", listener: (event: Lifetime) => void): void;
+  addEventListener(name: "message", listener: (event: Message) => void): void;
   addEventListener(name: "fetch", listener: (event: Request_) => void): void;
   skipWaiting(): Promise<void>;
   clients: { claim(): Promise<void> };
@@ -26,9 +30,13 @@ worker.addEventListener("install", (event) => {
       const cache = await caches.open(NAME);
       // Past the browser's own cache, which may hold files of an older version.
       await cache.addAll(FILES.map((file) => new Request(file, { cache: "reload" })));
-      await worker.skipWaiting();
     })(),
   );
+});
+
+// A new version waits until no tab has the old one, as files of both do not fit together, or the user asks for it.
+worker.addEventListener("message", ({ data }) => {
+  if (data === "activate") void worker.skipWaiting();
 });
 
 worker.addEventListener("activate", (event) => {
@@ -46,7 +54,10 @@ worker.addEventListener("fetch", (event) => {
   event.respondWith(
     (async () => {
       // `?threads=2` is the same page.
-      const found = await (await caches.open(NAME)).match(event.request, { ignoreSearch: true });
+      const found = await caches
+        .open(NAME)
+        .then((cache) => cache.match(event.request, { ignoreSearch: true }))
+        .catch(() => undefined);
       return found ?? fetch(event.request);
     })(),
   );

@@ -4,7 +4,8 @@ import * as ort from "onnxruntime-web/wasm";
 import { TrainingSession } from "onnxtrain-web";
 import { variant } from "./augment.js";
 import { SIZE } from "./preprocess.js";
-import type { Answer, Call, Drawing, Methods, Name } from "./protocol.js";
+import type { Answer, Call, Drawing, Methods, Name, Reading } from "./protocol.js";
+import { weightsOf } from "./weights.js";
 
 const PIXELS = SIZE * SIZE;
 const BATCH = 16;
@@ -16,7 +17,9 @@ const LEARNING_RATE = 0.003;
 const SEED = 1;
 
 let session: TrainingSession;
+// The base model: as a checkpoint, with which the optimizer starts afresh, and its parameters.
 let baseCheckpoint: Uint8Array;
+let base: Float32Array;
 let rehearsal: Uint8Array;
 let warming = new AbortController();
 
@@ -58,8 +61,26 @@ function warm(): void {
   });
 }
 
+/** Returns per image the probabilities of the digits, with the parameters that the session has. */
+async function probabilities(images: readonly Float32Array[]): Promise<Reading[]> {
+  const { logits } = await session.predict({ image: tensor(images) });
+  const values = logits!.data as Float32Array;
+  return images.map((_, i) => {
+    const row = values.subarray(i * 10, i * 10 + 10);
+    const highest = Math.max(...row);
+    const powers = Array.from(row, (value) => Math.exp(value - highest));
+    const total = powers.reduce((sum, power) => sum + power, 0);
+    return powers.map((power) => power / total);
+  });
+}
+
+/** A file that is no model of this page. */
+class FileError extends Error {
+  override readonly name = "FileError";
+}
+
 const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<ReturnType<Methods[N]>> } = {
-  async open(checkpoint, threads) {
+  async open(threads) {
     const start = performance.now();
     // Small nets gain nothing by a second thread: its start and the locks cost more than it computes.
     ort.env.wasm.numThreads = threads;
@@ -70,30 +91,19 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
     session = await TrainingSession.create(ort, { artifacts: folder, seed: SEED, warmUp: false });
     rehearsal = new Uint8Array(await digits);
     baseCheckpoint = await session.saveCheckpoint();
-    let restored = true;
-    // Of an older version of the page, or damaged: the page then begins with the base model.
-    if (checkpoint) await session.loadCheckpoint(checkpoint).catch(() => (restored = false));
+    base = await session.exportParameters();
     await session.predict({ image: tensor([new Float32Array(PIXELS)]) });
     warm();
-    return { restored, milliseconds: performance.now() - start };
+    return { milliseconds: performance.now() - start };
   },
 
-  async read(images, base) {
-    if (!images.length) return { digits: [], scores: [] };
-    // The calls run in order, and what they change is put back: no training comes in between.
-    const present = base ? await session.saveCheckpoint({ optimizer: true }) : null;
-    if (present) await session.loadCheckpoint(baseCheckpoint);
-    const { logits } = await session.predict({ image: tensor(images) });
-    if (present) await session.loadCheckpoint(present);
-    const digits: number[] = [];
-    const scores: number[] = [];
-    for (let i = 0; i < images.length; i++) {
-      const row = (logits!.data as Float32Array).slice(i * 10, i * 10 + 10);
-      const best = row.indexOf(Math.max(...row));
-      digits.push(best);
-      scores.push(1 / row.reduce((sum, value) => sum + Math.exp(value - row[best]!), 0));
-    }
-    return { digits, scores };
+  async read(images) {
+    if (!images.length) return { before: [], after: [] };
+    const present = await session.exportParameters();
+    // The calls run in order: nothing trains the parameters that are put in for a moment.
+    await session.loadParameters(base);
+    const before = await probabilities(images).finally(() => session.loadParameters(present));
+    return { before, after: await probabilities(images) };
   },
 
   async train(drawings, epochs) {
@@ -122,6 +132,7 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
         const reset = session.lazyResetGrad();
         const { loss } = await step;
         await Promise.all([update, reset]);
+        if (!Number.isFinite(loss)) throw new Error("The training has diverged: its loss is no longer a number");
         losses.push(loss);
         times.push(performance.now() - begin);
         post({ kind: "progress", step: losses.length, steps: perEpoch * epochs, epoch: epoch + 1, loss });
@@ -134,8 +145,25 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
     return session.saveCheckpoint({ optimizer: true });
   },
 
-  async load(checkpoint) {
-    await session.loadCheckpoint(checkpoint);
+  async export() {
+    return session.exportModel();
+  },
+
+  async load(file) {
+    const present = await session.saveCheckpoint({ optimizer: true });
+    try {
+      // A checkpoint begins with the length of its header, in eight bytes, and the header with "{".
+      if (file[8] === 0x7b && file.subarray(4, 8).every((byte) => byte === 0)) await session.loadCheckpoint(file);
+      else {
+        const weights = weightsOf(file, session.manifest.parameters);
+        await session.loadCheckpoint(baseCheckpoint);
+        await session.loadParameters(weights);
+      }
+      if (!(await session.exportParameters()).every(Number.isFinite)) throw new Error("its parameters are not finite");
+    } catch (error) {
+      await session.loadCheckpoint(present);
+      throw new FileError(error instanceof Error ? error.message : String(error));
+    }
   },
 
   async reset() {
@@ -151,7 +179,9 @@ self.addEventListener("message", ({ data }: MessageEvent<Call>) => {
     .then(() => method(...data.args))
     .then(
       (value) => post({ kind: "result", id: data.id, value }),
-      (error: unknown) =>
-        post({ kind: "error", id: data.id, message: error instanceof Error ? error.message : String(error) }),
+      (error: unknown) => {
+        const { name, message } = error instanceof Error ? error : new Error(String(error));
+        post({ kind: "error", id: data.id, name, message });
+      },
     );
 });

@@ -1,6 +1,6 @@
 /** What the tests of the page share: a browser, the server, and somebody who draws digits in a style of their own. */
 
-import { existsSync, mkdtempSync, rmSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
@@ -9,13 +9,20 @@ import { serve } from "../serve.mjs";
 const CHROMIUM =
   process.env.CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].find(existsSync);
 
-/** Starts a browser with an empty profile, with a software WebGPU if asked; `options` are those of Playwright's contexts. */
-export async function startBrowser({ webgpu = false, ...options } = {}) {
+/**
+ * Starts a browser with an empty profile, or one with these `preferences`, and with a software WebGPU if asked; `options`
+ * are those of Playwright's contexts.
+ */
+export async function startBrowser({ webgpu = false, preferences, ...options } = {}) {
   if (!CHROMIUM)
     throw new Error(
       "There is no Chromium. On Debian: apt-get install chromium. Elsewhere: CHROMIUM=path make test-web",
     );
   const profile = mkdtempSync(join(tmpdir(), "onnxtrain-chromium-"));
+  if (preferences) {
+    mkdirSync(join(profile, "Default"));
+    writeFileSync(join(profile, "Default", "Preferences"), JSON.stringify(preferences));
+  }
   const context = await chromium.launchPersistentContext(profile, {
     executablePath: CHROMIUM,
     headless: true,
@@ -174,4 +181,18 @@ export async function train(page, meanwhile = async () => {}) {
     .filter({ hasText: /Trained$/ })
     .waitFor({ timeout: 120_000 });
   return Date.now() - begin;
+}
+
+/** Returns the digits in the list of drawings, in the order in which they were added. */
+export async function labels(page) {
+  const names = await page
+    .getByRole("img", { name: /^Drawing of/ })
+    .evaluateAll((items) => items.map((item) => item.getAttribute("aria-label")));
+  return names.map((name) => Number(name.match(/\d/)[0])).reverse();
+}
+
+/** Waits for a message of the page, and until the page is not busy. */
+export async function message(page, text) {
+  await page.getByRole("status").filter({ hasText: text }).waitFor();
+  await ready(page);
 }

@@ -57,8 +57,6 @@ export class OutOfMemoryError extends OnnxTrainError {
 // What Chromium, Firefox, WebKit, Node, Emscripten, WebGPU and ONNX Runtime say.
 const MEMORY =
   /out of memory|\bOOM\b|bad.alloc|allocation (failed|size overflow)|failed to allocate|failure to allocate|(could not|cannot) allocate|not enough memory|enlarge memory|invalid (typed )?array (buffer )?length/i;
-const BLOCKED =
-  /ERR: \[wasm\]|fetching of the wasm|WebAssembly\.(compile|instantiate)|wasm code generation|unsafe-eval|WebAssembly is not defined|Can't find variable: WebAssembly|initWasm|WebAssembly backend/i;
 
 /** Returns an OutOfMemoryError for an error that says that memory is used up, or null. */
 export function memoryError(doing: string, error: unknown): OutOfMemoryError | null {
@@ -75,18 +73,11 @@ export function memoryError(doing: string, error: unknown): OutOfMemoryError | n
  *
  * @param doing begins the message, e.g. "trainStep".
  * @param error anything that was thrown.
- * @param otherwise makes the error if neither memory nor the WebAssembly file is the reason.
+ * @param otherwise makes the error if memory is not the reason.
  */
 export function explained(doing: string, error: unknown, otherwise: () => OnnxTrainError): OnnxTrainError {
   if (error instanceof OnnxTrainError) return error;
-  const memory = memoryError(doing, error);
-  if (memory) return memory;
-  const text = messageOf(error);
-  if (!BLOCKED.test(text)) return otherwise();
-  return new ModelLoadError(
-    `${doing}: ONNX Runtime's WebAssembly did not start (${text}). Serve its .wasm file as application/wasm from the place that ort.env.wasm.wasmPaths names, let the Content-Security-Policy allow script-src 'wasm-unsafe-eval', and reload the page.`,
-    { cause: error },
-  );
+  return memoryError(doing, error) ?? otherwise();
 }
 
 /** Returns the message of anything that was thrown. */

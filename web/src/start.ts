@@ -1,7 +1,7 @@
 /** Starts ONNX Runtime in a page. Where it would wait without end, or blame the model, the error says what is missing. */
 
 import type { InferenceSession } from "onnxruntime-common";
-import { ModelLoadError, messageOf } from "./errors.js";
+import { ModelLoadError, memoryError, messageOf } from "./errors.js";
 import type { OrtModule } from "./ort.js";
 
 const GUIDE = "docs/devices/bundlers.md";
@@ -11,6 +11,10 @@ const THREAD = "em-pthread";
 const PATIENCE = 15_000;
 /** Milliseconds in which the browser notes how a request has ended. */
 const NOTED = 100;
+
+/** What ONNX Runtime, Emscripten and browsers say where nothing could start. */
+const NOT_STARTED =
+  /^no available backend found|fetching of the wasm|wasm code generation|unsafe-eval|WebAssembly is not defined|Can't find variable: WebAssembly|initWasm|WebAssembly backend/i;
 
 /** Builds of ONNX Runtime that run. */
 const started = new WeakSet<object>();
@@ -52,7 +56,9 @@ export async function createSession(
     return session;
   } catch (error) {
     const stuck = error instanceof ThreadError;
-    if (!stuck && !messageOf(error).startsWith("no available backend found")) throw error;
+    if (!stuck && !NOT_STARTED.test(messageOf(error))) throw error;
+    const memory = memoryError("TrainingSession.create", error);
+    if (memory) throw memory;
     await new Promise((resolve) => setTimeout(resolve, NOTED));
     const reason = reasonOf(messageOf(error));
     const refusal = new ModelLoadError(
@@ -121,6 +127,8 @@ function remedy(reason: string, stuck: boolean): string {
     return "This build of ONNX Runtime does not compute in WebAssembly. Import 'onnxruntime-web/wasm'.";
   if (reason.includes("backend not found"))
     return "Leave out executionProviders to train in WebAssembly; for WebGPU, import 'onnxruntime-web/webgpu'.";
+  if (/unsafe-eval|code generation/.test(reason))
+    return "Let the Content-Security-Policy allow script-src 'wasm-unsafe-eval', and reload the page.";
   if (/gpu adapter|webgpu is not supported/i.test(reason))
     return "Leave out executionProviders to train in WebAssembly.";
   return `Serve the .wasm and .mjs files of the same version of onnxruntime-web, and set ort.env.wasm.wasmPaths to where they are: ${GUIDE}.${files()}`;

@@ -244,7 +244,7 @@ class Recipe:
     """Layer-wise decay of the learning rate, above 0 and at most 1, e.g. 0.75: the rate of a parameter is multiplied by
     `layer_decay` to the power of the number of layers between it and the loss, as in BEiT, ELECTRA and timm. A layer is
     a block, whose parameters have the same name up to the first number ("encoder.layer.3"), or outside of blocks a
-    product, convolution or embedding; see `docs/guides/train-part-of-a-model.md`."""
+    product, convolution or embedding; see `docs/guides/learning-rates-by-layer.md`."""
 
     learning_rate_scale: Mapping[str, float] | None = _field(
         None,

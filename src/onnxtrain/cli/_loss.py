@@ -50,7 +50,7 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
     if isinstance(loss, CrossEntropyLoss):
         return replace(loss, probabilities=True)
     # The targets of other classification losses are class indices, which cannot be averaged.
-    if loss.activation in ("softmax", "exp"):
+    if loss.activation in ("softmax", "softmax_last", "exp"):
         raise InputError(
             f"--mixup and --cutmix need targets that can be averaged, but {options.loss} compares class "
             "indices. Choose cross_entropy."

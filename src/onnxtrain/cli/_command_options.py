@@ -138,10 +138,10 @@ class EvaluateOptions:
         "NAME=VALUE",
         "Set a parameter of --loss, e.g. label_smoothing=0.1; repeat it for several. Default: PyTorch's values.",
     )
-    loss_input: str | None = option(
+    loss_input: list[str] | None = option(
         "NAME",
-        "Compare this output of an .onnx file with the target, e.g. logits. Default: the first output with "
-        "floating-point numbers.",
+        "Compare this output of an .onnx file with the target, e.g. logits; repeat it for a loss of several outputs. "
+        "Default: all outputs for such a loss, else the first one with floating-point numbers.",
     )
     metric: list[str] | None = option(
         "NAME",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -22,12 +22,30 @@ from onnxtrain.trainer.data import fill
 _BATCH = 32
 
 
+class Predicted(NamedTuple):
+    """The outputs of a model, and what they were computed from.
+
+    Attributes:
+        outputs: the outputs by name, [samples, ...].
+        encoder: the model's table encoder; None if the model has none.
+        data: the samples.
+        read: names of the arrays of the samples that are inputs of the model.
+    """
+
+    outputs: Arrays
+    encoder: TableEncoder | None
+    data: Arrays | Table
+    read: frozenset[str]
+
+
 def model_predictions(
     path: Path,
     load: Callable[[TableEncoder | None], Arrays | Table],
     source: Path,
     batch_size: int | None,
-) -> tuple[Arrays, TableEncoder | None, Arrays | Table]:
+    *,
+    note: bool = True,
+) -> Predicted:
     """Computes the outputs of the model in an .onnx file.
 
     Args:
@@ -35,9 +53,7 @@ def model_predictions(
         load: function that loads the samples, given the model's table encoder.
         source: path of the data, for error messages.
         batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
-
-    Returns:
-        The outputs by name, [samples, ...]; the model's table encoder, None if the model has none; the samples.
+        note: True to print the names of arrays that the model does not read.
 
     Raises:
         InputError: the data does not match the model, or an output has no batch axis.
@@ -47,7 +63,8 @@ def model_predictions(
     metadata = session.get_modelmeta().custom_metadata_map
     if PROPERTY not in metadata:
         data = load(None)
-        return _plain_predictions(session, path, data, source, batch_size), None, data
+        outputs, read = _plain_predictions(session, path, data, source, batch_size, note=note)
+        return Predicted(outputs, None, data, read)
     encoder = TableEncoder.from_json(metadata[PROPERTY], str(path))
     data = load(encoder)
     if not isinstance(data, Table):
@@ -55,15 +72,16 @@ def model_predictions(
             f"The model '{path}' takes the columns of a table; '{source}' is not a table. Pass a .csv, "
             ".tsv or .parquet file."
         )
-    names = [value.name for value in session.get_inputs()]
+    columns = [value.name for value in session.get_inputs()]
     sizes = [value.shape[0] for value in session.get_inputs()]
     specs = [
         InputSpec(name, dtypes.BY_NAME["float64"], (_fixed(size),))
-        for name, size in zip(names, sizes, strict=True)
+        for name, size in zip(columns, sizes, strict=True)
     ]
     feeds = list(encoder.raw_columns(data).values())
-    outputs = [value.name for value in session.get_outputs()]
-    return _run(session, path, outputs, specs, feeds, batch_size, check=False), encoder, data
+    names = [value.name for value in session.get_outputs()]
+    of_table = _run(session, path, names, specs, feeds, batch_size, check=False)
+    return Predicted(of_table, encoder, data, frozenset())
 
 
 def _fixed(size: object) -> int | None:
@@ -71,8 +89,14 @@ def _fixed(size: object) -> int | None:
 
 
 def _plain_predictions(
-    session: ort.InferenceSession, path: Path, data: Arrays | Table, source: Path, batch_size: int | None
-) -> Arrays:
+    session: ort.InferenceSession,
+    path: Path,
+    data: Arrays | Table,
+    source: Path,
+    batch_size: int | None,
+    *,
+    note: bool,
+) -> tuple[Arrays, frozenset[str]]:
     """Computes the outputs of a model without a table encoder. All of its inputs must be numeric.
 
     Args:
@@ -81,9 +105,10 @@ def _plain_predictions(
         data: the samples.
         source: path of the data, for error messages.
         batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
+        note: True to print the names of arrays that are not read.
 
     Returns:
-        The outputs by name, [samples, ...].
+        The outputs by name, [samples, ...], and the names of the arrays that were read.
 
     Raises:
         InputError: the data does not match the model, or an input is not a tensor of numbers.
@@ -102,10 +127,11 @@ def _plain_predictions(
         # A single input takes all columns; with several inputs, each takes the column with its name.
         columns = [] if len(specs) == 1 else [spec.name for spec in specs]
         arrays = TableEncoder(inputs=columns).fit(data).arrays(data, specs)
-    x, _ = assign(specs, (), arrays, source)
+    x, _ = assign(specs, (), arrays, source, note=note)
     feeds = [_cast(np.asarray(x[spec.name]), spec) for spec in specs]
     names = [value.name for value in session.get_outputs()]
-    return _run(session, path, names, specs, feeds, batch_size, check=True)
+    read = frozenset(key for key, array in arrays.items() if any(array is value for value in x.values()))
+    return _run(session, path, names, specs, feeds, batch_size, check=True), read
 
 
 def _run(

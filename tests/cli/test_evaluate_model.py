@@ -187,20 +187,19 @@ def test_predictions_that_have_no_probabilities(run: Any, mlp: Path, data: Path,
 
 def test_a_loss_of_several_outputs_reads_all_of_them(run: Any, tmp_path: Path) -> None:
     """The outputs have names that onnxtrain uses itself, and a target has the name of an array that is not read."""
-    net = models.make_model(
-        parse_nodes("scores = MatMul(x, w)  one = Tanh(scores)  rank = ArgMax<axis = 1>(scores)"),
-        {"x": ["n", 4]},
-        {"scores": ["n", 3], "one": ["n", 3], "rank": (onnx.TensorProto.INT64, ["n", 1])},
-        {"w": np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)},
+    head = '<ir_version: 10, opset_import: ["": 21]>'
+    net = onnx.parser.parse_model(
+        f"""{head} net (float[n, 4] x) => (float[n, 3] scores, float[n, 3] one, int64[n, 1] rank) {{
+            scores = MatMul(x, w)  one = Tanh(scores)  rank = ArgMax<axis = 1>(scores)
+        }}"""
     )
-    loss = models.make_model(
-        parse_nodes(
-            "d = Sub(scores, truth)  e = Mul(d, one)  f = Mul(e, e)  g = CastLike(rank, f)  h = Mul(f, g)"
-            "  loss = ReduceMean<keepdims = 0>(h)"
-        ),
-        {"scores": ["n", 3], "one": ["n", 3], "rank": (onnx.TensorProto.INT64, ["n", 1]), "truth": ["n", 3]},
-        {"loss": []},
-        {},
+    weight = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    net.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    loss = onnx.parser.parse_model(
+        f"""{head} loss (float[n, 3] scores, float[n, 3] one, int64[n, 1] rank, float[n, 3] truth) => (float loss) {{
+            d = Sub(scores, truth)  e = Mul(d, one)  f = Mul(e, e)
+            g = CastLike(rank, f)  h = Mul(f, g)  loss = ReduceMean<keepdims = 0>(h)
+        }}"""
     )
     onnx.save(net, tmp_path / "net.onnx")
     onnx.save(loss, tmp_path / "loss.onnx")

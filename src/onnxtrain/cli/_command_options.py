@@ -131,7 +131,8 @@ class EvaluateOptions:
     text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP)
     loss: str | None = option(
         "NAME",
-        f"Compute this loss of an .onnx file: {losses_by_targets()}. Default: no loss, only the metrics that suit the "
+        f"Compute this loss of an .onnx file: {losses_by_targets()}; or that of a file, e.g. my_loss.onnx or "
+        "losses.py:detection. Default: no loss, only the metrics that suit the "
         "target. A run has its own loss.",
     )
     loss_option: list[str] | None = option(

@@ -117,7 +117,8 @@ def _output(outputs: Arrays, options: EvaluateOptions) -> str:
     """
     numbers = [name for name, array in outputs.items() if array.dtype.kind == "f"]
     chosen = options.loss_input or numbers[:1]
-    name = next((name for name in chosen if name not in numbers), next(iter(chosen), None))
+    # Only the first one must be floating point.
+    name = next((name for name in chosen if name not in outputs), next(iter(chosen), None))
     if name not in numbers:
         raise InputError(
             f"Evaluating '{options.source}': "

@@ -138,7 +138,9 @@ def guess_targets(
 
 
 _EXAMPLE = "('int64', ['N'])"
-_CTC = "In place of F.ctc_loss, pass loss='ctc', or onnxtrain.losses.CTCLoss(blank=...), which has its values and gradients"
+_CTC = (
+    "In place of F.ctc_loss, pass loss='ctc', or onnxtrain.losses.CTCLoss(blank=...), with the same gradients"
+)
 
 
 def _forms(of_model: Sequence[Argument]) -> list[tuple[ir.DataType, tuple[Any, ...]]]:

@@ -61,7 +61,7 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
 
 def make_chosen_loss(name: str, settings: Sequence[str] | None) -> Loss:
     """Creates the loss `name` with the values of `--loss-option`; raises the errors of :func:`chosen_loss`."""
-    source = python_loss(name) if names_python(name) else name
+    source: Any = python_loss(name) if names_python(name) else name
     loss = make_loss(source)
     # `replace` keeps the defaults of the settings that were not given.
     owner = loss_settings(loss)._replace(name=name)

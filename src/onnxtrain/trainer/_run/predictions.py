@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,8 @@ def write_predictions(files: FileSet, position: Position) -> None:
     columns = [np.concatenate(arrays) for arrays in zip(*position.averages.parts, strict=True)]
     with files.open(_name(position)) as file:
         # Concatenated, because metrics do not depend on the batches.
-        np.savez(file, **{f"column{index}": column for index, column in enumerate(columns)})
+        named: dict[str, Any] = {f"column{index}": column for index, column in enumerate(columns)}
+        np.savez(file, **named)
 
 
 def remove_other_predictions(directory: Path, position: Position) -> None:

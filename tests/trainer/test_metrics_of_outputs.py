@@ -26,6 +26,11 @@ def both(value: Any, kind: Any, reg: Any, cls: Any) -> float:
     return float(np.mean((kind.argmax(1) == cls) & (np.abs(value - reg)[:, 0] < 2)))
 
 
+def right(kind: Any, cls: Any) -> float:
+    """A metric of the second output and the second target, by their names."""
+    return float(np.mean(kind.argmax(1) == cls))
+
+
 def model() -> onnx.ModelProto:
     net = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21]> net (float[n, 4] x) => (float[n, 1] value, float[n, 3] kind) {
@@ -81,6 +86,8 @@ def test_functions_of_outputs_and_targets(data: Any) -> None:
     trainer = Trainer(model(), joint, metrics=metrics)
     predicted = trainer.predict(x)
     found = trainer.evaluate(x, y, batch_size=32)
+    named = Trainer(model(), joint, metrics=[right]).evaluate(x, y)["right"]
+    assert named == pytest.approx(accuracy_score(y["cls"], predicted["kind"].argmax(1)))
     assert found["both"] == pytest.approx(both(predicted["value"], predicted["kind"], y["reg"], y["cls"]))
     assert found["close"] == pytest.approx(np.mean(np.abs(predicted["value"] - y["reg"]) < 1))
     by_output = Trainer(model(), joint, metrics={"kind": kinds}).evaluate(x, y)

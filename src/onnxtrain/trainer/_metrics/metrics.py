@@ -428,7 +428,8 @@ def complete(
     shown = f"the outputs are {', '.join(outputs) or 'none'}, the targets {', '.join(targets) or 'none'}"
     if not metric.arguments:
         names = _required(metric.function)
-        if len(names) <= 2:
+        by_name = len(names) == 2 and names[0] in outputs and names[1] in targets
+        if len(names) <= 2 and not by_name:
             return metric
         # As for a loss: arguments with the name of an output are outputs, or else the first arguments.
         free = iter(

@@ -320,6 +320,31 @@ def test_functions_that_cannot_be_traced_are_refused(case: str) -> None:
         Trainer(_model(), function)
 
 
+def test_the_shape_of_the_result_is_the_reason_and_not_the_targets() -> None:
+    """Among all dtypes and shapes of targets that are tried, those with which the function runs are shown."""
+
+    def per_sample(start: Any, end: Any, amount: Any, label: Any) -> Any:
+        near = F.smooth_l1_loss(start, amount, reduction="none").mean(1, keepdim=True)
+        return near + F.cross_entropy(end, label, reduction="none")[:, None]
+
+    with pytest.raises(GraphBuildError) as caught:
+        Trainer(_model(2), per_sample)
+    said = str(caught.value)
+    assert "amount float32 [n, 4], label int64 [n]: it returned float32 of shape [3, 1] for 3 samples" in said
+    assert "UserWarning" not in said
+    Trainer(_model(2), lambda start, end, amount, label: per_sample(start, end, amount, label)[:, 0])
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_ctc_as_a_function_names_the_loss_to_pass(declared: bool) -> None:
+    def ctc(scores: Any, labels: Any, positions: Any, counts: Any) -> Any:
+        return F.ctc_loss(scores.log_softmax(2).transpose(0, 1), labels, positions, counts)
+
+    types = {"labels": ("int64", ["N", 5]), "positions": ("int64", ["N"]), "counts": ("int64", ["N"])}
+    with pytest.raises(GraphBuildError, match=r"F\.ctc_loss.*CTCLoss\(blank=\.\.\.\)"):
+        Trainer(_model(rank=3), TorchLoss(ctc, targets=types) if declared else ctc)
+
+
 def test_a_difference_to_torch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from onnxtrain.ortmodule.lowering._table import LOWERINGS
 

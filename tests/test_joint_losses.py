@@ -113,7 +113,7 @@ def _fits(rng: np.random.Generator, shapes: Sequence[tuple[int, ...]]) -> Arrays
 
 
 def _ctc(scores: Any, labels: Any, positions: Any, counts: Any, **options: Any) -> torch.Tensor:
-    """PyTorch takes [T, N, C], and its gradient is that of scores that come from a log_softmax."""
+    """PyTorch takes log-probabilities [T, N, C]."""
     return F.ctc_loss(scores.log_softmax(2).transpose(0, 1), labels, positions, counts, **options)
 
 
@@ -236,13 +236,8 @@ def _model(
     graph = ir.Graph(outputs, [], nodes=[], opset_imports={"": opset}, name="loss")
     model = ir.Model(graph, ir_version=10)
     op = Emitter(graph, functions=model.functions)
-    scores = outputs
-    if isinstance(loss, CTCLoss):
-        scores = [op.LogSoftmax(outputs[0], axis=2)]
-        scores[0].shape = outputs[0].shape
-        scores[0].name = "log_probabilities"
     value = attach_joint_loss(
-        op, loss, [str(value.name) for value in scores], named=True, sample_weight=weighted
+        op, loss, [str(value.name) for value in outputs], named=True, sample_weight=weighted
     )
     assert value.dtype == kind
     assert value.shape is not None
@@ -598,12 +593,12 @@ def test_trainer_learns_from_triplets_without_targets_as_torch_does() -> None:
     np.testing.assert_allclose(history["loss"], recorded, rtol=1e-5)
 
 
-def _recogniser() -> onnx.ModelProto:
+def _recogniser(last: str = "LogSoftmax<axis=2>") -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     model = onnx.parser.parse_model(
-        """
+        f"""
         <ir_version: 10, opset_import: ["": 21]>
-        net (float[n, t, 5] x) => (float[n, t, 4] log_p) { s = MatMul(x, w)  log_p = LogSoftmax<axis=2>(s) }
+        net (float[n, t, 5] x) => (float[n, t, 4] scores) {{ s = MatMul(x, w)  scores = {last}(s) }}
         """
     )
     weight = (rng.normal(size=(5, 4)) * 0.1).astype(np.float32)
@@ -611,7 +606,8 @@ def _recogniser() -> onnx.ModelProto:
     return model
 
 
-def test_trainer_learns_with_ctc_as_torch_does_also_with_sample_weights() -> None:
+@pytest.mark.parametrize("last", ["LogSoftmax<axis=2>", "Identity"])
+def test_trainer_learns_with_ctc_as_torch_does_also_with_sample_weights(last: str) -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(size=(8, 6, 5)).astype(np.float32)
     y = {
@@ -620,7 +616,7 @@ def test_trainer_learns_with_ctc_as_torch_does_also_with_sample_weights() -> Non
         "target_lengths": np.array([2, 1, 2, 0, 1, 2, 2, 1]),
     }
     share = np.array([1, 2, 0, 1, 1, 3, 1, 1], np.float32)
-    model = _recogniser()
+    model = _recogniser(last)
     trainer = Trainer(model, "ctc", optimizer="sgd", learning_rate=0.5)
     trainer.fit(x, y, epochs=2, batch_size=8, verbose=False, shuffle=False)
     trainer.fit(x, y, epochs=2, batch_size=8, verbose=False, shuffle=False, sample_weight=share)
@@ -636,6 +632,33 @@ def test_trainer_learns_with_ctc_as_torch_does_also_with_sample_weights() -> Non
             weight -= 0.5 * weight.grad
         recorded.append(loss.item())
     np.testing.assert_allclose(trainer.history["loss"], recorded, rtol=1e-5)
+    expected = (_tensor(x) @ weight).softmax(2).detach().numpy()
+    np.testing.assert_allclose(trainer.predict_proba(x), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels", "message"),
+    [
+        (CTCLoss(), [[1, 2], [0, 1]], r"label 0 of sample 1, .* is the blank \(1 such .*class 3, pass .*blank=3"),
+        (CTCLoss(), [[3, 2], [0, 1]], "is the blank .*Renumber the labels"),
+        (CTCLoss(), [[1, 4], [1, 1]], r"label 4 of sample 0, at position 1, is not a class .*classes 0 to 3"),
+        (CTCLoss(blank=3), [[0, -1], [1, 1]], "label -1 of sample 0, at position 1, is not a class"),
+        (CTCLoss(blank=3), [[0, 1], [1, 3]], "label 3 of sample 1, at position 1, is the blank"),
+    ],
+)  # fmt: skip
+def test_ctc_labels_that_are_the_blank_are_refused_before_the_first_step(
+    loss: CTCLoss, labels: Any, message: str
+) -> None:
+    y = {"labels": np.array(labels), "input_lengths": np.full(2, 6), "target_lengths": np.full(2, 2)}
+    x = np.zeros((2, 6, 5), np.float32)
+    trainer = Trainer(_recogniser("Identity"), loss)
+    for use in (lambda: trainer.fit(x, y, batch_size=1, verbose=False), lambda: trainer.evaluate(x, y)):
+        with pytest.raises(InputError, match=message):
+            use()
+    assert trainer._state.position.step == 0
+    # The same numbers are allowed as padding.
+    short = {**y, "target_lengths": np.zeros(2, np.int64)}
+    assert np.isfinite(trainer.evaluate(x, short)["loss"])
 
 
 def test_impossible_ctc_targets_stop_training() -> None:

@@ -45,6 +45,14 @@ class Words:
         """Returns the code that passes a loss with a changed setting, e.g. `loss=CrossEntropyLoss(axis=1)`."""
         return f"loss={loss}({name}={value})"
 
+    def or_function(self, arguments: str = "") -> str:
+        """Returns the end of a list of metrics: that a function is possible, too."""
+        return f", or pass a function {arguments}".rstrip()
+
+    def metric_of_output(self, name: str) -> str:
+        """Returns advice on choosing a metric of another output of the model."""
+        return f"For another output of the model: metrics={{'OUTPUT': '{name}'}}."
+
     def convert(self, dtype: str, what: str = "") -> str:
         """Returns advice on converting an array to `dtype`, e.g. "convert it with .astype('int64')".
 

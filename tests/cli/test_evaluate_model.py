@@ -183,3 +183,39 @@ def test_predictions_that_have_no_probabilities(run: Any, mlp: Path, data: Path,
     assert result.code == 1
     assert "--loss mse does not define class probabilities for its outputs" in result.err
     assert not output.exists()
+
+
+def test_a_loss_of_several_outputs_reads_all_of_them(run: Any, tmp_path: Path) -> None:
+    """The outputs have names that onnxtrain uses itself, and a target has the name of an array that is not read."""
+    head = '<ir_version: 10, opset_import: ["": 21]>'
+    net = onnx.parser.parse_model(
+        f"""{head} net (float[n, 4] x) => (float[n, 3] scores, float[n, 3] one, int64[n, 1] rank) {{
+            scores = MatMul(x, w)  one = Tanh(scores)  rank = ArgMax<axis = 1>(scores)
+        }}"""
+    )
+    weight = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    net.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    loss = onnx.parser.parse_model(
+        f"""{head} loss (float[n, 3] scores, float[n, 3] one, int64[n, 1] rank, float[n, 3] truth) => (float loss) {{
+            d = Sub(scores, truth)  e = Mul(d, one)  f = Mul(e, e)
+            g = CastLike(rank, f)  h = Mul(f, g)  loss = ReduceMean<keepdims = 0>(h)
+        }}"""
+    )
+    onnx.save(net, tmp_path / "net.onnx")
+    onnx.save(loss, tmp_path / "loss.onnx")
+    rng = np.random.default_rng(1)
+    x, truth = rng.normal(size=(50, 4)).astype(np.float32), rng.normal(size=(50, 3)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, truth=truth)
+    values = ort.InferenceSession(tmp_path / "net.onnx").run(None, {"x": x})
+    scores, tanh, rank = (np.asarray(value, np.float64) for value in values)
+    expected = np.mean(((scores - truth) * tanh) ** 2 * rank)
+    command = ["evaluate", tmp_path / "net.onnx", "--data", tmp_path / "data.npz", "--loss"]
+    named = [word for name in ("scores", "one", "rank") for word in ("--loss-input", name)]
+    for words in ([], named):
+        shown = run(*command, tmp_path / "loss.onnx", *words, "--json")
+        assert shown.code == 0, shown.err
+        assert shown.json()["loss"] == pytest.approx(expected, rel=1e-5)
+        assert "Not used" not in shown.err
+    of_one = run(*command, "mse", "--loss-input", "one", "--json")
+    assert "Not used from" in of_one.err
+    assert "lacks target (or y)" in of_one.err

@@ -132,17 +132,18 @@ class EvaluateOptions:
     text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP)
     loss: str | None = option(
         "NAME",
-        f"Compute this loss of an .onnx file: {losses_by_targets()}. Default: no loss, only the metrics that suit the "
+        f"Compute this loss of an .onnx file: {losses_by_targets()}; or that of a file, e.g. my_loss.onnx or "
+        "losses.py:detection. Default: no loss, only the metrics that suit the "
         "target. A run has its own loss.",
     )
     loss_option: list[str] | None = option(
         "NAME=VALUE",
         "Set a parameter of --loss, e.g. label_smoothing=0.1; repeat it for several. Default: PyTorch's values.",
     )
-    loss_input: str | None = option(
+    loss_input: list[str] | None = option(
         "NAME",
-        "Compare this output of an .onnx file with the target, e.g. logits. Default: the first output with "
-        "floating-point numbers.",
+        "Compare this output of an .onnx file with the target, e.g. logits; repeat it for a loss of several outputs. "
+        "Default: all outputs for such a loss, else the first one with floating-point numbers.",
     )
     metric: list[str] | None = option(
         "NAME",

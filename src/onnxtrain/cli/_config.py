@@ -15,7 +15,7 @@ import tomlkit
 import typer
 
 from onnxtrain.cli._declared import argument_key, flat, options_of
-from onnxtrain.cli._settings import number_or_text
+from onnxtrain.cli._settings import names_python, number_or_text
 from onnxtrain.errors import InputError
 
 RUN_FILE = "run.toml"
@@ -112,6 +112,12 @@ def _one(context: typer.Context, parameter: Any, item: Any, path: Path, where: s
     # String options accept numbers, too: `validation = 0.1` is a fraction, which is a string on the command line.
     if isinstance(item, bool) or not isinstance(item, str | int | float):
         raise InputError(f"{where} is {_shown(item)}; it must be a number or a string.")
+    # Whoever sends an options file must not have Python run by it.
+    if parameter.name == "loss" and isinstance(item, str) and names_python(item):
+        raise InputError(
+            f"{where} is {_shown(item)}, which runs a Python file. Delete the line, and pass --loss {item} on the "
+            "command line."
+        )
     # On the command line every value is a string.
     text = item if isinstance(item, str) else repr(item)
     try:
@@ -161,14 +167,18 @@ def write_config(options: object, path: Path, version: str) -> None:
 
     document = tomlkit.document()
     document.add(tomlkit.comment(f"Options of this run, written by onnxtrain {version}. To repeat it:"))
-    document.add(tomlkit.comment("onnxtrain train --config run.toml --output DIR"))
-    panels: dict[str | None, list[tuple[str, Any]]] = {}
     values = flat(options)
+    loss = values.get("loss")
+    # `_one` refuses to read such a loss.
+    python = f" --loss {loss}" if isinstance(loss, str) and names_python(loss) else ""
+    document.add(tomlkit.comment(f"onnxtrain train --config run.toml{python} --output DIR"))
+    panels: dict[str | None, list[tuple[str, Any]]] = {}
     for name, option in options_of(type(options)).items():
         value = _written(values[name], option.annotation.__metadata__[0].metavar or "")
         # TOML has no null, so options that are not given are left out, as are switches that are off by default.
         if (
             name not in _NOT_WRITTEN
+            and not (name == "loss" and isinstance(value, str) and names_python(value))
             and value not in (None, [])
             and (value is not False or option.default is None)
         ):

@@ -104,18 +104,23 @@ def to_arrays(
 
 
 def assign(
-    inputs: Sequence[InputSpec], targets: Sequence[InputSpec], arrays: Arrays, path: Path
+    inputs: Sequence[InputSpec],
+    targets: Sequence[InputSpec],
+    arrays: Arrays,
+    path: Path,
+    *,
+    note: bool = True,
 ) -> tuple[Any, Any]:
     """Picks the arrays for a model's inputs and targets by name.
 
-    If there is only one input, its array may also be named `x`; if there is only one target, `y`. Prints a note with
-    the names of unused arrays.
+    If there is only one input, its array may also be named `x`; if there is only one target, `y`.
 
     Args:
         inputs: the inputs.
         targets: the targets. Sample weights among them are skipped.
         arrays: arrays by name.
         path: path of the data, for messages.
+        note: True to print the names of unused arrays.
 
     Returns:
         Two dicts: arrays of the inputs by name, and arrays of the targets by name. The second is None if there are no
@@ -128,7 +133,7 @@ def assign(
     targets = [spec for spec in targets if not spec.sample_weight]
     names = {spec.name for spec in (*inputs, *targets)}
     # Not an error, because a file may contain data for several models. The note shows misspelled names.
-    if unused := sorted(set(arrays) - names - {"x", "y"}):
+    if note and (unused := sorted(set(arrays) - names - {"x", "y"})):
         info(f"Not used from '{path}': {', '.join(unused)}")
     x = _pick(arrays, inputs, "x", path)
     return x, (_pick(arrays, targets, "y", path) if targets else None)

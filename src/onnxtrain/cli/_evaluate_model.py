@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +16,11 @@ from onnxtrain.cli._loss import fit_targets, label_targets, make_chosen_loss
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.errors import InputError
 from onnxtrain.images import ImageFolder
-from onnxtrain.losses import Loss, make_loss
+from onnxtrain.losses import FunctionLoss, JointLoss, Loss, make_loss
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.session import open_session
 from onnxtrain.tables import Table, TableEncoder, class_names
 from onnxtrain.trainer import Trainer
-
-_INPUT = "scores"
 
 
 class Scored(NamedTuple):
@@ -58,23 +57,24 @@ def score_model(options: EvaluateOptions) -> Scored:
         assert not isinstance(data, ImageFolder)
         return data
 
-    outputs, encoder, data, _ = model_predictions(options.source, load, options.data, options.batch_size)
+    outputs, encoder, data, _, read = model_predictions(
+        options.source, load, options.data, options.batch_size, note=False
+    )
     name = _output(outputs, options)
-    scores = outputs.pop(name)
-    loss = _loss(options, scores, data, encoder)
+    loss = _loss(options, outputs[name], data, encoder)
     classes = None if encoder is None else encoder.classes_
     metrics, _ = chosen_metrics(options.metric, None, classes)
-    trainer = Trainer(_identity(name, scores), loss, metrics=metrics)
+    trainer, x = _judge(_scored_outputs(outputs, options, loss), options, loss, metrics)
     targets = label_targets(trainer)
     if isinstance(data, Table):
         assert encoder is not None
         arrays = encoder.arrays(data, (), targets)
     else:
-        # The arrays of the model's inputs have been used.
-        allowed = {"y", *(spec.name for spec in targets)}
-        arrays = {key: array for key, array in data.items() if key in allowed}
+        # The arrays of the model's inputs have been used. A target may have the name of an input.
+        wanted = {spec.name for spec in targets}
+        arrays = {key: array for key, array in data.items() if key not in read or key in wanted}
     _, y = assign((), targets, arrays, options.data)
-    return Scored(trainer, classes, {_INPUT: scores}, fit_targets(trainer, y), options.loss is not None)
+    return Scored(trainer, classes, x, fit_targets(trainer, y), options.loss is not None)
 
 
 def _score_images(options: EvaluateOptions) -> Scored:
@@ -104,15 +104,21 @@ def _score_images(options: EvaluateOptions) -> Scored:
     y = labels if scores.shape[1] > 1 else labels.astype(scores.dtype)[:, np.newaxis]
     loss = options.loss or ("cross_entropy" if scores.shape[1] > 1 else "bce_with_logits")
     metrics, _ = chosen_metrics(options.metric, None, classes)
-    trainer = Trainer(_identity(name, scores), make_chosen_loss(loss, options.loss_option), metrics=metrics)
+    trainer, x = _judge({name: scores}, options, make_chosen_loss(loss, options.loss_option), metrics)
     y = fit_targets(trainer, {trainer.manifest.targets[0].name: y})
-    return Scored(trainer, classes, {_INPUT: scores}, y, options.loss is not None)
+    return Scored(trainer, classes, x, y, options.loss is not None)
 
 
 def _output(outputs: Arrays, options: EvaluateOptions) -> str:
-    """Returns the name of the output to compare with the target: `--loss-input`, or the first one with numbers."""
+    """Returns the name of the first output that the loss reads: `--loss-input`, or the first one with numbers.
+
+    Raises:
+        InputError: no output is floating point, or `--loss-input` names something else.
+    """
     numbers = [name for name, array in outputs.items() if array.dtype.kind == "f"]
-    name = options.loss_input or next(iter(numbers), None)
+    chosen = options.loss_input or numbers[:1]
+    # Only the first one must be floating point.
+    name = next((name for name in chosen if name not in outputs), next(iter(chosen), None))
     if name not in numbers:
         raise InputError(
             f"Evaluating '{options.source}': "
@@ -159,28 +165,63 @@ def _loss(
     )
 
 
-def _identity(name: str, scores: np.ndarray[Any, Any]) -> ir.Model:
-    """Creates a model that returns its input as the output `name`.
+def _scored_outputs(outputs: Arrays, options: EvaluateOptions, loss: Loss) -> Arrays:
+    """Returns the outputs that a loss reads, by name: `--loss-input`; else all for a loss of several, or the first."""
+    if options.loss_input:
+        return {name: outputs[name] for name in options.loss_input}
+    if isinstance(loss, FunctionLoss) or (isinstance(loss, JointLoss) and len(loss.takes) > 1):
+        return {name: array for name, array in outputs.items() if array.dtype.kind in "fiub"}
+    name = _output(outputs, options)
+    return {name: outputs[name]}
+
+
+def _judge(
+    outputs: Arrays, options: EvaluateOptions, loss: Loss, metrics: list[str] | None
+) -> tuple[Trainer, Arrays]:
+    """Creates a trainer that only computes loss and metrics of the outputs; returns it and the outputs, its inputs."""
+    # The loss reads the outputs by name, so the inputs have other names.
+    inputs = {name: f"{name}_of_model" for name in outputs}
+    while set(inputs.values()) & set(outputs):
+        inputs = {name: f"{source}_" for name, source in inputs.items()}
+    trainer = Trainer(
+        _identity(outputs, inputs),
+        loss,
+        metrics=metrics,
+        loss_input_names=list(options.loss_input or ()) or None,
+    )
+    return trainer, {inputs[name]: array for name, array in outputs.items()}
+
+
+def _identity(outputs: Arrays, inputs: Mapping[str, str]) -> ir.Model:
+    """Creates a model that returns its inputs as outputs.
 
     A factor of 1 is its parameter, because a trainer needs one.
+
+    Args:
+        outputs: examples of the outputs by name; at least one is floating point.
+        inputs: the name of the input for each output.
     """
-    dtype = ir.DataType.from_numpy(scores.dtype)
-    shape = ir.Shape(["batch", *scores.shape[1:]])
-    source = ir.Value(name=_INPUT, shape=shape, type=ir.TensorType(dtype))
+    dtypes = {name: ir.DataType.from_numpy(array.dtype) for name, array in outputs.items()}
+    factor = f"{'_'.join(inputs.values())}_factor"
+    of_factor = next(dtype for dtype in dtypes.values() if dtype.is_floating_point())
+    ones = np.ones(1, of_factor.numpy())
     one = ir.Value(
-        name="one",
+        name=factor,
         shape=ir.Shape([1]),
-        type=ir.TensorType(dtype),
-        const_value=ir.tensor(np.ones(1, scores.dtype), name="one"),
+        type=ir.TensorType(of_factor),
+        const_value=ir.tensor(ones, name=factor),
     )
-    node = ir.node("Mul", [source, one])
-    result = node.outputs[0]
-    result.name, result.shape, result.type = (
-        (name if name not in (_INPUT, "one") else f"{name}_"),
-        shape.copy(),
-        ir.TensorType(dtype),
-    )
+    sources, nodes = [], []
+    for name, array in outputs.items():
+        shape, dtype = ir.Shape(["batch", *array.shape[1:]]), dtypes[name]
+        source = ir.Value(name=inputs[name], shape=shape, type=ir.TensorType(dtype))
+        node = ir.node("Mul", [source, one]) if dtype == of_factor else ir.node("Identity", [source])
+        result = node.outputs[0]
+        result.name, result.shape, result.type = name, shape.copy(), ir.TensorType(dtype)
+        sources.append(source)
+        nodes.append(node)
+    results = [node.outputs[0] for node in nodes]
     graph = ir.Graph(
-        [source], [result], nodes=[node], initializers=[one], opset_imports={"": 21}, name="identity"
+        sources, results, nodes=nodes, initializers=[one], opset_imports={"": 21}, name="identity"
     )
     return ir.Model(graph, ir_version=10)

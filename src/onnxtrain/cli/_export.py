@@ -42,6 +42,8 @@ def export_model(
         with trainer._state.workers.alone():
             trainer.export(network, chosen)
         activation = loss_class(trainer.loss_name).activation
+        # Scores of sequences, which no table has.
+        activation = None if activation == "softmax_last" else activation
         targets = label_targets(trainer)
         classifies = bool(targets) and (activation == "sigmoid" or targets[0].class_labels is not None)
         model = encoder.attach(

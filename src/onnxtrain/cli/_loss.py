@@ -10,9 +10,10 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from onnxtrain.cli._options import ModelOptions
-from onnxtrain.cli._settings import Owner, parse_settings
+from onnxtrain.cli._python_loss import python_loss
+from onnxtrain.cli._settings import Owner, names_python, parse_settings
 from onnxtrain.errors import InputError
-from onnxtrain.losses import CrossEntropyLoss, Loss, ModelLoss, loss_class, make_loss
+from onnxtrain.losses import CrossEntropyLoss, Loss, ModelLoss, TorchLoss, loss_class, make_loss
 from onnxtrain.runtime.dtypes import BY_NAME
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
 from onnxtrain.trainer import Trainer
@@ -50,7 +51,7 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
     if isinstance(loss, CrossEntropyLoss):
         return replace(loss, probabilities=True)
     # The targets of other classification losses are class indices, which cannot be averaged.
-    if loss.activation in ("softmax", "exp"):
+    if loss.activation in ("softmax", "softmax_last", "exp"):
         raise InputError(
             f"--mixup and --cutmix need targets that can be averaged, but {options.loss} compares class "
             "indices. Choose cross_entropy."
@@ -60,12 +61,15 @@ def chosen_loss(options: ModelOptions, *, mixed: bool = False) -> Loss | None:
 
 def make_chosen_loss(name: str, settings: Sequence[str] | None) -> Loss:
     """Creates the loss `name` with the values of `--loss-option`; raises the errors of :func:`chosen_loss`."""
-    loss = make_loss(name)
+    source: Any = python_loss(name) if names_python(name) else name
+    loss = make_loss(source)
     # `replace` keeps the defaults of the settings that were not given.
     owner = loss_settings(loss)._replace(name=name)
     parsed = parse_settings(owner, settings)
-    # The file is no setting, which `replace` would keep.
-    return ModelLoss(name, **parsed) if isinstance(loss, ModelLoss) else replace(loss, **parsed)
+    # Functions and files are no settings, which `replace` would keep.
+    if isinstance(loss, ModelLoss | TorchLoss) and not isinstance(source, Loss):
+        return type(loss)(source, **parsed)
+    return replace(loss, **parsed) if parsed else loss
 
 
 def label_targets(trainer: Trainer) -> Sequence[InputSpec]:

@@ -43,8 +43,9 @@ class ModelOptions:
 
     loss: str | None = option(
         "NAME",
-        f"Minimize this loss: {losses_by_targets()}; or the loss that a .onnx file computes, e.g. my_loss.onnx. "
-        "Default: the model's first output is the loss.",
+        f"Minimize this loss: {losses_by_targets()}; or the loss that a .onnx file computes, e.g. my_loss.onnx, "
+        "or that a Python file defines, as a function of PyTorch tensors: losses.py:detection. Default: the model's "
+        "first output is the loss.",
     )
     # Strings, because each loss has settings of its own; they are parsed by the type of the setting.
     loss_option: list[str] | None = option(

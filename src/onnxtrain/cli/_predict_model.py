@@ -32,12 +32,14 @@ class FilePredictions(NamedTuple):
         encoder: table encoder of the model; None if it has none.
         data: the samples.
         calibration: calibration of the model; None if it was not calibrated.
+        read: names of the arrays of the samples that are inputs of the model.
     """
 
     outputs: Arrays
     encoder: TableEncoder | None
     data: Arrays | Table
     calibration: StoredCalibration | None
+    read: frozenset[str]
 
 
 def model_predictions(
@@ -45,6 +47,8 @@ def model_predictions(
     load: Callable[[TableEncoder | None], Arrays | Table],
     source: Path,
     batch_size: int | None,
+    *,
+    note: bool = True,
 ) -> FilePredictions:
     """Computes the outputs of the model in an .onnx file.
 
@@ -53,6 +57,7 @@ def model_predictions(
         load: function that loads the samples, given the model's table encoder.
         source: path of the data, for error messages.
         batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
+        note: True to print the names of arrays that the model does not read.
 
     Raises:
         InputError: the data does not match the model, or an output has no batch axis.
@@ -63,8 +68,8 @@ def model_predictions(
     calibration = file_calibration(metadata, path)
     if PROPERTY not in metadata:
         data = load(None)
-        outputs = _plain_predictions(session, path, data, source, batch_size)
-        return FilePredictions(outputs, None, data, calibration)
+        outputs, read = _plain_predictions(session, path, data, source, batch_size, note=note)
+        return FilePredictions(outputs, None, data, calibration, read)
     encoder = TableEncoder.from_json(metadata[PROPERTY], str(path))
     data = load(encoder)
     if not isinstance(data, Table):
@@ -72,16 +77,16 @@ def model_predictions(
             f"The model '{path}' takes the columns of a table; '{source}' is not a table. Pass a .csv, "
             ".tsv or .parquet file."
         )
-    names = [value.name for value in session.get_inputs()]
+    columns = [value.name for value in session.get_inputs()]
     sizes = [value.shape[0] for value in session.get_inputs()]
     specs = [
         InputSpec(name, dtypes.BY_NAME["float64"], (_fixed(size),))
-        for name, size in zip(names, sizes, strict=True)
+        for name, size in zip(columns, sizes, strict=True)
     ]
     feeds = list(encoder.raw_columns(data).values())
     names = [value.name for value in session.get_outputs()]
     outputs = _run(session, path, names, specs, feeds, batch_size, check=False)
-    return FilePredictions(outputs, encoder, data, calibration)
+    return FilePredictions(outputs, encoder, data, calibration, frozenset())
 
 
 def file_calibration(metadata: Mapping[str, str], path: Path) -> StoredCalibration | None:
@@ -94,8 +99,14 @@ def _fixed(size: object) -> int | None:
 
 
 def _plain_predictions(
-    session: ort.InferenceSession, path: Path, data: Arrays | Table, source: Path, batch_size: int | None
-) -> Arrays:
+    session: ort.InferenceSession,
+    path: Path,
+    data: Arrays | Table,
+    source: Path,
+    batch_size: int | None,
+    *,
+    note: bool,
+) -> tuple[Arrays, frozenset[str]]:
     """Computes the outputs of a model without a table encoder. All of its inputs must be numeric.
 
     Args:
@@ -104,9 +115,10 @@ def _plain_predictions(
         data: the samples.
         source: path of the data, for error messages.
         batch_size: samples per batch; None for the model's fixed batch size, or 32 if it is dynamic.
+        note: True to print the names of arrays that are not read.
 
     Returns:
-        The outputs by name, [samples, ...].
+        The outputs by name, [samples, ...], and the names of the arrays that were read.
 
     Raises:
         InputError: the data does not match the model, or an input is not a tensor of numbers.
@@ -125,10 +137,11 @@ def _plain_predictions(
         # A single input takes all columns; with several inputs, each takes the column with its name.
         columns = [] if len(specs) == 1 else [spec.name for spec in specs]
         arrays = TableEncoder(inputs=columns).fit(data).arrays(data, specs)
-    x, _ = assign(specs, (), arrays, source)
+    x, _ = assign(specs, (), arrays, source, note=note)
     feeds = [_cast(np.asarray(x[spec.name]), spec) for spec in specs]
     names = [value.name for value in session.get_outputs()]
-    return _run(session, path, names, specs, feeds, batch_size, check=True)
+    read = frozenset(key for key, array in arrays.items() if any(array is value for value in x.values()))
+    return _run(session, path, names, specs, feeds, batch_size, check=True), read
 
 
 def _run(

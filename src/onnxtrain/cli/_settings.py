@@ -124,6 +124,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def names_python(text: str) -> bool:
+    """True if the value of `--loss` names an object in a Python file, e.g. "losses.py:detection", or only the file."""
+    return text.endswith(".py") or ".py:" in text
+
+
 def number_or_text(text: str) -> int | float | str:
     """Converts a text to an int or float; returns it unchanged if it is not a number."""
     for kind in (int, float):

@@ -110,6 +110,14 @@ class ShellWords(Words):
         """Returns the option that sets a parameter of the loss, e.g. `--loss-option axis=1`."""
         return f"--loss-option {name}={value}"
 
+    def or_function(self, arguments: str = "") -> str:
+        """Returns nothing: a shell passes no functions."""
+        return ""
+
+    def metric_of_output(self, name: str) -> str:
+        """Returns the option for a metric of another output, e.g. `--metric OUTPUT:accuracy`."""
+        return f"For another output of the model: --metric OUTPUT:{name}."
+
     def convert(self, dtype: str, what: str = "") -> str:
         """Returns advice on converting an array in the data file; `what` refers to the array, e.g. "it"."""
         return f"store {what or 'the values'} as {dtype} in the file of --data"

@@ -242,7 +242,8 @@ class TrainOptions:
     )
     metric: list[str] | None = option(
         "NAME",
-        "Record this metric in addition to the loss, e.g. f1, auroc, r2; repeat it for several. Default: "
+        "Record this metric in addition to the loss, e.g. f1, auroc, r2, or kind:accuracy for the output "
+        "kind of a model with several; repeat it for several. Default: "
         "accuracy for classes, mean absolute and root mean square error for quantities.",
         kept="run",
         python="metrics",

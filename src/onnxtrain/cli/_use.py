@@ -201,7 +201,7 @@ def write_predictions(options: PredictOptions) -> None:
         data = load(encoder)
         predictions = _run_predictions(trainer, encoder, data, path, options.batch_size)
     else:
-        values, encoder, data, calibration = model_predictions(source, load, path, options.batch_size)
+        values, encoder, data, calibration, _ = model_predictions(source, load, path, options.batch_size)
         if options.loss is not None or (calibration is not None and encoder is None):
             values |= _classes_of(values, options.loss, source, calibration)
         predictions = _Predictions(values, None if encoder is None else encoder.classes_, encoder)

@@ -6,7 +6,8 @@
     >>> scores = ir.Value(name="scores", shape=ir.Shape(["n", 10]), type=ir.TensorType(ir.DataType.FLOAT))
     >>> loss.targets(scores)
     [TargetSpec(name='labels', dtype=INT64, shape=('n',),
-                class_labels=ClassLabels(count=10, ignore_index=-100, axis=1, scores=None, shift=0), groups=None)]
+                class_labels=ClassLabels(count=10, ignore_index=-100, axis=1, scores=None, shift=0), groups=None,
+                sequences=None)]
 
 Losses of float16 and bfloat16 scores are computed in float32, so that sums over a batch neither overflow nor lose
 precision. As in PyTorch, the result is cast to the dtype of the scores.
@@ -20,6 +21,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -33,6 +35,7 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.op_facts import CASTS, VIEWS
 
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
+from ._base import LabelSequences as LabelSequences  # in a `TargetSpec`
 from ._binary import BCELoss, HingeEmbeddingLoss, KLDivLoss, MultiLabelSoftMarginLoss, SoftMarginLoss
 from ._causal_lm import CausalLMLoss
 from ._classes import CrossEntropyLoss, NLLLoss
@@ -289,10 +292,20 @@ def attach_joint_loss(
         value.name = op.unique_name((new_targets or {}).get(spec.name, spec.name))
         op.graph.inputs.append(value)
         targets.append(value)
+    _name_lengths(specs, targets)
     scored = [_find(op.graph, str(value.name), loss) for value in scores]
     weight = _add_weight(op, scored[0], loss) if sample_weight else None
     warn_of_probabilities(loss, scores[0])
     return _described(op, loss.build_joint(op, scored, targets, weight), loss.mean_over(None), weight)
+
+
+def _name_lengths(specs: Sequence[TargetSpec], targets: Sequence[ir.Value]) -> None:
+    """Writes the final name of the lengths into the metadata of targets with sequences of labels."""
+    names = {spec.name: str(value.name) for spec, value in zip(specs, targets, strict=True)}
+    for spec, value in zip(specs, targets, strict=True):
+        if spec.sequences is not None and TARGET_KEY in value.metadata_props:
+            sequences = replace(spec.sequences, lengths=names[spec.sequences.lengths])
+            value.metadata_props[TARGET_KEY] = replace(spec, sequences=sequences).described
 
 
 def _described(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ WEIGHT_NAME = "sample_weight"
 
 Reduction = Literal["mean", "sum", "none"]
 """Reduction of the terms of a loss, one per sample or element; "none" returns the terms themselves."""
-Activation = Literal["softmax", "exp", "sigmoid"]
+Activation = Literal["softmax", "softmax_last", "exp", "sigmoid"]
 
 # Sums of these dtypes overflow (float16 ends at 65,504) or stop growing (bfloat16 has 8 bits of precision).
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -72,6 +72,22 @@ class ClassLabels:
 
 
 @dataclass(frozen=True)
+class LabelSequences:
+    """The allowed values of a target with a sequence of labels per sample, [N, S], as CTC takes it.
+
+    Attributes:
+        lengths: name of the target with the number of labels of each sample, [N], e.g. "target_lengths". Numbers after
+            these labels are padding.
+        blank: class that is not a label, e.g. 0.
+        count: number of classes with the blank, e.g. 11; None if it is symbolic.
+    """
+
+    lengths: str
+    blank: int
+    count: int | None
+
+
+@dataclass(frozen=True)
 class TargetSpec:
     """The target of a loss.
 
@@ -82,6 +98,7 @@ class TargetSpec:
         class_labels: allowed labels; None for a target without class labels.
         groups: if each sample consists of several rows of the scores, e.g. the texts of a pair, their number, or the
             name of a symbolic size; None for one row per sample.
+        sequences: allowed labels of a target with a sequence of labels per sample; else None.
     """
 
     name: str
@@ -89,6 +106,7 @@ class TargetSpec:
     shape: tuple[int | str | None, ...]
     class_labels: ClassLabels | None = None
     groups: int | str | None = None
+    sequences: LabelSequences | None = None
 
     def as_input(self) -> ir.Value:
         """Returns a new value with this name, dtype and shape, marked as a target by :data:`TARGET_KEY`."""
@@ -100,7 +118,8 @@ class TargetSpec:
     def described(self) -> str:
         """This specification as JSON, for the metadata of the graph input."""
         labels = {"class_labels": self.class_labels.described()} if self.class_labels else {}
-        return json.dumps(labels | ({} if self.groups is None else {GROUPS: self.groups}))
+        sequences = {"sequences": asdict(self.sequences)} if self.sequences else {}
+        return json.dumps(labels | ({} if self.groups is None else {GROUPS: self.groups}) | sequences)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +128,8 @@ class Loss(ABC):
 
     Attributes:
         reduction: "mean" or "sum" for a scalar of shape [], "none" for one value per position.
-        activation: function that converts the scores to probabilities, e.g. "softmax" along the class axis; None if
-            the scores do not represent probabilities, as in regression.
+        activation: function that converts the scores to probabilities, e.g. "softmax" along the class axis, or
+            "softmax_last" along the last axis; None if the scores do not represent probabilities, as in regression.
         label_metrics: names of the metrics that `Trainer` records for class labels, e.g. ("accuracy",).
         default_metrics: names of the metrics that `Trainer` records for targets without class labels, e.g. ("mae",).
         reductions: the values of `reduction` that the loss has.

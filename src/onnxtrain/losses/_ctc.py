@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter
 
-from ._base import Activation, TargetSpec
+from ._base import Activation, LabelSequences, TargetSpec
 from ._joint import JointLoss
 
 # Logarithm of 0. Infinity would make NaN of differences of two such values.
@@ -24,19 +24,20 @@ _IMPOSSIBLE = 1e29
 class CTCLoss(JointLoss):
     """Negative logarithm of the probability of a label sequence, summed over all its alignments with the input.
 
-    The scores are log-probabilities [N, T, C] of the classes at each of T positions, e.g. from a LogSoftmax; one class
-    is the blank between labels. The targets are
+    The scores are logits or log-probabilities [N, T, C] of the classes at each of T positions; one class is the blank
+    between labels. The loss applies a log-softmax, which does not change log-probabilities. The targets are
 
-    - `labels` [N, S], int64: the labels of each sample, then any other numbers up to the size S of the array;
+    - `labels` [N, S], int64: the labels of each sample, without blanks, then any other numbers up to the size S of the
+      array;
     - `input_lengths` [N], int64: how many of the T positions count, at most T;
     - `target_lengths` [N], int64: how many labels each sample has, at most S; 0 for none.
 
-    The values are PyTorch's, and so are gradients with respect to the input of a LogSoftmax. The reduction "mean"
-    divides the loss of each sample by the number of its labels (at least 1) first. Lengths and labels out of range make
-    the loss NaN.
+    Values and gradients are PyTorch's for the log-softmax of the scores. The reduction "mean" divides the loss of each
+    sample by the number of its labels (at least 1) first. Lengths and labels out of range make the loss NaN. `Trainer`
+    checks the labels before it trains.
 
     Attributes:
-        activation: "exp", which converts log-probabilities to probabilities.
+        activation: "softmax_last", as the classes are along the last axis.
         label_metrics: none.
         blank: index of the blank class, e.g. 0.
         zero_infinity: True for a loss of 0 for samples with too few positions for their labels; it is infinite
@@ -44,7 +45,7 @@ class CTCLoss(JointLoss):
         batch_first: False for scores [T, N, C], as PyTorch's loss takes them.
     """
 
-    activation: ClassVar[Activation | None] = "exp"
+    activation: ClassVar[Activation | None] = "softmax_last"
     label_metrics: ClassVar[tuple[str, ...]] = ()
     blank: int = 0
     zero_infinity: bool = False
@@ -61,22 +62,30 @@ class CTCLoss(JointLoss):
         if len(dims) != 3:
             raise self._error(
                 f"scores {scores[0].name!r} have shape {scores[0].shape}; this loss needs [N, T, C]: "
-                "log-probabilities of C classes at T positions"
+                "scores of C classes at T positions"
             )
         if isinstance(dims[2], int) and self.blank >= dims[2]:
             raise self._error(
                 f"blank is {self.blank}, but the scores {scores[0].name!r} have the classes 0 to {dims[2] - 1}"
             )
         batch = dims[0] if self.batch_first else dims[1]
+        count = dims[2] if isinstance(dims[2], int) else None
         return [
-            TargetSpec("labels", ir.DataType.INT64, (batch, "labels_per_sample")),
+            TargetSpec(
+                "labels",
+                ir.DataType.INT64,
+                (batch, "labels_per_sample"),
+                sequences=LabelSequences("target_lengths", self.blank, count),
+            ),
             TargetSpec("input_lengths", ir.DataType.INT64, (batch,)),
             TargetSpec("target_lengths", ir.DataType.INT64, (batch,)),
         ]
 
     def _joint_terms(self, op: Emitter, scores: Sequence[ir.Value], targets: Sequence[ir.Value]) -> ir.Value:
         labels, input_lengths, target_lengths = (op.Cast(t, to=ir.DataType.INT64) for t in targets)
-        log_p = scores[0] if self.batch_first else op.Transpose(scores[0], perm=[1, 0, 2])
+        # PyTorch takes log-probabilities only. Most exported recognisers return logits, whose loss has no lower bound.
+        log_p = op.LogSoftmax(scores[0], axis=2)
+        log_p = log_p if self.batch_first else op.Transpose(log_p, perm=[1, 0, 2])
         log_p = op.Where(op.Greater(log_p, _ZERO), log_p, _ZERO)
         classes, count = op.dim(scores[0], 2), op.dim(labels, 1)
         columns = op.Range(0, op.Squeeze(count, [0]), 1)

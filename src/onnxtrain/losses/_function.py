@@ -5,6 +5,7 @@ Also copies the ONNX model of such a function into another graph.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,17 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain._words import argument
-from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.passes import mark_constant
+from onnxtrain.passes import (
+    ModelSource,
+    apply_workarounds,
+    canonicalize,
+    inline_functions,
+    load_model,
+    mark_constant,
+    save_model,
+)
 
 from ._base import Reduction, TargetSpec
 from ._joint import JointLoss
@@ -165,6 +174,46 @@ class FunctionLoss(JointLoss):
         values |= dict(zip(names, targets, strict=True))
         batch = next((entry.dims[0] for entry in arguments if entry.of_model and entry.dims), None)
         return copy_model(op, model, [values[name] for name in self.parameters], batch)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        model: ModelSource,
+        *,
+        loss_input_names: Sequence[str] | None = None,
+    ) -> None:
+        """Writes the loss of a model as a `.onnx` file, from which :class:`ModelLoss` or `--loss FILE` reads it.
+
+        Args:
+            path: the file to write, e.g. "my_loss.onnx". Its inputs are the arguments of the function.
+            model: the model that is to be trained, whose outputs are arguments.
+            loss_input_names: names of the values of the model that are the first arguments, as for `Trainer`.
+
+        Raises:
+            GraphBuildError: the function does not fit the outputs of the model, or cannot be converted.
+            ModelError: the model cannot be read, or the file cannot be written.
+        """
+        graph = canonicalize(load_model(model)).graph
+        values = list(graph.outputs)
+        if loss_input_names is not None:
+            found = {name: find_value(graph, name) for name in loss_input_names}
+            missing = [name for name, value in found.items() if value is None]
+            if missing:
+                names = ", ".join(str(value.name) for value in graph.outputs)
+                raise self._error(
+                    f"{', '.join(missing)} are not values of the model; its outputs are {names}"
+                )
+            values = [value for value in found.values() if value is not None]
+        scores, _ = self.chosen(values, named=loss_input_names is not None)
+        arguments = self._arguments(scores)
+        loss = apply_workarounds(inline_functions(self._model_of(arguments)))
+        for value in (*loss.graph.inputs, *(result for node in loss.graph for result in node.outputs)):
+            if value.name in self.parameters or value.name == "loss":
+                value.name = f"{value.name}/inner"
+        for entry, value in zip(arguments, loss.graph.inputs, strict=True):
+            value.name, value.shape = entry.name, ir.Shape(entry.dims)
+        loss.graph.outputs[0].name = "loss"
+        save_model(loss, path)
 
     def _declaration(self, name: object, entry: object) -> tuple[ir.DataType, tuple[int | str | None, ...]]:
         """Returns the dtype and dimensions of a declared target.

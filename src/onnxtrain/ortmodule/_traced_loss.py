@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,10 +105,13 @@ def guess_targets(
         itertools.product(range(len(forms)), repeat=len(names)), key=lambda rank: (sum(rank), rank)
     )
     errors: list[str] = []
+    results: list[tuple[tuple[int, ...], str]] = []
     for rank in ranks:
         chosen = [forms[k] for k in rank]
         if (error := _refusal(function, arguments(chosen))) is not None:
             errors.append(f"{_shown(arguments(chosen))}: {error}")
+            if isinstance(error, _NoLoss):
+                results.append((error.shape, errors[-1]))
             continue
         # A function that also takes floats of this shape may mean quantities, and sums over pairs of samples.
         if not any(
@@ -120,14 +124,23 @@ def guess_targets(
             for k, (dtype, dims) in enumerate(chosen)
         ):
             return [entry for entry in arguments(chosen) if not entry.of_model]
+    if results:
+        # The function runs. Targets that broadcast make its result larger.
+        likeliest = min(results, key=lambda entry: (len(entry[0]), math.prod(entry[0])))[1]
+        raise GraphBuildError(f"tracing {called} for {likeliest}. If the targets are others, {remedy}")
     raise GraphBuildError(
         f"tracing {called}: the dtype and shape of the targets ({', '.join(names)}) are unknown. It raised, for "
         + "; for ".join(errors[:2])
         + f". If they are others, {remedy}"
+        # The message of PyTorch's loss.
+        + (f". {_CTC}" if any("input_lengths must be" in error for error in errors) else "")
     )
 
 
 _EXAMPLE = "('int64', ['N'])"
+_CTC = (
+    "In place of F.ctc_loss, pass loss='ctc', or onnxtrain.losses.CTCLoss(blank=...), with the same gradients"
+)
 
 
 def _forms(of_model: Sequence[Argument]) -> list[tuple[ir.DataType, tuple[Any, ...]]]:
@@ -146,20 +159,28 @@ def _forms(of_model: Sequence[Argument]) -> list[tuple[ir.DataType, tuple[Any, .
     return list(dict.fromkeys(forms))
 
 
-def _refusal(function: Function, arguments: Sequence[Argument]) -> str | None:
+def _refusal(function: Function, arguments: Sequence[Argument]) -> _Refused | None:
     """Returns why a function refuses arguments, however they are drawn; None if it takes them."""
-    first: str | None = None
+    first: _Refused | None = None
     for draw in _DRAWS:
         try:
             _evaluated(function, arguments, _tensors(arguments, draw))
             return None
         except _Refused as error:
-            first = first or str(error)
+            first = first or error
     return first
 
 
 class _Refused(Exception):
     """The function raises an error, or its result is not a loss."""
+
+
+class _NoLoss(_Refused):
+    """The function returns floats of a shape that a loss does not have."""
+
+    def __init__(self, message: str, shape: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.shape = shape
 
 
 def _evaluated(
@@ -184,10 +205,13 @@ def _evaluated(
         raise _Refused(f"it returned a {type(result).__name__}, not a tensor")
     batch = _batch(arguments, tensors)
     if not result.is_floating_point() or (result.shape != () and tuple(result.shape) != (batch,)):
-        raise _Refused(
+        shown = (
             f"it returned {str(result.dtype).removeprefix('torch.')} of shape {list(result.shape)} for {batch} "
             "samples; a loss is one number (mean() or sum()) or one per sample"
         )
+        if result.is_floating_point():
+            raise _NoLoss(shown, tuple(result.shape))
+        raise _Refused(shown)
     if not result.requires_grad:
         raise _Refused("its result does not depend on an output of the model, or only through detach()")
     return result
@@ -555,6 +579,8 @@ def _explained(error: Exception) -> str:
     """Returns what a user can do about an exception of the tracing."""
     text = _first_line(error)
     whole = str(error)
+    if "ctc_loss" in whole:
+        return f"PyTorch cannot trace F.ctc_loss, because the graph depends on values of the lengths. {_CTC} ({text})"
     if "mark" in whole and "dynamic" in whole and "specialized" in whole:
         return (
             "its result is only valid for one batch size, because it turns a size into a constant, e.g. by int(), a "

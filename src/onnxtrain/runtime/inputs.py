@@ -12,7 +12,7 @@ from onnxtrain._words import words
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.dtypes import Array, narrow
-from onnxtrain.runtime.manifest import ClassLabels, Dim, InputSpec
+from onnxtrain.runtime.manifest import ClassLabels, Dim, InputSpec, LabelSequences
 from onnxtrain.runtime.store import alias, require_unmasked, to_array
 
 # Elements above which a sum is faster than a check of each element, with the context manager that it needs.
@@ -173,6 +173,54 @@ def _require_finite(spec: InputSpec, array: Array) -> None:
         f"Input '{spec.name}': a training step needs finite numbers; received {array[position]} at index "
         f"{list(position)} ({int(wrong.sum())} such numbers). Leave out or fill these samples{mask}."
     )
+
+
+def check_sequences(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
+    """Raises InputError if a label of a sequence is the blank, or not a class.
+
+    Args:
+        specs: inputs and targets of the training model.
+        arrays: one array per input and target, with valid shapes and dtypes.
+    """
+    for spec, labels in zip(specs, arrays, strict=False):
+        allowed = spec.sequences
+        if allowed is None or labels.ndim != 2 or labels.dtype.kind not in "iu":
+            continue
+        lengths = next(
+            (a for s, a in zip(specs, arrays, strict=False) if s.name == allowed.lengths and a.ndim == 1),
+            None,
+        )
+        if lengths is None or len(lengths) != len(labels):
+            continue
+        used = np.arange(labels.shape[1]) < lengths[:, np.newaxis]
+        unknown = labels < 0
+        if allowed.count is not None:
+            unknown |= labels >= allowed.count
+        for wrong, problem in ((labels == allowed.blank, "is the blank"), (unknown, "is not a class")):
+            if (places := np.argwhere(wrong & used)).size:
+                sample, position = (int(i) for i in places[0])
+                raise InputError(
+                    f"Target '{spec.name}': label {labels[sample, position]} of sample {sample}, at position "
+                    f"{position}, {problem} ({len(places)} such labels). {_sequence_remedy(allowed, labels[used])}"
+                )
+
+
+def _sequence_remedy(allowed: LabelSequences, labels: Array) -> str:
+    """Returns advice on labels that are the blank or no class.
+
+    Args:
+        allowed: the allowed labels.
+        labels: all labels of the data, without padding.
+    """
+    classes = "" if allowed.count is None else f"the model has the classes 0 to {allowed.count - 1}, and "
+    rule = f"The blank is class {allowed.blank}, which stands for no label: {classes}labels are the other classes."
+    # Many models have the blank as the last class.
+    last = None if allowed.count is None else allowed.count - 1
+    if last is not None and int(labels.max()) < last and int(labels.min()) >= 0:
+        setting = words().loss_setting("CTCLoss", "blank", last)
+        return f"{rule} If the blank of this model is class {last}, pass {setting}."
+    setting = words().loss_setting("CTCLoss", "blank", "...")
+    return f"{rule} Renumber the labels, or choose the model's blank: {setting}."
 
 
 def check_shapes(specs: Sequence[InputSpec], shapes: Sequence[tuple[int, ...]]) -> None:

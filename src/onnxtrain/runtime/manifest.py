@@ -18,6 +18,7 @@ from onnxtrain.runtime.manifest_entries import (
     Dim,
     HostInput,
     InputSpec,
+    LabelSequences,
     LossMean,
     Manifest,
     OptimizerSpec,
@@ -38,6 +39,7 @@ __all__ = [
     "Dim",
     "HostInput",
     "InputSpec",
+    "LabelSequences",
     "LossMean",
     "Manifest",
     "OptimizerSpec",
@@ -150,7 +152,18 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
         ),
         sample_weight=weighs,
         groups=_groups(entry.get("groups")),
+        sequences=_sequences(entry.get("sequences")),
     )
+
+
+def _sequences(entry: Mapping[str, Any] | None) -> LabelSequences | None:
+    """Parses the description of sequences of labels; None for a target without."""
+    if entry is None:
+        return None
+    blank = _optional(int, entry["blank"], "the blank")
+    if blank is None or blank < 0:
+        raise ValueError(f"the blank is {blank}")
+    return LabelSequences(_text(entry, "lengths"), blank, _count(entry.get("count")))
 
 
 def _groups(value: Any) -> int | str | None:

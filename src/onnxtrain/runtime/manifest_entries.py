@@ -110,6 +110,21 @@ class LossMean:
 
 
 @dataclass(frozen=True)
+class LabelSequences:
+    """The allowed values of a target with a sequence of labels per sample, [N, S].
+
+    Attributes:
+        lengths: name of the target with the number of labels of each sample, [N]; numbers after them are padding.
+        blank: class that is not a label.
+        count: number of classes with the blank; None if it is unknown.
+    """
+
+    lengths: str
+    blank: int
+    count: int | None = None
+
+
+@dataclass(frozen=True)
 class InputSpec:
     """A user input or target of the training model.
 
@@ -119,6 +134,7 @@ class InputSpec:
         shape: sizes, e.g. ("batch", 4); None if the rank is unknown.
         class_labels: the allowed labels, for a target with class labels; else None.
         sample_weight: True if it contains a weight per sample.
+        sequences: the allowed labels, for a target with a sequence of labels per sample; else None.
         groups: for a target of a loss over several rows per sample, e.g. the texts of a pair: their number or the name
             of a symbolic size. The training model's inputs then have the shape [batch, groups, ...]; else None.
     """
@@ -129,6 +145,7 @@ class InputSpec:
     class_labels: ClassLabels | None = None
     sample_weight: bool = False
     groups: int | str | None = None
+    sequences: LabelSequences | None = None
 
 
 @dataclass(frozen=True)

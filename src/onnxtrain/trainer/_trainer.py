@@ -65,7 +65,7 @@ from onnxtrain.trainer._fit.step import Fit
 from onnxtrain.trainer._fit.texts import embed, text_arrays, text_metrics, text_properties, text_recipe
 from onnxtrain.trainer._fit.verify import verify_export
 from onnxtrain.trainer._metrics.calibration import ThresholdMetric
-from onnxtrain.trainer._metrics.metrics import Metric, MetricSpec, make_metrics
+from onnxtrain.trainer._metrics.metrics import Metric, Metrics, listed, make_metrics
 from onnxtrain.trainer._metrics.probabilities import probabilities
 from onnxtrain.trainer._metrics.whole_set import check_positive, confusion_matrix
 from onnxtrain.trainer._model_card import write_model_card
@@ -121,8 +121,10 @@ class Trainer(NotCopyable):
         requires_grad: see :class:`onnxtrain.Recipe`.
         frozen_params: see :class:`onnxtrain.Recipe`.
         metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
-            `(prediction, target) -> float`, called with the arrays of a whole dataset; None chooses metrics that suit
-            the loss, `[]` chooses none.
+            `(prediction, target) -> float`, called with the arrays of a whole dataset; arguments with the names of
+            outputs and targets receive these. Of a model with several outputs: a dict by output, e.g. `{"kind":
+            "accuracy", "value": ["mae", my_function]}`, recorded as "kind_accuracy"; targets belong to outputs in
+            order. None chooses metrics that suit the loss, `[]` chooses none.
         positive: index of the class that "f1", "precision", "recall" and "auroc" measure, e.g. 0. Default: class 1 if
             there are two classes; the mean over all classes if there are more.
         scheduler: a schedule from `onnxtrain.schedules` or its name ("linear" and "cosine" decay to zero at the end of
@@ -208,7 +210,7 @@ class Trainer(NotCopyable):
         *,
         requires_grad: Sequence[str] | str | None = None,
         frozen_params: Sequence[str] | str | None = None,
-        metrics: Sequence[MetricSpec] | None = None,
+        metrics: Metrics | None = None,
         positive: int | None = None,
         scheduler: ScheduleSpec | None = None,
         warmup_steps: int = 0,
@@ -281,7 +283,7 @@ class Trainer(NotCopyable):
         recipe = replace(recipe, loss=loss_for(recipe.loss))
         # All arguments are checked before a file is written, so that an error leaves no directory.
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
-        metrics = [metrics] if isinstance(metrics, str) else metrics
+        metrics = None if metrics is None else listed(metrics)
         make_metrics(metrics or [])
         check_positive(positive)
         seed = check_integer(argument("seed"), seed, 0)
@@ -380,7 +382,7 @@ class Trainer(NotCopyable):
         cls,
         path: str | os.PathLike[str],
         *,
-        metrics: Sequence[MetricSpec] | None = None,
+        metrics: Metrics | None = None,
         scheduler: ScheduleSpec | None = None,
         device: str = "cpu",
         threads: int | None = None,

@@ -34,7 +34,7 @@ from onnxtrain.training.key_value_cache import DropCachePass, find_cache
 _DOING = "attaching the teacher"
 _SCOPE = "teacher/"
 # For each activation of a loss, the op whose input the loss expects as scores.
-_PROBABILITIES = {"softmax": "Softmax", "exp": "Softmax", "sigmoid": "Sigmoid"}
+_PROBABILITIES = {"softmax": "Softmax", "softmax_last": "Softmax", "exp": "Softmax", "sigmoid": "Sigmoid"}
 
 
 def attach_teacher(

@@ -109,7 +109,7 @@ def _prepared(
     spec = state.task.target
     labels = spec.class_labels if spec is not None else None
     of_classes = activation == "sigmoid" or (activation is not None and labels is not None)
-    if name is None or activation is None or not of_classes or state.settings.loss == "CTCLoss":
+    if name is None or activation is None or activation == "softmax_last" or not of_classes:
         raise InputError(
             f"{_DOING}: the loss ({state.settings.loss or 'that of the model'}) does not define the probability of one "
             f"class per sample. Only models trained with {argument('loss', 'cross_entropy')}, 'nll', 'causal_lm' or a "

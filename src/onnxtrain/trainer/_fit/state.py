@@ -18,6 +18,7 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.lock import StateLock
+from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._fit.fit_guard import FitGuard
 from onnxtrain.trainer._fit.moving_average import MovingAverage
 from onnxtrain.trainer._fit.schedule import (
@@ -29,7 +30,15 @@ from onnxtrain.trainer._fit.schedule import (
 )
 from onnxtrain.trainer._fit.snapshot import Snapshot
 from onnxtrain.trainer._fit.workers import Workers
-from onnxtrain.trainer._metrics.metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
+from onnxtrain.trainer._metrics.metrics import (
+    Averages,
+    Metric,
+    Metrics,
+    complete,
+    default_metrics,
+    listed,
+    make_metrics,
+)
 from onnxtrain.trainer._metrics.whole_set import Task
 from onnxtrain.trainer._run.files import AVERAGE, BEST, SWA_AVERAGE, refuse_model_name
 from onnxtrain.trainer._run.position import CUSTOM, PROPERTY, Plan, Position, Settings
@@ -100,7 +109,7 @@ class TrainingState:
         position: Position,
         settings: Settings,
         schedule: Curve,
-        metrics: Sequence[MetricSpec] | None,
+        metrics: Metrics | None,
         workers: Workers,
     ) -> None:
         self.run = run
@@ -131,7 +140,20 @@ class TrainingState:
             metrics = default_metrics(self.task.target, settings.loss) if measurable else []
             # Perplexity is the exponential of a mean, not of a sum.
             metrics = [name for name in metrics if name != "perplexity" or run.manifest.loss_mean is not None]
-        self.metrics: list[Metric] = make_metrics(metrics, self.task)
+        targets = [spec for spec in run.manifest.targets if not spec.sample_weight]
+        names = [spec.name for spec in targets]
+        pairs = (
+            targets
+            if len(targets) == len(run.outputs)
+            else targets * len(run.outputs)
+            if len(targets) == 1
+            else []
+        )
+        task = replace(self.task, of_outputs=dict(zip(run.outputs, pairs, strict=False)))
+        self.metrics: list[Metric] = [
+            complete(metric, run.outputs, names, settings.prediction) if measurable else metric
+            for metric in make_metrics(listed(metrics), task)
+        ]
         if not measurable and any(metric.looks_at_predictions for metric in self.metrics):
             raise InputError(
                 "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
@@ -143,7 +165,7 @@ class TrainingState:
     def load(
         cls,
         directory: Path,
-        metrics: Sequence[MetricSpec] | None,
+        metrics: Metrics | None,
         scheduler: ScheduleSpec | None,
         device: str,
         threads: int | None,
@@ -347,7 +369,13 @@ class TrainingState:
         """Adds the loss and the metrics of one batch to `averages`; `count` is its weight from :meth:`loss_count`."""
         averages.add_loss(step.loss, count)
         if any(metric.looks_at_predictions for metric in self.metrics):
-            averages.add_metrics(self.metrics, *self.metric_arrays(step), self.run.manifest.targets[0])
+            manifest = self.run.manifest
+            named: dict[str, tuple[Array, InputSpec | None]] = {
+                name: (array, None) for name, array in zip(self.run.outputs, step.outputs, strict=False)
+            }
+            arrays = step.arrays[len(manifest.inputs) :]
+            named |= {spec.name: (a, spec) for spec, a in zip(manifest.targets, arrays, strict=False)}
+            averages.add_metrics(self.metrics, *self.metric_arrays(step), manifest.targets[0], named)
 
     def metric_arrays(self, step: Step) -> tuple[Array, Array]:
         """Returns the prediction and the target of a batch, for metrics.

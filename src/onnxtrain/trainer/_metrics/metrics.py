@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from onnxtrain._dialects import advice
 from onnxtrain._printable import get_logger
+from onnxtrain._words import words
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
@@ -23,7 +25,8 @@ _log = get_logger()
 
 # Sums, not means: means of batches of different sizes cannot be averaged.
 Measure = Callable[[Array, Array, InputSpec], tuple[float, float]]
-MetricFunction = Callable[[Array, Array], float]
+MetricFunction = Callable[..., float]
+_PREDICTED = ("prediction of the run", "target of the run")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Metric:
         higher_is_better: True for "accuracy", False for "mae"; None if unknown. Callbacks use it to compare epochs.
         function: for a metric that needs the whole dataset at once: `(predictions, targets) -> value`.
         of_loss: for a metric that depends only on the loss, e.g. perplexity: `(mean loss) -> value`.
+        arguments: names of the outputs and targets that `measure` or `function` takes, e.g. ("kind", "cls"); of an
+            output alone, its target is found. () for the run's prediction and its first target.
 
     Raises:
         InputError: not exactly one of `measure`, `function` and `of_loss` is given.
@@ -49,9 +54,12 @@ class Metric:
     higher_is_better: bool | None = None
     function: MetricFunction | None = None
     of_loss: Callable[[float], float] | None = None
+    arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if [self.measure, self.function, self.of_loss].count(None) != 2:
+        # Not `== None`, which objects such as those of torchmetrics overload.
+        given = [value for value in (self.measure, self.function, self.of_loss) if value is not None]
+        if len(given) != 1:
             raise InputError(f"Metric '{self.name}': pass either measure or function (or of_loss).")
 
     @property
@@ -61,6 +69,8 @@ class Metric:
 
 
 MetricSpec = str | Metric | MetricFunction
+Metrics = Sequence[MetricSpec] | Mapping[str, MetricSpec | Sequence[MetricSpec]]
+"""Metrics of the prediction, or of several outputs by name, e.g. {"kind": "accuracy", "value": ["mae", "r2"]}."""
 
 
 # These need logits of several classes along axis 1.
@@ -125,7 +135,8 @@ def _require_shape(name: str, prediction: Array, target: Array, expected: tuple[
     if target.shape != expected or (name in _NEED_CLASSES and prediction.ndim < 2):
         raise InputError(
             f"The metric '{name}' does not fit a prediction of shape {list(prediction.shape)} and a target of "
-            f"shape {list(target.shape)}; choose another, or pass a function (prediction, target)."
+            f"shape {list(target.shape)}; choose another{words().or_function('(prediction, target)')}. "
+            f"{words().metric_of_output(name)}"
         )
 
 
@@ -173,6 +184,27 @@ def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
     return list(loss_class(loss).default_metrics)
 
 
+def listed(metrics: Metrics) -> list[MetricSpec]:
+    """Returns metrics as a list. A metric of an output is the text "output:metric", or a metric with `arguments`.
+
+    Raises:
+        InputError: a metric of an output is neither a name nor a function.
+    """
+    if isinstance(metrics, str):
+        return [metrics]
+    if not isinstance(metrics, Mapping):
+        return list(metrics)
+    found: list[MetricSpec] = []
+    for output, chosen in metrics.items():
+        for spec in [chosen] if isinstance(chosen, str | Metric) or callable(chosen) else chosen:
+            if isinstance(spec, str):
+                found.append(f"{output}:{spec}")
+            else:
+                metric = _make(spec, Task())
+                found.append(replace(metric, name=f"{output}_{metric.name}", arguments=(output,)))
+    return found
+
+
 def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metric]:  # noqa: B008 it is frozen
     """Converts names, :class:`Metric` objects and functions `(prediction, target) -> float` to metrics.
 
@@ -205,7 +237,19 @@ def _make(spec: MetricSpec, task: Task) -> Metric:
     if isinstance(spec, Metric):
         return spec
     if isinstance(spec, str):
-        return _named(spec, task)
+        output, colon, name = spec.rpartition(":")
+        if not colon:
+            return _named(spec, task)
+        metric = _named(name, task.of(output))
+        return replace(metric, name=f"{output}_{metric.name}", arguments=(output,))
+    kind = type(spec)
+    if kind.__module__.split(".")[0] == "torchmetrics" or any(
+        base.__module__ == "torch.nn.modules.module" for base in kind.__mro__
+    ):
+        raise InputError(
+            f"Choosing metrics: {kind.__name__} is a metric of PyTorch tensors; pass "
+            f"onnxtrain.trainer.torch_metric({kind.__name__}(...))."
+        )
     if callable(spec):
         return Metric(getattr(spec, "__name__", type(spec).__name__), function=spec)
     raise InputError(
@@ -220,7 +264,7 @@ def _named(name: str, task: Task) -> Metric:
         meant = advice("metrics", name, [*METRICS, "top5_accuracy"])
         raise InputError(
             f"Choosing metrics: {name!r} is unknown; {f'{meant}, or ' if meant else ''}choose from "
-            f"{', '.join(METRICS)}, top5_accuracy (any number), or pass a function."
+            f"{', '.join(METRICS)}, top5_accuracy (any number){words().or_function()}."
         )
     # A loss without a name is the model's own, which may be a cross-entropy.
     if name == "perplexity" and task.loss and loss_class(task.loss).activation not in ("softmax", "exp"):
@@ -236,12 +280,12 @@ class Averages:
 
     Attributes:
         sums: [total, count] by key, as Python floats, which are exact in JSON.
-        parts: (prediction, target) of each batch, kept for metrics that are functions of the whole dataset; empty
-            if there are no such metrics.
+        parts: the arrays of each batch, (prediction, target) by default, kept for metrics that are functions of the
+            whole dataset; empty if there are no such metrics.
     """
 
     sums: dict[str, list[float]] = field(default_factory=dict)
-    parts: list[tuple[Array, Array]] = field(default_factory=list)
+    parts: list[tuple[Array, ...]] = field(default_factory=list)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Averages:
         # Arrays of predictions are never modified, so snapshots can share them.
@@ -267,15 +311,33 @@ class Averages:
             self.add("loss", loss * count if count else 0.0, count)
 
     def add_metrics(
-        self, metrics: Sequence[Metric], prediction: Array, target: Array, spec: InputSpec
+        self,
+        metrics: Sequence[Metric],
+        prediction: Array,
+        target: Array,
+        spec: InputSpec,
+        named: Mapping[str, tuple[Array, InputSpec | None]] | None = None,
     ) -> None:
-        """Adds the metrics of a batch."""
+        """Adds the metrics of a batch.
+
+        Args:
+            metrics: the metrics.
+            prediction: prediction of the run.
+            target: first target.
+            spec: description of the first target.
+            named: all outputs and targets by name, with descriptions of the targets; for metrics with `arguments`.
+        """
+        known: dict[str, tuple[Array, InputSpec | None]] = {
+            **(named or {}), _PREDICTED[0]: (prediction, None), _PREDICTED[1]: (target, spec)
+        }  # fmt: skip
         for metric in metrics:
             if metric.measure is not None:
-                self.add(metric.name, *metric.measure(prediction, target, spec))
-        if any(metric.function is not None for metric in metrics):
+                (scores, _), (truth, of_truth) = (known[name] for name in metric.arguments or _PREDICTED)
+                self.add(metric.name, *metric.measure(scores, truth, of_truth or spec))
+        columns = _columns(metrics)
+        if columns:
             # Copied, because ONNX Runtime writes the next batch's outputs to the same memory.
-            self.parts.append((prediction.copy(), target.copy()))
+            self.parts.append(tuple(known[name][0].copy() for name in columns))
 
     def add_skipped(self, metrics: Sequence[Metric]) -> None:
         """Adds a batch whose labels are all ignored, with zero weight in the averages.
@@ -302,7 +364,8 @@ class Averages:
         """
         values = self.running(metrics)
         # Concatenated once, at the end of the epoch; concatenating batch by batch would copy repeatedly.
-        joined = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]
+        arrays = (np.concatenate(arrays) for arrays in zip(*self.parts, strict=True))
+        joined = dict(zip(_columns(metrics), arrays, strict=False))
         unknown = [
             metric.name
             for metric in metrics
@@ -312,8 +375,9 @@ class Averages:
             if metric.of_loss is not None and "loss" in values:
                 values[metric.name] = _number(metric, metric.of_loss(values["loss"]))
             if metric.function is not None:
-                values[metric.name] = _number(metric, metric.function(*joined)) if joined else math.nan
-                if joined and math.isnan(values[metric.name]) and has_nan(joined[0]):
+                taken = [joined[name] for name in metric.arguments or _PREDICTED] if joined else []
+                values[metric.name] = _number(metric, _called(metric, taken)) if joined else math.nan
+                if joined and math.isnan(values[metric.name]) and has_nan(taken[0]):
                     unknown.append(metric.name)
         if unknown:
             _log.warning(
@@ -324,6 +388,81 @@ class Averages:
         # In the order of the metrics, so that the columns of logs do not move.
         names = [name for name in ("loss", *(metric.name for metric in metrics)) if name in values]
         return {prefix + name: values[name] for name in names}
+
+
+def _columns(metrics: Sequence[Metric]) -> list[str]:
+    """Returns the names of the arrays that metrics need of the whole dataset, each once."""
+    names = (m.arguments or _PREDICTED for m in metrics if m.function is not None)
+    return list(dict.fromkeys(name for group in names for name in group))
+
+
+def _called(metric: Metric, arrays: Sequence[Array]) -> object:
+    assert metric.function is not None
+    try:
+        return metric.function(*arrays)
+    except (AttributeError, TypeError) as error:
+        # A function of PyTorch tensors: "'numpy.ndarray' object has no attribute 'softmax'".
+        if "numpy.ndarray" not in str(error):
+            raise
+        raise InputError(
+            f"The metric '{metric.name}' raised {type(error).__name__}: {error}. A metric function takes NumPy arrays; "
+            f"for a function of PyTorch tensors, pass torch_metric({metric.name}), of onnxtrain.trainer."
+        ) from error
+
+
+def complete(
+    metric: Metric, outputs: Sequence[str], targets: Sequence[str], prediction: str | None
+) -> Metric:
+    """Returns a metric with the names of all of its arguments.
+
+    Args:
+        metric: a metric.
+        outputs: names of the outputs of the model.
+        targets: names of the targets.
+        prediction: output that metrics compare with the first target by default.
+
+    Raises:
+        InputError: an argument is neither an output nor a target, or an output has no target of its own.
+    """
+    doing = f"Choosing metrics: '{metric.name}'"
+    shown = f"the outputs are {', '.join(outputs) or 'none'}, the targets {', '.join(targets) or 'none'}"
+    if not metric.arguments:
+        names = _required(metric.function)
+        by_name = len(names) == 2 and names[0] in outputs and names[1] in targets
+        if len(names) <= 2 and not by_name:
+            return metric
+        # As for a loss: arguments with the name of an output are outputs, or else the first arguments.
+        free = iter(
+            [] if set(names) & set(outputs) else [prediction, *(o for o in outputs if o != prediction)]
+        )
+        arguments = [n if n in outputs or n in targets else next(free, None) for n in names]
+        if None in arguments:
+            raise InputError(
+                f"{doing} takes {', '.join(names)}, but {shown}. Name the arguments like outputs and targets."
+            )
+        return replace(metric, arguments=tuple(map(str, arguments)))
+    unknown = [name for name in metric.arguments if name not in outputs and name not in targets]
+    if unknown:
+        raise InputError(f"{doing} reads {', '.join(unknown)}, but {shown}.")
+    if len(metric.arguments) > 1:
+        return metric
+    output = metric.arguments[0]
+    if output in targets or len(targets) not in (1, len(outputs)):
+        raise InputError(
+            f"{doing}: which target belongs to '{output}' is ambiguous, as {shown}. Pass a function with the names of "
+            "outputs and targets as arguments."
+        )
+    return replace(metric, arguments=(output, targets[outputs.index(output) if len(targets) > 1 else 0]))
+
+
+def _required(function: Callable[..., Any] | None) -> list[str]:
+    """Returns the names of the required arguments of a function; [] if they are unknown."""
+    try:
+        parameters = inspect.signature(function).parameters.values() if function is not None else ()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
 
 
 def _number(metric: Metric, value: object) -> float:

@@ -26,6 +26,8 @@ def probabilities_of(activation: str | None, scores: Array, axis: int = 1) -> Ar
         # exp(-|x|) does not overflow.
         small = np.exp(-np.abs(exact))
         return np.where(exact >= 0, 1 / (1 + small), small / (1 + small))
+    if activation == "softmax_last":
+        activation, axis = "softmax", -1
     if activation == "exp":
         return np.asarray(np.exp(exact))
     if activation != "softmax" or scores.ndim < 2:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from onnxtrain._words import argument
+from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
 from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
@@ -33,11 +33,17 @@ class Task:
         loss: class name of the loss, e.g. "CrossEntropyLoss".
         positive: index of the class that f1, precision, recall and auroc measure. None stands for class 1 if there
             are two classes, otherwise for the mean over all classes.
+        of_outputs: descriptions of the targets of other outputs, by the name of the output.
     """
 
     target: InputSpec | None = None
     loss: str = ""
     positive: int | None = None
+    of_outputs: Mapping[str, InputSpec | None] = field(default_factory=dict)
+
+    def of(self, output: str) -> Task:
+        """Returns the task of one output of several, whose targets are compared without the loss."""
+        return Task(self.of_outputs.get(output))
 
     @property
     def classes(self) -> int | None:
@@ -181,7 +187,8 @@ def _require(name: str, prediction: Array, target: Array, expected: tuple[int, .
     if target.shape != expected:
         raise InputError(
             f"The metric '{name}' does not fit a prediction of shape {list(prediction.shape)} and a target of shape "
-            f"{list(target.shape)}; choose another, or pass a function (prediction, target)."
+            f"{list(target.shape)}; choose another{words().or_function('(prediction, target)')}. "
+            f"{words().metric_of_output(name)}"
         )
 
 

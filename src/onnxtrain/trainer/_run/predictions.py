@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +26,11 @@ def write_predictions(files: FileSet, position: Position) -> None:
     """Adds the predictions and targets of the current epoch, if any, to a set of files."""
     if not position.averages.parts:
         return
-    prediction, target = (np.concatenate(arrays) for arrays in zip(*position.averages.parts, strict=True))
+    columns = [np.concatenate(arrays) for arrays in zip(*position.averages.parts, strict=True)]
     with files.open(_name(position)) as file:
         # Concatenated, because metrics do not depend on the batches.
-        np.savez(file, prediction=prediction, target=target)
+        named: dict[str, Any] = {f"column{index}": column for index, column in enumerate(columns)}
+        np.savez(file, **named)
 
 
 def remove_other_predictions(directory: Path, position: Position) -> None:
@@ -50,7 +52,9 @@ def read_predictions(directory: Path, position: Position) -> None:
     path = directory / _name(position)
     try:
         with np.load(path, allow_pickle=False) as content:
-            position.averages.parts = [(content["prediction"], content["target"])]
+            position.averages.parts = [
+                tuple(content[f"column{index}"] for index in range(len(content.files)))
+            ]
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"Resuming from '{directory}': the predictions of the interrupted epoch, which metric "

@@ -158,7 +158,7 @@ class WorkerStepper(Stepper):
         """True if a metric needs the predictions of a step."""
         return any(metric.looks_at_predictions for metric in self._state.metrics)
 
-    def _gather_parts(self, averages: Averages) -> list[tuple[Array, Array]]:
+    def _gather_parts(self, averages: Averages) -> list[tuple[Array, ...]]:
         """Returns the predictions and targets of all workers; [] if no metric is a function of the whole dataset."""
         if all(metric.function is None for metric in self._state.metrics):
             return []

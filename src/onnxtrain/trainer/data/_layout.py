@@ -12,6 +12,7 @@ import numpy as np
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.inputs import check_sequences
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 from onnxtrain.trainer.data._convert import (
     arrange,
@@ -241,6 +242,7 @@ class Layout:
         if values:
             for word, spec, array in zip(words, self.specs, arrays, strict=False):
                 check_values(word, spec, array)
+            check_sequences(self.specs, arrays)
         if self.weighted:
             _check_weights(self.weight, arrays[-1])
 

@@ -290,7 +290,8 @@ class PairOptions:
     text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP, python="columns")
     max_length: int | None = option(
         "TOKENS",
-        "Truncate texts to this many tokens, e.g. 128. Default: the limit in the files beside the model.",
+        "Truncate texts to this many tokens, e.g. 128. Default: the limit in the files beside the model, such as "
+        "config.json.",
         min=1,
     )
     include_pooling: bool = switch(

@@ -26,7 +26,7 @@ from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.tables import Dialect, Table
 from onnxtrain.texts import TextPairs, TextTokenizer, add_pooling
 from onnxtrain.texts._pairs import SUFFIXES
-from onnxtrain.texts._settings import PROPERTY, model_folder
+from onnxtrain.texts._settings import PROPERTY, model_folder, open_tokenizer
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._fit.datasets import Data, fit_datasets
 from onnxtrain.trainer._fit.texts import text_metrics, text_settings
@@ -111,10 +111,10 @@ def chosen_tokenizer(options: TrainOptions, recipe: Recipe) -> TextTokenizer | N
     """
     if not isinstance(recipe.loss, EmbeddingLoss) or options.source is None:
         return None
-    limit = options.texts.max_length
+    limit, folder = options.texts.max_length, model_folder(options.source)
     if options.tokenizing.tokenizer is not None:
-        return TextTokenizer(options.tokenizing.tokenizer, limit)
-    return TextTokenizer.beside(model_folder(options.source), limit)
+        return open_tokenizer(options.tokenizing.tokenizer, folder, limit)
+    return TextTokenizer.beside(folder, limit)
 
 
 def measured(trainer: Trainer, pairs: TextPairs, options: TrainOptions, validation: Any) -> dict[str, float]:

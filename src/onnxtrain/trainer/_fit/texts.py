@@ -18,7 +18,7 @@ from onnxtrain.recipe import Recipe
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.texts import TextPairs, TextTokenizer, retrieval_metrics, similarity_metrics
 from onnxtrain.texts._pooling import pool_rows
-from onnxtrain.texts._settings import PROPERTY, TextSettings, loss_with_pooling, model_folder
+from onnxtrain.texts._settings import PROPERTY, TextSettings, loss_with_pooling, model_folder, open_tokenizer
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer.data import Layout
 from onnxtrain.trainer.data._texts import check_text_inputs, require_tokenizer
@@ -75,7 +75,11 @@ def text_properties(
     folder = None if source is None or tokenizer is not None else model_folder(source)
     settings = TextSettings.of(loss, list(recipe.loss_input_names), folder, max_length)
     if tokenizer is not None:
-        opened = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer, max_length)
+        opened = (
+            tokenizer
+            if isinstance(tokenizer, TextTokenizer)
+            else open_tokenizer(tokenizer, None if source is None else model_folder(source), max_length)
+        )
         settings = dataclasses.replace(settings, tokenizer=opened)
     return {PROPERTY: settings.to_json()}
 

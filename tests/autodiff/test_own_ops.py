@@ -302,7 +302,9 @@ def test_gradients_of_none_for_all_parameters_are_refused() -> None:
     names: dict[str, Any] = {"inputs": "X G", "outputs": "Y"}
     register_body("com.example", "Scaled", lambda op, n: op.Mul(n.X, n.G), **names)
     register_gradient("com.example", "Scaled", lambda op, n, ct: (None, None), **names)
-    with pytest.raises(NothingToTrain, match=r"parameters to train \(w, gain\): the gradients that were registered"):
+    with pytest.raises(
+        NothingToTrain, match=r"parameters to train \(w, gain\): the gradients that were registered"
+    ):
         onnxtrain.Trainer(onnx.parser.parse_model(SCALED), "mse")
 
 

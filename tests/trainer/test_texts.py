@@ -302,7 +302,9 @@ def test_texts_that_are_longer_than_the_positions_of_the_model_are_explained(tmp
     long = " ".join(small.WORDS)
     pairs = [*small.PAIRS, ("cat", long)]
     trainer = Trainer(path, "info_nce")
-    wanted = rf"{len(small.WORDS) + 2} tokens. If the model takes fewer, start a new run .* as max_length, which"
+    wanted = (
+        rf"{len(small.WORDS) + 2} tokens. If the model takes fewer, start a new run .* as max_length, which"
+    )
     for use in (
         lambda: trainer.fit(pairs, batch_size=len(pairs), verbose=False),
         lambda: trainer.evaluate(pairs),

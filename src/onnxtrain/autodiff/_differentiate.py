@@ -168,7 +168,8 @@ def without_gradient(model: ir.Model, of: str, wrt: Sequence[str]) -> list[str]:
         wrt: names of values on which `of` depends.
     """
     if not any(
-        has_own_gradient((node.domain, node.op_type)) for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        has_own_gradient((node.domain, node.op_type))
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
     ):
         return []
     copy = expand_path(model, [of], wrt)

@@ -21,7 +21,8 @@ from onnxtrain.runtime.session import open_session
 from onnxtrain.tables import Table, TableEncoder, class_names
 from onnxtrain.trainer import Trainer
 
-_INPUT = "scores"
+INPUT = "scores"
+"""Name of the input of :func:`identity_model`."""
 
 
 class Scored(NamedTuple):
@@ -64,7 +65,7 @@ def score_model(options: EvaluateOptions) -> Scored:
     loss = _loss(options, scores, data, encoder)
     classes = None if encoder is None else encoder.classes_
     metrics, _ = chosen_metrics(options.metric, None, classes)
-    trainer = Trainer(_identity(name, scores), loss, metrics=metrics)
+    trainer = Trainer(identity_model(name, scores), loss, metrics=metrics)
     targets = label_targets(trainer)
     if isinstance(data, Table):
         assert encoder is not None
@@ -74,7 +75,7 @@ def score_model(options: EvaluateOptions) -> Scored:
         allowed = {"y", *(spec.name for spec in targets)}
         arrays = {key: array for key, array in data.items() if key in allowed}
     _, y = assign((), targets, arrays, options.data)
-    return Scored(trainer, classes, {_INPUT: scores}, fit_targets(trainer, y), options.loss is not None)
+    return Scored(trainer, classes, {INPUT: scores}, fit_targets(trainer, y), options.loss is not None)
 
 
 def _score_images(options: EvaluateOptions) -> Scored:
@@ -104,9 +105,11 @@ def _score_images(options: EvaluateOptions) -> Scored:
     y = labels if scores.shape[1] > 1 else labels.astype(scores.dtype)[:, np.newaxis]
     loss = options.loss or ("cross_entropy" if scores.shape[1] > 1 else "bce_with_logits")
     metrics, _ = chosen_metrics(options.metric, None, classes)
-    trainer = Trainer(_identity(name, scores), make_chosen_loss(loss, options.loss_option), metrics=metrics)
+    trainer = Trainer(
+        identity_model(name, scores), make_chosen_loss(loss, options.loss_option), metrics=metrics
+    )
     y = fit_targets(trainer, {trainer.manifest.targets[0].name: y})
-    return Scored(trainer, classes, {_INPUT: scores}, y, options.loss is not None)
+    return Scored(trainer, classes, {INPUT: scores}, y, options.loss is not None)
 
 
 def _output(outputs: Arrays, options: EvaluateOptions) -> str:
@@ -159,14 +162,14 @@ def _loss(
     )
 
 
-def _identity(name: str, scores: np.ndarray[Any, Any]) -> ir.Model:
+def identity_model(name: str, scores: np.ndarray[Any, Any]) -> ir.Model:
     """Creates a model that returns its input as the output `name`.
 
     A factor of 1 is its parameter, because a trainer needs one.
     """
     dtype = ir.DataType.from_numpy(scores.dtype)
     shape = ir.Shape(["batch", *scores.shape[1:]])
-    source = ir.Value(name=_INPUT, shape=shape, type=ir.TensorType(dtype))
+    source = ir.Value(name=INPUT, shape=shape, type=ir.TensorType(dtype))
     one = ir.Value(
         name="one",
         shape=ir.Shape([1]),
@@ -176,7 +179,7 @@ def _identity(name: str, scores: np.ndarray[Any, Any]) -> ir.Model:
     node = ir.node("Mul", [source, one])
     result = node.outputs[0]
     result.name, result.shape, result.type = (
-        (name if name not in (_INPUT, "one") else f"{name}_"),
+        (name if name not in (INPUT, "one") else f"{name}_"),
         shape.copy(),
         ir.TensorType(dtype),
     )

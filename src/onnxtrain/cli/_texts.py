@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +160,14 @@ def evaluate_texts(trainer: Trainer, options: EvaluateOptions) -> None:
     pairs = TextPairs.read(options.data, columns)
     # Metrics count each sample once, as for other data.
     pairs = TextPairs(pairs.texts, pairs.scores, source=pairs.source)
-    values = trainer.evaluate(pairs, batch_size=options.batch_size)
+    print_text_values(options, trainer.evaluate(pairs, batch_size=options.batch_size))
+
+
+def print_text_values(options: EvaluateOptions, values: Mapping[str, float]) -> None:
+    """Prints the loss and the metrics of embeddings that `evaluate` has computed."""
     if options.json:
-        print_json({"directory": str(options.source), "data": str(options.data), **values})
+        kind = "directory" if options.source.is_dir() else "model"
+        print_json({kind: str(options.source), "data": str(options.data), **values})
         return
     rows = [(name, f"{value:,.6g}") for name, value in values.items()]
     print_table(heading(f"{options.source} on {options.data.name}"), summary_table(None, rows))

@@ -20,9 +20,9 @@ FILE = "tokenizer.json"
 # Tokenizers without a limit store a huge one.
 _NO_LIMIT = 10**6
 # These models number positions from behind the id of the padding token.
-_POSITIONS_BEHIND_PADDING = frozenset(
-    "camembert data2vec-text ibert longformer luke mluke mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl "
-    "xmod".split()
+_POSITIONS_BEHIND_PADDING = (
+    *("camembert", "data2vec-text", "ibert", "longformer", "luke", "mluke", "mpnet", "roberta"),
+    *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 _PADDING = ("[PAD]", "<pad>", "<|padding|>", "<|endoftext|>", "</s>")
 

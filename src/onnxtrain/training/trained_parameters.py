@@ -122,9 +122,7 @@ def _drop_stopped(build: Build, adapters: Collection[str]) -> None:
     graph = build.forward.graph
     loss = str(graph.outputs[0].name)
     # Those that depend on the loss through Round or Sign alone have a gradient of zero.
-    active = active_values(
-        graph, [graph.outputs[0]], [graph.initializers[name] for name in build.trainable]
-    )
+    active = active_values(graph, [graph.outputs[0]], [graph.initializers[name] for name in build.trainable])
     names = [name for name in build.trainable if graph.initializers[name] in active]
     stopped = without_gradient(build.forward, loss, names)
     if not stopped:

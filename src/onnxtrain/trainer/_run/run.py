@@ -214,7 +214,9 @@ class Run:
             yield
         except InputError as error:
             lengths = [
-                array.shape[-1] for spec, array in zip(specs, arrays, strict=False) if spec.name == "input_ids"
+                array.shape[-1]
+                for spec, array in zip(specs, arrays, strict=False)
+                if spec.name == "input_ids"
             ]
             if error.__cause__ is None or self.manifest.groups is None or not lengths:
                 raise

@@ -391,16 +391,17 @@ def test_wrong_registrations_are_refused(register: Any, message: str) -> None:
 
 def test_unknown_attributes_of_a_body_are_refused() -> None:
     register_body("com.example", "Swish2", swish_body, attributes={"beta": 1.0}, **NAMES)
-    with pytest.raises(OnnxTrainError, match=r"its body does not support the attribute 'alpha'.*own-ops.md"):
+    with pytest.raises(
+        OnnxTrainError, match=r"its body does not support the attribute 'alpha'.*Use an op of your own"
+    ):
         differentiate(SWISH, "z", ["x"])
 
 
 def test_an_op_without_a_gradient_is_reported_with_the_call_that_it_needs() -> None:
     proto = model("y = com.example.Unknown(x)")
     proto.graph.value_info.append(onnx.helper.make_tensor_value_info("y", 1, ["N", 3]))
-    with pytest.raises(
-        NoGradientRule, match=r'register_gradient\("com.example", "Unknown", ...\), docs/guides/own-op'
-    ):
+    calls = r'register_body\("com.example", "Unknown", ...\), .*register_gradient\("com.example", "Unknown", ...\): '
+    with pytest.raises(NoGradientRule, match=calls):
         differentiate(proto, "z", ["x"])
     with pytest.raises(OnnxTrainError, match=r"pass shapes to onnxtrain.register_gradient\("):
         onnxtrain.generate_artifacts(model("y = com.example.Unknown(x)"), loss="mse", loss_input_names=["y"])

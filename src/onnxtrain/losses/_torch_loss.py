@@ -82,13 +82,13 @@ class TorchLoss(FunctionLoss):
 def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function or module that `torch.compile` has wrapped; other functions are returned unchanged."""
     # Tried on targets of several shapes, a compiled function would be compiled for each, and PyTorch logs each failure.
-    if type(function).__name__ == "OptimizedModule":
-        return getattr(function, "_orig_mod", function)
-    original = getattr(function, "_torchdynamo_orig_callable", None)
-    # `functools.wraps(compiled)` copies the first attribute to a function that may compute something else.
-    return (
-        original if original is not None and getattr(function, "__wrapped__", None) is original else function
-    )
+    module = type(function).__name__ == "OptimizedModule"
+    name = "_orig_mod" if module else "_torchdynamo_orig_callable"
+    original: Callable[..., Any] | None = getattr(function, name, None)
+    # `functools.wraps(compiled)` copies the attribute to a function that may compute something else.
+    if original is not None and (module or getattr(function, "__wrapped__", None) is original):
+        return original
+    return function
 
 
 def _tracing() -> Any:

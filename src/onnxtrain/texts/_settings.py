@@ -116,7 +116,7 @@ def open_tokenizer(
     result = TextTokenizer(tokenizer, max_length)
     positions = None if max_length is not None or folder is None else positions_beside(folder)
     if positions is not None:
-        result.truncate_at(positions)
+        result._truncate_at(positions)
     return result
 
 

@@ -93,7 +93,7 @@ class TextTokenizer:
                 max_length = int(limit)
         result = cls(folder / FILE, max_length)
         if positions is not None:
-            result.truncate_at(positions)
+            result._truncate_at(positions)
         return result
 
     def _open(self, text: str, max_length: int | None, source: str) -> None:
@@ -129,7 +129,7 @@ class TextTokenizer:
         """Text of the `tokenizer.json` file."""
         return self._text
 
-    def truncate_at(self, length: int) -> None:
+    def _truncate_at(self, length: int) -> None:
         """Truncates texts at this number of tokens, unless they are truncated at fewer tokens already."""
         if self.max_length is None or self.max_length > length:
             # By the tokenizer, which keeps the special tokens at the end.
@@ -153,7 +153,7 @@ class TextTokenizer:
             InputError: a text has no tokens, or texts of several lengths need padding that the model does not mask.
         """
         if length is not None:
-            self.truncate_at(length)
+            self._truncate_at(length)
         encoded = self._encoded(texts)
         counts = np.array([len(entry.ids) for entry in encoded])
         if not counts.all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -492,6 +493,35 @@ def test_a_criterion_of_torch_becomes_the_loss_of_its_name() -> None:
     assert "accuracy" in result
     assert isinstance(make_loss(nn.MSELoss()), MSELoss)
     assert isinstance(make_loss(CrossEntropyLoss()), CrossEntropyLoss)
+
+
+def test_compiled_functions_and_criteria_are_traced_as_the_originals(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def smooth(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(scores, y, label_smoothing=0.1)
+
+    model, (x, y) = _model(), _data()
+    criterion = torch.compile(nn.CrossEntropyLoss(label_smoothing=0.2), backend="eager")
+    assert make_loss(criterion) == CrossEntropyLoss(label_smoothing=0.2)
+    compiled = torch.compile(smooth, backend="eager")
+
+    trainer = Trainer(model, compiled, metrics=[])
+    scores = torch.from_numpy(trainer.predict(x))
+    wanted = smooth(scores, torch.from_numpy(y)).item()
+    assert trainer.evaluate(x, y)["loss"] == pytest.approx(wanted, rel=1e-5)
+    # No errors of targets that do not fit: the shape of y is found by trying.
+    assert "Traceback" not in capfd.readouterr().err
+    assert not [record for record in caplog.records if record.name.startswith("torch")]
+
+    # Has all attributes of the compiled function. Dynamo takes it for that one.
+    @functools.wraps(compiled)
+    def doubled(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 2 * smooth(scores, y)
+
+    assert TorchLoss(doubled).function is doubled
+    with pytest.raises(GraphBuildError, match="its value differs from PyTorch's"):
+        Trainer(model, doubled)
 
 
 @pytest.mark.thorough

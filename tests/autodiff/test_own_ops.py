@@ -22,6 +22,7 @@ from onnxtrain.errors import (
     DifferentiationError,
     InputError,
     NoGradientRule,
+    NothingToTrain,
     OnnxTrainError,
     RuleDefinitionError,
 )
@@ -246,6 +247,85 @@ def test_a_body_trains_and_is_exported_in_place_of_its_op(tmp_path: Path) -> Non
     assert all(node.domain == "" for node in onnx.load(tmp_path / "trained.onnx").graph.node)
 
 
+SCALED = f"""{HEADER} g (float[N, 3] x) => (float[N, 3] y)
+<float[3, 3] w = {{1, 2, 3, 4, 5, 6, 7, 8, 9}}, float[3] gain = {{1, 1, 1}}>
+{{ a = MatMul(x, w)  y = com.example.Scaled(a, gain) }}"""
+
+
+class Scaled(torch.autograd.Function):
+    """x * gain, whose gradient flows to one of the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, gain: Any, to_x: bool) -> Any:
+        ctx.to_x = to_x
+        ctx.save_for_backward(x, gain)
+        return x * gain
+
+    @staticmethod
+    def backward(ctx: Any, ct: Any) -> Any:
+        x, gain = ctx.saved_tensors
+        return (ct * gain, None, None) if ctx.to_x else (None, (ct * x).sum(0), None)
+
+
+@pytest.mark.parametrize("to_x", [True, False])
+def test_parameters_with_a_gradient_of_none_keep_their_values_as_in_torch(
+    caplog: pytest.LogCaptureFixture, to_x: bool
+) -> None:
+    """Steps of AdamW, whose weight decay would change them. None for `a` stops the gradient of `w`, too."""
+    names: dict[str, Any] = {"inputs": "X G", "outputs": "Y"}
+    register_body("com.example", "Scaled", lambda op, n: op.Mul(n.X, n.G), **names)
+
+    @register_gradient("com.example", "Scaled", **names)
+    def scaled(op: Any, n: Any, ct: Any) -> Any:
+        return (op.Mul(ct, n.G), None) if to_x else (None, op.ReduceSum(op.Mul(ct, n.X), [0], keepdims=0))
+
+    trainer = onnxtrain.Trainer(onnx.parser.parse_model(SCALED), "mse", "adamw", 0.1)
+    trainer.fit(X, X[::-1].copy(), epochs=3, batch_size=5, shuffle=False, verbose=False)
+    w = torch.arange(1.0, 10.0, dtype=torch.float64).reshape(3, 3).requires_grad_()
+    gain = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.AdamW([w, gain], lr=0.1)
+    x, y = torch.tensor(X).double(), torch.tensor(X[::-1].copy()).double()
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(Scaled.apply(x @ w, gain, to_x), y).backward()
+        optimizer.step()
+    stopped, trained = ("gain", "w") if to_x else ("w", "gain")
+    for name, wanted in (("w", w), ("gain", gain)):
+        assert norm_relative_error(trainer.parameters[name].data, wanted.detach().numpy()) < FLOAT32
+    assert not trainer.parameters[stopped].requires_grad
+    assert trainer.parameters[trained].requires_grad
+    (warning,) = [r.getMessage() for r in caplog.records if "No gradient flows" in r.getMessage()]
+    assert f"to 1 of the 2 parameters to train: {stopped}, because" in warning
+
+
+def test_gradients_of_none_for_all_parameters_are_refused() -> None:
+    names: dict[str, Any] = {"inputs": "X G", "outputs": "Y"}
+    register_body("com.example", "Scaled", lambda op, n: op.Mul(n.X, n.G), **names)
+    register_gradient("com.example", "Scaled", lambda op, n, ct: (None, None), **names)
+    with pytest.raises(
+        NothingToTrain, match=r"parameters to train \(w, gain\): the gradients that were registered"
+    ):
+        onnxtrain.Trainer(onnx.parser.parse_model(SCALED), "mse")
+
+
+@pytest.mark.parametrize("opset", [18, 20, 21])
+def test_an_onnxscript_body_named_as_the_op_may_have_a_gradient_of_its_own(opset: int) -> None:
+    """The op is named as its body, `com.example::swish_function`, and the gradient is the identity."""
+    register_body("com.example", "swish_function", swish_function)
+    register_gradient("com.example", "swish_function", lambda op, n, ct: ct)
+    proto = onnx.parser.parse_model(NETWORK.replace("Swish2", "swish_function"))
+    proto.opset_import[0].version = opset
+    trainer = onnxtrain.Trainer(proto, "mse", "sgd", 0.1)
+    w = np.arange(1, 7).reshape(3, 2)
+    swished = torch_swish(torch.tensor(X.astype(np.float64) @ w)).numpy()
+    assert norm_relative_error(trainer.predict(X), swished) < FLOAT32
+    target = X[:, :2]
+    trainer.fit(X, target, epochs=1, batch_size=5, shuffle=False, verbose=False)
+    # The gradient of the loss at the result of the op, as if the op were the identity.
+    step = X.astype(np.float64).T @ (2 * (swished - target) / target.size)
+    assert norm_relative_error(trainer.parameters["w"].data, w - 0.1 * step) < FLOAT32
+
+
 def test_an_op_with_a_kernel_stays_in_the_inference_model(tmp_path: Path) -> None:
     register_body("com.example", "Swish2", swish_body, has_kernel=True, **ALPHA)
     onnxtrain.generate_artifacts(onnx.parser.parse_model(NETWORK), loss="mse", artifact_directory=tmp_path)
@@ -311,16 +391,17 @@ def test_wrong_registrations_are_refused(register: Any, message: str) -> None:
 
 def test_unknown_attributes_of_a_body_are_refused() -> None:
     register_body("com.example", "Swish2", swish_body, attributes={"beta": 1.0}, **NAMES)
-    with pytest.raises(OnnxTrainError, match=r"its body does not support the attribute 'alpha'.*own-ops.md"):
+    with pytest.raises(
+        OnnxTrainError, match=r"its body does not support the attribute 'alpha'.*Use an op of your own"
+    ):
         differentiate(SWISH, "z", ["x"])
 
 
 def test_an_op_without_a_gradient_is_reported_with_the_call_that_it_needs() -> None:
     proto = model("y = com.example.Unknown(x)")
     proto.graph.value_info.append(onnx.helper.make_tensor_value_info("y", 1, ["N", 3]))
-    with pytest.raises(
-        NoGradientRule, match=r'register_gradient\("com.example", "Unknown", ...\), docs/guides/own-op'
-    ):
+    calls = r'register_body\("com.example", "Unknown", ...\), .*register_gradient\("com.example", "Unknown", ...\): '
+    with pytest.raises(NoGradientRule, match=calls):
         differentiate(proto, "z", ["x"])
     with pytest.raises(OnnxTrainError, match=r"pass shapes to onnxtrain.register_gradient\("):
         onnxtrain.generate_artifacts(model("y = com.example.Unknown(x)"), loss="mse", loss_input_names=["y"])

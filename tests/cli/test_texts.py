@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
 from onnxtrain import Trainer
 from onnxtrain.losses import InfoNCELoss
-from onnxtrain.texts import TextPairs, mine_hard_negatives
+from onnxtrain.texts import TextPairs, TextTokenizer, mine_hard_negatives
 from texts import small
 
 
@@ -93,6 +94,87 @@ def test_tables_of_results_are_for_people(job: Path, run: Any) -> None:
     assert "→" in result.out
     result = run("evaluate", job / "model-trained", "--data", job / "pairs.csv")
     assert "ndcg@10" in result.out
+
+
+@pytest.mark.parametrize("loss", ["info_nce", "cosine_similarity", "triplet"])
+@pytest.mark.parametrize("batch", ["batch", "4"])
+def test_evaluate_of_a_model_computes_what_python_computes(
+    tmp_path: Path, run: Any, loss: str, batch: str
+) -> None:
+    """For a model of a fixed batch size, too, which cannot be trained on texts; pooling and length are in files."""
+    model = small.write(tmp_path)
+    small.pooling_files(tmp_path, "cls_token", normalize=True)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 4}')
+    data = tmp_path / "data.csv"
+    if loss == "cosine_similarity":
+        write(data, ["text1", "text2", "score"], small.SCORED)
+    else:
+        rows = small.TRIPLES if loss == "triplet" else small.PAIRS
+        write(data, ["anchor", "positive", "negative"][: len(rows[0])], rows)
+    trainer = Trainer(model, loss)
+    # One batch: the loss of a batch depends on its other pairs.
+    wanted = trainer.evaluate(str(data))
+    small.write(tmp_path, batch=batch)
+    result = run("evaluate", model, "--data", data, "--loss", loss, "--json")
+    assert result.code == 0, result.err
+    found = result.json()
+    assert (found.pop("model"), found.pop("data")) == (str(model), str(data))
+    assert found == pytest.approx(wanted, rel=1e-5)
+    assert len(found) == (3 if loss == "cosine_similarity" else 6)
+    if batch == "batch":
+        longer = Trainer(model, loss, max_length=9).evaluate(str(data))
+        assert longer["loss"] != pytest.approx(wanted["loss"], rel=1e-3)
+        halves = run("evaluate", model, "--data", data, "--loss", loss, "--batch-size", 3, "--json").json()
+        assert halves["loss"] == pytest.approx(trainer.evaluate(str(data), batch_size=3)["loss"], rel=1e-5)
+
+
+def test_evaluate_of_a_model_of_a_run_takes_the_tokenizer_as_an_option(job: Path, run: Any) -> None:
+    (job / "tokenizer.json").rename(job / "words.json")
+    command = ["evaluate", job / "model.onnx", "--data", job / "pairs.csv", "--loss", "info_nce"]
+    result = run(*command)
+    assert result.code == 1
+    assert "there is no tokenizer.json beside the model. Put it there, or pass --tokenizer" in result.err
+    command += ["--tokenizer", job / "words.json", "--max-length", 3]
+    result = run(*command, "--loss-option", "scale=10", "--json").json()
+    tokenizer = TextTokenizer(job / "words.json", 3)
+    trainer = Trainer(onnx.load(job / "model.onnx"), InfoNCELoss(scale=10), tokenizer=tokenizer)
+    wanted = trainer.evaluate(small.PAIRS)
+    assert {name: result[name] for name in wanted} == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--loss", "triplet"], "samples have 2 texts, but the loss compares 3"),
+        (["--loss", "cosine_similarity"], "it has no scores, which the loss needs"),
+        (
+            ["--loss", "info_nce", "--loss-input", "z"],
+            "it has no output 'z'; its outputs are last_hidden_state.",
+        ),
+        (["--loss", "info_nce", "--text-columns", "a,b"], "there is no column a, b; it has anchor, positive"),
+        (["--loss", "info_nce", "--metric", "mae"], "metrics need a target"),
+        (
+            ["--loss", "info_nce", "--max-length", "8"],
+            "tokens. If the model takes fewer, pass their number as --max-",
+        ),
+        (
+            ["--loss", "mse", "--max-length", "4"],
+            "--max-length: for texts, pass a .csv, .tsv, .jsonl file and a loss",
+        ),
+        (
+            ["--loss", "info_nce", "--mistakes", "a.png"],
+            "--mistakes plots images; 'pairs.csv' contains texts.",
+        ),
+    ],
+)
+def test_evaluate_of_a_model_on_texts_says_what_does_not_fit(
+    job: Path, run: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    small.write(job, positions=4 if "--max-length" in arguments else None)
+    monkeypatch.chdir(job)
+    result = run("evaluate", "model.onnx", "--data", "pairs.csv", *arguments)
+    assert result.code == 1
+    assert message in result.err
 
 
 def test_resumed_run_reads_the_same_columns_and_needs_no_tokenizer(job: Path, run: Any) -> None:

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from onnxtrain import Trainer
 from onnxtrain.errors import CheckpointError, GraphBuildError, InputError
 from onnxtrain.losses import CosineSimilarityLoss, InfoNCELoss, TripletLoss
-from onnxtrain.texts import TextPairs, add_pooling, mine_hard_negatives, retrieval_metrics
-from onnxtrain.texts._settings import PROPERTY
+from onnxtrain.texts import TextPairs, TextTokenizer, add_pooling, mine_hard_negatives, retrieval_metrics
+from onnxtrain.texts._settings import PROPERTY, open_tokenizer
 from onnxtrain.trainer import Callback
 from texts import small
 from texts.test_losses_of_texts import cosine, info_nce, triplet
@@ -285,6 +285,63 @@ def test_fixed_sequence_length_pads_and_truncates(tmp_path: Path) -> None:
     for trainer in (fixed, cut):
         trainer.fit(small.PAIRS, verbose=False, batch_size=3)
     assert np.allclose(fixed.predict(["old red cat"]), cut.predict(["old red cat"]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({}, None),
+        ({"config": {"max_position_embeddings": 6, "pad_token_id": 0}}, 6),
+        # As RoBERTa, whose 514 positions are for 512 tokens.
+        ({"config": {"max_position_embeddings": 8, "pad_token_id": 1, "model_type": "xlm-roberta"}}, 6),
+        ({"config": {"max_position_embeddings": 6}, "tokenizer_config": {"model_max_length": 512}}, 6),
+        ({"config": {"max_position_embeddings": 6}, "tokenizer_config": {"model_max_length": 5}}, 5),
+        ({"config": {"max_position_embeddings": 6}, "sentence_bert_config": {"max_seq_length": 4}}, 4),
+        # As sentence-transformers, which reads its own file first.
+        ({"tokenizer_config": {"model_max_length": 4}, "sentence_bert_config": {"max_seq_length": 5}}, 5),
+        ({"config": {"max_position_embeddings": -1}}, None),
+        ({"config": {"model_type": "t5"}, "tokenizer_config": {"model_max_length": 1e30}}, None),
+    ],
+)
+def test_default_of_max_length_is_known_from_the_files_beside_the_model(
+    tmp_path: Path, files: dict[str, Any], wanted: int | None
+) -> None:
+    path = small.write(tmp_path)
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    # The length with [CLS] and [SEP] of a text of 17 words.
+    tokenizer = TextTokenizer.beside(tmp_path)
+    assert tokenizer is not None
+    length = tokenizer.arrays([" ".join(small.WORDS)], ["input_ids"])["input_ids"].shape[1]
+    assert length == (wanted or 2 + len(small.WORDS))
+    assert tokenizer.max_length == wanted
+    chosen = TextTokenizer.beside(tmp_path, 9)
+    assert chosen is not None
+    assert chosen.max_length == 9
+    # Of a tokenizer that is given, only the model's positions are a limit.
+    positions = 6 if files.get("config", {}).get("max_position_embeddings", 0) > 0 else None
+    assert open_tokenizer(path.parent / "tokenizer.json", tmp_path, None).max_length == positions
+
+
+def test_texts_that_are_longer_than_the_positions_of_the_model_are_explained(tmp_path: Path) -> None:
+    path = small.write(tmp_path, positions=6)
+    long = " ".join(small.WORDS)
+    pairs = [*small.PAIRS, ("cat", long)]
+    trainer = Trainer(path, "info_nce")
+    wanted = (
+        rf"{len(small.WORDS) + 2} tokens. If the model takes fewer, start a new run .* as max_length, which"
+    )
+    for use in (
+        lambda: trainer.fit(pairs, batch_size=len(pairs), verbose=False),
+        lambda: trainer.evaluate(pairs),
+        lambda: trainer.predict([long]),
+    ):
+        with pytest.raises(InputError, match=wanted):
+            use()
+    Trainer(path, "info_nce", max_length=6).fit(pairs, verbose=False)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 6}')
+    for tokenizer in (None, tmp_path / "tokenizer.json"):
+        Trainer(path, "info_nce", tokenizer=tokenizer).fit(pairs, verbose=False)
 
 
 def test_fixed_batch_size_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ._differentiate import (
     expand_path,
     find_values,
     typed_values,
+    without_gradient,
 )
 from ._driver import pull_back
 from ._node import NodeView, Signature
@@ -53,6 +54,7 @@ __all__ = [
     "straight_through_rules",
     "typed_values",
     "vjp",
+    "without_gradient",
 ]
 
 del _rules

@@ -12,6 +12,7 @@ from onnxtrain._building import without_collection
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.functions import with_exact_masks
+from onnxtrain.op_bodies import has_own_gradient
 from onnxtrain.passes import (
     FloatDequantizedPass,
     FloatProductsPass,
@@ -154,6 +155,27 @@ def add_gradients(
         op.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(leaves, gradients, strict=True)
     ]
+
+
+def without_gradient(model: ir.Model, of: str, wrt: Sequence[str]) -> list[str]:
+    """Returns the names in `wrt` that get no gradient because a user's formula returns None for an input.
+
+    Formulas of other ops return None only for inputs that are not active.
+
+    Args:
+        model: canonical model; not modified.
+        of: name of a floating-point scalar.
+        wrt: names of values on which `of` depends.
+    """
+    if not any(
+        has_own_gradient((node.domain, node.op_type))
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+    ):
+        return []
+    copy = expand_path(model, [of], wrt)
+    op, target = Emitter(copy.graph, functions=copy.functions), _find(copy.graph, of, "of")
+    gradients = pull_back(op, {target: op.ones_like(target)}, find_values(copy.graph, wrt, "wrt"))
+    return [name for name, gradient in zip(wrt, gradients, strict=True) if gradient is None]
 
 
 def append_outputs(

@@ -239,11 +239,13 @@ class _ReverseWalk:
         if reason is None and value is not None and value.dtype is not None and value.dtype.is_integer():
             reason = "its values are quantized: pass straight_through=True to ignore the rounding in the backward pass"
         again = ", override=True" if rule_for(node) is not None else ""
+        call = f'("{node.domain}", "{node.op_type}", ...{again})'
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
             f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "
-            "Freeze all parameters before it, or give it a gradient: "
-            f'onnxtrain.register_gradient("{node.domain}", "{node.op_type}", ...{again}), docs/guides/own-ops.md'
+            "Freeze all parameters before it, write it in standard ops, "
+            f"onnxtrain.register_body{call}, or give it a gradient, onnxtrain.register_gradient{call}: see the guide "
+            '"Use an op of your own"'
         )
 
 

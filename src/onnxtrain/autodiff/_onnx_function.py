@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import RuleDefinitionError
-from onnxtrain.passes import canonicalize, fit_opset, load_model
+from onnxtrain.passes import canonicalize, fit_opset, inline_functions, load_model
 
 from ._node import Signature
 
@@ -65,7 +65,8 @@ class OnnxFunction:
             opset,
         )
         if key not in self._graphs:
-            model = canonicalize(load_model(self._call(infos, passed)))
+            # All functions: `canonicalize` keeps those with the name of an op that has a gradient of its own.
+            model = canonicalize(inline_functions(load_model(self._call(infos, passed))))
             self._graphs[key] = fit_opset(model, opset, f"calling the function {self.name}")
         return self._graphs[key]
 

@@ -13,6 +13,7 @@ from onnxtrain.cli._options import (
     CONFIG_HELP,
     CONFIG_SETTINGS,
     JSON_HELP,
+    MAX_LENGTH_HELP,
     RUN_HELP,
     TEXT_COLUMNS_HELP,
     LoraOptions,
@@ -124,12 +125,18 @@ class EvaluateOptions:
     data: Path = option(
         "FILE|DIR",
         "Evaluate on this file, in the format of the training data and with the target: .npz arrays, or a .csv, .tsv "
-        "or .parquet table. Or on a folder of images with one subfolder per class, e.g. photos/val.",
+        "or .parquet table. Or on a folder of images with one subfolder per class, e.g. photos/val; or on pairs of "
+        "texts, in a .csv, .tsv or .jsonl file.",
         default=REQUIRED,
         show_default=False,
     )
     text: TextOptions = field(default_factory=TextOptions)
     text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP)
+    max_length: int | None = option("TOKENS", MAX_LENGTH_HELP, min=1)
+    tokenizer: Path | None = option(
+        "FILE",
+        "Tokenize texts for an .onnx file with this tokenizer.json. Default: the file beside the model.",
+    )
     loss: str | None = option(
         "NAME",
         f"Compute this loss of an .onnx file: {losses_by_targets()}; or that of a file, e.g. my_loss.onnx or "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +64,7 @@ def score_model(options: EvaluateOptions) -> Scored:
     loss = _loss(options, outputs[name], data, encoder)
     classes = None if encoder is None else encoder.classes_
     metrics, _ = chosen_metrics(options.metric, None, classes)
-    trainer, x = _judge(_scored_outputs(outputs, options, loss), options, loss, metrics)
+    trainer, x = judge(_scored_outputs(outputs, options, loss), loss, metrics, options.loss_input)
     targets = label_targets(trainer)
     if isinstance(data, Table):
         assert encoder is not None
@@ -104,7 +104,7 @@ def _score_images(options: EvaluateOptions) -> Scored:
     y = labels if scores.shape[1] > 1 else labels.astype(scores.dtype)[:, np.newaxis]
     loss = options.loss or ("cross_entropy" if scores.shape[1] > 1 else "bce_with_logits")
     metrics, _ = chosen_metrics(options.metric, None, classes)
-    trainer, x = _judge({name: scores}, options, make_chosen_loss(loss, options.loss_option), metrics)
+    trainer, x = judge({name: scores}, make_chosen_loss(loss, options.loss_option), metrics)
     y = fit_targets(trainer, {trainer.manifest.targets[0].name: y})
     return Scored(trainer, classes, x, y, options.loss is not None)
 
@@ -175,19 +175,26 @@ def _scored_outputs(outputs: Arrays, options: EvaluateOptions, loss: Loss) -> Ar
     return {name: outputs[name]}
 
 
-def _judge(
-    outputs: Arrays, options: EvaluateOptions, loss: Loss, metrics: list[str] | None
+def judge(
+    outputs: Arrays,
+    loss: Loss,
+    metrics: list[str] | None = None,
+    loss_inputs: Sequence[str] | None = None,
 ) -> tuple[Trainer, Arrays]:
-    """Creates a trainer that only computes loss and metrics of the outputs; returns it and the outputs, its inputs."""
+    """Creates a trainer that only computes loss and metrics of the outputs; returns it and the outputs, its inputs.
+
+    Args:
+        outputs: outputs of a model by name.
+        loss: the loss.
+        metrics: names of metrics; None for those of the loss.
+        loss_inputs: names of the outputs that the loss compares; None for the default.
+    """
     # The loss reads the outputs by name, so the inputs have other names.
     inputs = {name: f"{name}_of_model" for name in outputs}
     while set(inputs.values()) & set(outputs):
         inputs = {name: f"{source}_" for name, source in inputs.items()}
     trainer = Trainer(
-        _identity(outputs, inputs),
-        loss,
-        metrics=metrics,
-        loss_input_names=list(options.loss_input or ()) or None,
+        _identity(outputs, inputs), loss, metrics=metrics, loss_input_names=list(loss_inputs or ()) or None
     )
     return trainer, {inputs[name]: array for name, array in outputs.items()}
 

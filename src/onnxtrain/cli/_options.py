@@ -28,6 +28,10 @@ TEXT_COLUMNS_HELP = (
     "Read texts from these columns: anchor, positive and any negatives, e.g. question,answer. Default: columns with "
     "such names, or all of two or three."
 )
+MAX_LENGTH_HELP = (
+    "Truncate texts to this many tokens, e.g. 128. Default: the limit in the files beside the model, such as "
+    "config.json."
+)
 BATCH_SIZE_HELP = (
     "Process this many samples at a time, e.g. 128. Default: 32, or the model's fixed batch size."
 )
@@ -295,11 +299,7 @@ class PairOptions:
     kept: ClassVar[Kept] = "run"
 
     text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP, python="columns")
-    max_length: int | None = option(
-        "TOKENS",
-        "Truncate texts to this many tokens, e.g. 128. Default: the limit in the files beside the model.",
-        min=1,
-    )
+    max_length: int | None = option("TOKENS", MAX_LENGTH_HELP, min=1)
     include_pooling: bool = switch(
         "Add the output sentence_embedding to trained.onnx, pooled as in training. Default: the outputs of the model."
     )

@@ -85,7 +85,7 @@ def model_predictions(
     ]
     feeds = list(encoder.raw_columns(data).values())
     names = [value.name for value in session.get_outputs()]
-    outputs = _run(session, path, names, specs, feeds, batch_size, check=False)
+    outputs = run_in_batches(session, path, names, specs, feeds, batch_size, check=False)
     return FilePredictions(outputs, encoder, data, calibration, frozenset())
 
 
@@ -123,6 +123,30 @@ def _plain_predictions(
     Raises:
         InputError: the data does not match the model, or an input is not a tensor of numbers.
     """
+    specs = input_specs(session, path)
+    if not isinstance(data, Table):
+        arrays = data
+    else:
+        # A single input takes all columns; with several inputs, each takes the column with its name.
+        columns = [] if len(specs) == 1 else [spec.name for spec in specs]
+        arrays = TableEncoder(inputs=columns).fit(data).arrays(data, specs)
+    x, _ = assign(specs, (), arrays, source, note=note)
+    feeds = [cast_to_input(np.asarray(x[spec.name]), spec) for spec in specs]
+    names = [value.name for value in session.get_outputs()]
+    read = frozenset(key for key, array in arrays.items() if any(array is value for value in x.values()))
+    return run_in_batches(session, path, names, specs, feeds, batch_size, check=True), read
+
+
+def input_specs(session: ort.InferenceSession, path: Path) -> list[InputSpec]:
+    """Returns the inputs of a model.
+
+    Args:
+        session: session of the model.
+        path: path of the model, for error messages.
+
+    Raises:
+        InputError: an input is not a tensor of numbers.
+    """
     specs = []
     for value in session.get_inputs():
         if value.type not in dtypes.BY_ORT:
@@ -131,20 +155,10 @@ def _plain_predictions(
             )
         shape = tuple(_fixed(d) for d in value.shape)
         specs.append(InputSpec(value.name, dtypes.BY_ORT[value.type], shape))
-    if not isinstance(data, Table):
-        arrays = data
-    else:
-        # A single input takes all columns; with several inputs, each takes the column with its name.
-        columns = [] if len(specs) == 1 else [spec.name for spec in specs]
-        arrays = TableEncoder(inputs=columns).fit(data).arrays(data, specs)
-    x, _ = assign(specs, (), arrays, source, note=note)
-    feeds = [_cast(np.asarray(x[spec.name]), spec) for spec in specs]
-    names = [value.name for value in session.get_outputs()]
-    read = frozenset(key for key, array in arrays.items() if any(array is value for value in x.values()))
-    return _run(session, path, names, specs, feeds, batch_size, check=True), read
+    return specs
 
 
-def _run(
+def run_in_batches(
     session: ort.InferenceSession,
     path: Path,
     outputs: Sequence[str],
@@ -185,7 +199,7 @@ def _run(
     return {name: array.astype(str) if array.dtype == object else array for name, array in whole.items()}
 
 
-def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
+def cast_to_input(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
     """Casts an array to an input's dtype if both dtypes are floating point or both are integer.
 
     Other arrays are returned unchanged.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.tables import Dialect, Table
 from onnxtrain.texts import TextPairs, TextTokenizer, add_pooling
 from onnxtrain.texts._pairs import SUFFIXES
-from onnxtrain.texts._settings import PROPERTY, model_folder
+from onnxtrain.texts._settings import PROPERTY, model_folder, open_tokenizer
 from onnxtrain.trainer import Trainer
 from onnxtrain.trainer._fit.datasets import Data, fit_datasets
 from onnxtrain.trainer._fit.texts import text_metrics, text_settings
@@ -111,10 +111,10 @@ def chosen_tokenizer(options: TrainOptions, recipe: Recipe) -> TextTokenizer | N
     """
     if not isinstance(recipe.loss, EmbeddingLoss) or options.source is None:
         return None
-    limit = options.texts.max_length
+    limit, folder = options.texts.max_length, model_folder(options.source)
     if options.tokenizing.tokenizer is not None:
-        return TextTokenizer(options.tokenizing.tokenizer, limit)
-    return TextTokenizer.beside(model_folder(options.source), limit)
+        return open_tokenizer(options.tokenizing.tokenizer, folder, limit)
+    return TextTokenizer.beside(folder, limit)
 
 
 def measured(trainer: Trainer, pairs: TextPairs, options: TrainOptions, validation: Any) -> dict[str, float]:
@@ -160,9 +160,14 @@ def evaluate_texts(trainer: Trainer, options: EvaluateOptions) -> None:
     pairs = TextPairs.read(options.data, columns)
     # Metrics count each sample once, as for other data.
     pairs = TextPairs(pairs.texts, pairs.scores, source=pairs.source)
-    values = trainer.evaluate(pairs, batch_size=options.batch_size)
+    print_text_values(options, trainer.evaluate(pairs, batch_size=options.batch_size))
+
+
+def print_text_values(options: EvaluateOptions, values: Mapping[str, float]) -> None:
+    """Prints the loss and the metrics of embeddings that `evaluate` has computed."""
     if options.json:
-        print_json({"directory": str(options.source), "data": str(options.data), **values})
+        kind = "directory" if options.source.is_dir() else "model"
+        print_json({kind: str(options.source), "data": str(options.data), **values})
         return
     rows = [(name, f"{value:,.6g}") for name, value in values.items()]
     print_table(heading(f"{options.source} on {options.data.name}"), summary_table(None, rows))

@@ -20,6 +20,7 @@ from onnxtrain.cli._command_options import EvaluateOptions, ExportOptions, Predi
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._declared import flag
 from onnxtrain.cli._evaluate_model import score_model
+from onnxtrain.cli._evaluate_texts import compares_texts, score_pairs
 from onnxtrain.cli._export import export_model
 from onnxtrain.cli._images import (
     check_figure,
@@ -34,7 +35,7 @@ from onnxtrain.cli._output import heading, print_json, print_next, print_table, 
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import print_prediction_command, write_file
 from onnxtrain.cli._remember import saved_encoder
-from onnxtrain.cli._texts import evaluate_texts, evaluates_texts, write_embeddings
+from onnxtrain.cli._texts import evaluate_texts, evaluates_texts, print_text_values, write_embeddings
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.images import ImageFolder
 from onnxtrain.losses import loss_class, make_loss
@@ -58,13 +59,27 @@ def evaluate_run(options: EvaluateOptions) -> None:
     y: Any = None
     if options.source.is_dir():
         _refuse_model_options(options)
+        if options.max_length or options.tokenizer:
+            raise InputError(
+                f"--max-length and --tokenizer are for .onnx files; the run '{options.source}' contains its tokenizer."
+            )
         trainer, encoder = open_run(options.source)
         if evaluates_texts(trainer, options.data):
+            _refuse_mistakes_of_texts(options)
             evaluate_texts(trainer, options)
             return
         x, y = run_data(trainer, encoder, options.data, options.text)
         classes = image_classes(trainer._state) if encoder is None else encoder.classes_
+    elif compares_texts(options):
+        _refuse_mistakes_of_texts(options)
+        print_text_values(options, score_pairs(options))
+        return
     else:
+        if given := [name for name in ("text_columns", "max_length", "tokenizer") if getattr(options, name)]:
+            raise InputError(
+                f"{', '.join(map(flag, given))}: for texts, pass a {', '.join(SUFFIXES)} file and a loss that compares "
+                "them, e.g. --loss info_nce."
+            )
         trainer, classes, x, y, has_loss = score_model(options)
     values = trainer.evaluate(x, y, batch_size=options.batch_size)
     if not has_loss:
@@ -116,6 +131,11 @@ def run_data(
     arrays = to_arrays(data, encoder, trainer.manifest, label_targets(trainer))
     x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
     return x, fit_targets(trainer, y)
+
+
+def _refuse_mistakes_of_texts(options: EvaluateOptions) -> None:
+    if options.mistakes is not None:
+        raise InputError(f"--mistakes plots images; '{options.data}' contains texts.")
 
 
 def _print_classes(names: Sequence[str], matrix: Any, report: Sequence[dict[str, Any]]) -> None:

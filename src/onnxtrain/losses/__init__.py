@@ -75,7 +75,7 @@ from ._scores import warn_of_probabilities
 from ._target_scale import ScaledTargetLoss as ScaledTargetLoss  # for `artifacts`
 from ._target_scale import TargetScale
 from ._target_scale import restore_units as restore_units  # for `artifacts`
-from ._torch_loss import TorchLoss
+from ._torch_loss import TorchLoss, not_compiled
 from ._tversky import TverskyLoss
 
 __all__ = [
@@ -181,6 +181,7 @@ def make_loss(spec: object) -> Loss:
             f"choosing a loss: received the class {spec.__name__}; {meant or f'pass an object: {spec.__name__}()'}"
         )
     if callable(spec):
+        spec = not_compiled(spec)
         return of_criterion(spec, {kind.__name__: kind for kind in LOSSES.values()}) or TorchLoss(spec)
     raise GraphBuildError(
         f"choosing a loss: received {spec!r}; {f'{meant}, or' if meant else 'give'} one of "

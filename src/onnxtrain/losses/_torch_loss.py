@@ -52,6 +52,7 @@ class TorchLoss(FunctionLoss):
             raise GraphBuildError(
                 f"making TorchLoss: received {function!r}; pass a function of PyTorch tensors"
             )
+        function = not_compiled(function)
         object.__setattr__(self, "function", function)
         object.__setattr__(self, "_parameters", _parameters(function))
         super().__init__(targets, reduction)
@@ -76,6 +77,18 @@ class TorchLoss(FunctionLoss):
     def _model_of(self, arguments: Sequence[Argument]) -> ir.Model:
         model: ir.Model = _tracing().trace_loss(self.function, self.called, arguments)
         return model
+
+
+def not_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function or module that `torch.compile` has wrapped; other functions are returned unchanged."""
+    # Tried on targets of several shapes, a compiled function would be compiled for each, and PyTorch logs each failure.
+    module = type(function).__name__ == "OptimizedModule"
+    name = "_orig_mod" if module else "_torchdynamo_orig_callable"
+    original: Callable[..., Any] | None = getattr(function, name, None)
+    # `functools.wraps(compiled)` copies the attribute to a function that may compute something else.
+    if original is not None and (module or getattr(function, "__wrapped__", None) is original):
+        return original
+    return function
 
 
 def _tracing() -> Any:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain._words import words
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.losses import EmbeddingLoss, Pooling, embedding_output
-from onnxtrain.texts._tokenizer import TextTokenizer, read_json
+from onnxtrain.texts._tokenizer import TextTokenizer, positions_beside, read_json
 
 PROPERTY = "onnxtrain.texts"
 """Name of the checkpoint property with the settings as JSON text."""
@@ -97,6 +97,27 @@ class TextSettings:
         """
         tokenizer = None if folder is None else TextTokenizer.beside(folder, max_length)
         return cls(embedding_output(outputs) or outputs[0], loss.pooling, loss.normalize, tokenizer)
+
+
+def open_tokenizer(
+    tokenizer: str | os.PathLike[str] | Any, folder: Path | None, max_length: int | None
+) -> TextTokenizer:
+    """Opens the tokenizer that a user has chosen for a model.
+
+    Args:
+        tokenizer: as for :class:`TextTokenizer`.
+        folder: folder of the model; None if the model is not a file.
+        max_length: number of tokens at which texts are truncated; None for the limit in the file, at most the number of
+            positions of the model.
+
+    Raises:
+        InputError: a file is missing or damaged.
+    """
+    result = TextTokenizer(tokenizer, max_length)
+    positions = None if max_length is not None or folder is None else positions_beside(folder)
+    if positions is not None:
+        result._truncate_at(positions)
+    return result
 
 
 def model_folder(path: str | os.PathLike[str]) -> Path:

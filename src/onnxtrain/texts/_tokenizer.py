@@ -19,6 +19,11 @@ Array = np.ndarray[Any, Any]
 FILE = "tokenizer.json"
 # Tokenizers without a limit store a huge one.
 _NO_LIMIT = 10**6
+# These models number positions from behind the id of the padding token.
+_POSITIONS_BEHIND_PADDING = (
+    *("camembert", "data2vec-text", "ibert", "longformer", "luke", "mluke", "mpnet", "roberta"),
+    *("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+)
 _PADDING = ("[PAD]", "<pad>", "<|padding|>", "<|endoftext|>", "</s>")
 
 
@@ -74,10 +79,11 @@ class TextTokenizer:
         Args:
             folder: folder with the files of a Hugging Face or sentence-transformers model.
             max_length: see :class:`TextTokenizer`. Default: the limit in `sentence_bert_config.json`,
-                `tokenizer_config.json` or `tokenizer.json`.
+                `tokenizer_config.json` or `tokenizer.json`, at most the number of positions in `config.json`.
         """
         if not (folder / FILE).is_file():
             return None
+        positions = positions_beside(folder) if max_length is None else None
         for name, key in (
             ("sentence_bert_config.json", "max_seq_length"),
             ("tokenizer_config.json", "model_max_length"),
@@ -85,7 +91,10 @@ class TextTokenizer:
             limit = read_json(folder / name).get(key) if (folder / name).is_file() else None
             if max_length is None and isinstance(limit, int | float) and 0 < limit < _NO_LIMIT:
                 max_length = int(limit)
-        return cls(folder / FILE, max_length)
+        result = cls(folder / FILE, max_length)
+        if positions is not None:
+            result._truncate_at(positions)
+        return result
 
     def _open(self, text: str, max_length: int | None, source: str) -> None:
         try:
@@ -120,6 +129,13 @@ class TextTokenizer:
         """Text of the `tokenizer.json` file."""
         return self._text
 
+    def _truncate_at(self, length: int) -> None:
+        """Truncates texts at this number of tokens, unless they are truncated at fewer tokens already."""
+        if self.max_length is None or self.max_length > length:
+            # By the tokenizer, which keeps the special tokens at the end.
+            self._tokenizer.enable_truncation(length)
+            self.max_length = length
+
     def arrays(
         self, texts: Sequence[str], names: Sequence[str], length: int | None = None
     ) -> dict[str, Array]:
@@ -136,10 +152,8 @@ class TextTokenizer:
         Raises:
             InputError: a text has no tokens, or texts of several lengths need padding that the model does not mask.
         """
-        if length is not None and (self.max_length is None or self.max_length > length):
-            # By the tokenizer, which keeps the special tokens at the end.
-            self._tokenizer.enable_truncation(length)
-            self.max_length = length
+        if length is not None:
+            self._truncate_at(length)
         encoded = self._encoded(texts)
         counts = np.array([len(entry.ids) for entry in encoded])
         if not counts.all():
@@ -171,6 +185,29 @@ class TextTokenizer:
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 """Names of the model inputs that a tokenizer provides."""
+
+
+def positions_beside(folder: Path) -> int | None:
+    """Returns the number of tokens for which a model has positions, by its `config.json`, e.g. 512.
+
+    Args:
+        folder: folder of a Hugging Face model.
+
+    Returns:
+        The number; None if it is unknown.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    path = folder / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    positions, padding = config.get("max_position_embeddings"), config.get("pad_token_id")
+    if type(positions) is not int or positions < 1:
+        return None
+    if config.get("model_type") in _POSITIONS_BEHIND_PADDING:
+        # The padding token of all of them is 1 by default.
+        positions -= 1 + (padding if type(padding) is int else 1)
+    return max(positions, 1)
 
 
 def read_json(path: Path) -> dict[str, Any]:

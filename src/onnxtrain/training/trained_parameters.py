@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
-from onnxtrain.autodiff import active_values
+from onnxtrain.autodiff import active_values, without_gradient
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.losses import TARGET_KEY
 from onnxtrain.passes import promote_initializers, settle_shapes
@@ -48,6 +48,7 @@ def start_build(
     active = _active_values(forward, build.trainable)
     _check_adapters(forward, [name for name in build.trainable if name in adapters], active)
     _drop_unreached(build, active)
+    _drop_stopped(build, adapters)
     return build, active
 
 
@@ -108,7 +109,54 @@ def _drop_unreached(build: Build, active: Collection[ir.Value]) -> None:
             argument("frozen_params"),
             argument("loss_input_names"),
         )
-    left_out = set(build.unreached)
+    _leave_out(build, build.unreached)
+
+
+def _drop_stopped(build: Build, adapters: Collection[str]) -> None:
+    """Stops training the parameters whose gradient is None by the formulas of users, and logs a warning.
+
+    Raises:
+        GraphBuildError: an adapter is among them.
+        NothingToTrain: no parameter gets a gradient.
+    """
+    graph = build.forward.graph
+    loss = str(graph.outputs[0].name)
+    # Those that depend on the loss through Round or Sign alone have a gradient of zero.
+    active = active_values(graph, [graph.outputs[0]], [graph.initializers[name] for name in build.trainable])
+    names = [name for name in build.trainable if graph.initializers[name] in active]
+    stopped = without_gradient(build.forward, loss, names)
+    if not stopped:
+        return
+    cause = "the gradients that were registered for its ops (register_gradient) return None on all paths"
+    if lost := [name for name in stopped if name in adapters]:
+        raise GraphBuildError(
+            f"building the training graph: no gradient flows from the loss {loss!r} to the adapters "
+            f"{some_names(lost, 5)}: {cause}. Leave their layers out (target_modules, exclude_modules), or register "
+            "other gradients"
+        )
+    if len(stopped) == len(names):
+        raise NothingToTrain(
+            f"building the training graph: no gradient flows from the loss {loss!r} to any of the parameters to train "
+            f"({some_names(stopped, 5)}): {cause}. Register other gradients, or train other parameters: "
+            f"{argument('requires_grad')}."
+        )
+    _log.warning(
+        "No gradient flows from the loss %r to %d of the %d parameters to train: %s, because %s. They keep their "
+        "values, as parameters whose grad is None do in PyTorch. To silence this warning, name them in %s.",
+        loss,
+        len(stopped),
+        len(build.trainable),
+        some_names(stopped),
+        cause,
+        argument("frozen_params"),
+    )
+    build.unreached += stopped
+    _leave_out(build, stopped)
+
+
+def _leave_out(build: Build, names: Collection[str]) -> None:
+    """Stops training parameters."""
+    left_out = set(names)
     build.trainable = [name for name in build.trainable if name not in left_out]
     build.sparse = [name for name in build.sparse if name not in left_out]
 

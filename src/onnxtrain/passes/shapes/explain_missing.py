@@ -39,7 +39,8 @@ def _sentence(node: ir.Node) -> str:
     known = onnx.defs.has(node.op_type, node.domain)
     what = f"{op!r}" if known else f"{op!r}, an op that onnx does not know"
     call = f'onnxtrain.register_gradient("{node.domain}", "{node.op_type}", ..., shapes=...)'
-    remedy = "" if known else f", or pass shapes to {call} or give it a body (docs/guides/own-ops.md)"
+    body = f'onnxtrain.register_body("{node.domain}", "{node.op_type}", ...)'
+    remedy = "" if known else f", or pass shapes to {call}, or give it a body: {body}"
     return (
         f" The file does not declare the result {result!r} of {what}, whose inputs are known: add its dtype and shape "
         f"to value_info{remedy}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from onnxtrain.losses import EmbeddingLoss, embedding_output
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.recipe import Recipe
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.texts import TextPairs, TextTokenizer, retrieval_metrics, similarity_metrics
 from onnxtrain.texts._pooling import pool_rows
-from onnxtrain.texts._settings import PROPERTY, TextSettings, loss_with_pooling, model_folder
+from onnxtrain.texts._settings import PROPERTY, TextSettings, loss_with_pooling, model_folder, open_tokenizer
 from onnxtrain.trainer._fit.state import TrainingState
 from onnxtrain.trainer.data import Layout
 from onnxtrain.trainer.data._texts import check_text_inputs, require_tokenizer
@@ -75,7 +76,11 @@ def text_properties(
     folder = None if source is None or tokenizer is not None else model_folder(source)
     settings = TextSettings.of(loss, list(recipe.loss_input_names), folder, max_length)
     if tokenizer is not None:
-        opened = tokenizer if isinstance(tokenizer, TextTokenizer) else TextTokenizer(tokenizer, max_length)
+        opened = (
+            tokenizer
+            if isinstance(tokenizer, TextTokenizer)
+            else open_tokenizer(tokenizer, None if source is None else model_folder(source), max_length)
+        )
         settings = dataclasses.replace(settings, tokenizer=opened)
     return {PROPERTY: settings.to_json()}
 
@@ -105,18 +110,46 @@ def embed(state: TrainingState, texts: Sequence[str], batch_size: int | None = N
     Raises:
         InputError: the run has no tokenizer, or a text has no tokens.
     """
-    settings, tokenizer, layout, names, length = _tokenizing(state)
+    settings, layout = _settings_and_layout(state)
+
+    def compute(arrays: Sequence[Array]) -> Array:
+        outputs = state.run.predict([layout.cast(arrays)])
+        return outputs[settings.output or next(iter(outputs))]
+
+    with state.averaged():
+        return embed_with(compute, texts, settings, layout.inputs, batch_size)
+
+
+def embed_with(
+    compute: Callable[[Sequence[Array]], Array],
+    texts: Sequence[str],
+    settings: TextSettings,
+    inputs: Sequence[InputSpec],
+    batch_size: int | None = None,
+) -> Array:
+    """Returns the embeddings of texts by a function that runs a model, float32 [texts, dim].
+
+    Args:
+        compute: returns the model's output for a batch: one int64 array [texts, tokens] per input.
+        texts: the texts.
+        settings: tokenizer and pooling.
+        inputs: inputs of the model.
+        batch_size: texts per batch, 32 by default.
+
+    Raises:
+        InputError: there is no tokenizer, the model has other inputs than tokenizers provide, or a text has no tokens.
+    """
+    tokenizer = require_tokenizer(settings.tokenizer)
+    names, length = _names_and_length(inputs)
     # Texts of similar lengths share a batch, which needs less padding.
     distinct = sorted(set(texts), key=len)
     size = batch_size or 32
     parts = []
-    with state.averaged():
-        for start in range(0, len(distinct), size):
-            arrays = tokenizer.arrays(distinct[start : start + size], names, length)
-            outputs = state.run.predict([layout.cast([arrays[name] for name in names])])
-            rows = outputs[settings.output or next(iter(outputs))]
-            mask = arrays.get("attention_mask")
-            parts.append(pool_rows(rows, mask, settings.pooling, normalize=settings.normalize))
+    for start in range(0, len(distinct), size):
+        arrays = tokenizer.arrays(distinct[start : start + size], names, length)
+        rows = compute([arrays[name] for name in names])
+        mask = arrays.get("attention_mask")
+        parts.append(pool_rows(rows, mask, settings.pooling, normalize=settings.normalize))
     places = {text: index for index, text in enumerate(distinct)}
     result: Array = np.concatenate(parts)[[places[text] for text in texts]]
     return result
@@ -124,30 +157,31 @@ def embed(state: TrainingState, texts: Sequence[str], batch_size: int | None = N
 
 def text_arrays(state: TrainingState, texts: Sequence[str]) -> list[Array]:
     """Returns the inputs of the inference model for texts, in its order; for the errors, see :func:`embed`."""
-    _, tokenizer, layout, names, length = _tokenizing(state)
-    arrays = tokenizer.arrays(texts, names, length)
+    settings, layout = _settings_and_layout(state)
+    names, length = _names_and_length(layout.inputs)
+    arrays = require_tokenizer(settings.tokenizer).arrays(texts, names, length)
     return list(layout.cast([arrays[name] for name in names]))
 
 
-def _tokenizing(state: TrainingState) -> tuple[TextSettings, TextTokenizer, Layout, list[str], int | None]:
-    """Returns what tokenizing texts needs: settings, tokenizer, layout, names of inputs, length of a fixed axis."""
+def _settings_and_layout(state: TrainingState) -> tuple[TextSettings, Layout]:
+    """Returns how a run embeds texts, and the inputs of its inference model."""
     settings = text_settings(state)
     if settings is None:
         raise InputError("The run was not trained on texts, so it does not tokenize them. Pass arrays.")
-    tokenizer = require_tokenizer(settings.tokenizer)
-    layout = Layout.of(state.run.manifest, predicting=True)
-    check_text_inputs(layout.inputs)
-    names = [spec.name for spec in layout.inputs]
-    shape = layout.inputs[0].shape
-    length = shape[1] if shape is not None and isinstance(shape[1], int) else None
-    return settings, tokenizer, layout, names, length
+    return settings, Layout.of(state.run.manifest, predicting=True)
+
+
+def _names_and_length(inputs: Sequence[InputSpec]) -> tuple[list[str], int | None]:
+    """Returns the names of a model's inputs, all for tokens, and the length of a fixed axis of tokens."""
+    check_text_inputs(inputs)
+    shape = inputs[0].shape
+    return [spec.name for spec in inputs], shape[1] if shape is not None and isinstance(
+        shape[1], int
+    ) else None
 
 
 def text_metrics(state: TrainingState, pairs: TextPairs, batch_size: int | None = None) -> dict[str, float]:
-    """Returns metrics of the embeddings of pairs: correlation with their scores, or else retrieval metrics.
-
-    For retrieval, each distinct first text is a query. The corpus is all other texts; those paired with a query are
-    relevant, negatives are not.
+    """Returns :func:`pair_metrics` of the embeddings by the models of a run.
 
     Args:
         state: the trainer's state.
@@ -155,9 +189,25 @@ def text_metrics(state: TrainingState, pairs: TextPairs, batch_size: int | None 
         batch_size: texts per batch, 32 by default.
     """
     scored = state.run.manifest.targets[0].dtype.storage.kind == "f"
+    return pair_metrics(lambda texts: embed(state, texts, batch_size), pairs, scored=scored)
+
+
+def pair_metrics(
+    embed: Callable[[Sequence[str]], Array], pairs: TextPairs, *, scored: bool
+) -> dict[str, float]:
+    """Returns metrics of the embeddings of pairs: correlation with their scores, or else retrieval metrics.
+
+    For retrieval, each distinct first text is a query. The corpus is all other texts; those paired with a query are
+    relevant, negatives are not.
+
+    Args:
+        embed: returns the embeddings of texts, float32 [texts, dim].
+        pairs: the samples.
+        scored: True if the loss compares the texts with scores.
+    """
     first = _column(pairs, 0)
     if scored and pairs.scores is not None:
-        rows = embed(state, [*first, *_column(pairs, 1)], batch_size)
+        rows = embed([*first, *_column(pairs, 1)])
         return similarity_metrics(rows[: len(first)], rows[len(first) :], pairs.scores)
     queries = list(dict.fromkeys(first))
     corpus = list(dict.fromkeys(text for column in range(1, pairs.width) for text in _column(pairs, column)))
@@ -165,7 +215,7 @@ def text_metrics(state: TrainingState, pairs: TextPairs, batch_size: int | None 
     relevant: dict[str, set[int]] = {query: set() for query in queries}
     for row in pairs.texts:
         relevant[row[0]].add(places[row[1]])
-    embeddings = embed(state, [*queries, *corpus], batch_size)
+    embeddings = embed([*queries, *corpus])
     return retrieval_metrics(
         embeddings[: len(queries)], embeddings[len(queries) :], [relevant[query] for query in queries]
     )

@@ -200,11 +200,32 @@ class Run:
 
     def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
         """Runs the training model or the eval model on a batch; returns the loss and the model's own outputs."""
-        with self.lock:
+        with self.lock, self._explained(self.manifest.arguments, arrays):
             self.module.train(training)
             results = self.module(*arrays)
         loss, *outputs = results if isinstance(results, tuple) else (results,)
         return float(np.asarray(loss)), [np.asarray(output) for output in outputs]
+
+    @contextlib.contextmanager
+    def _explained(self, specs: Sequence[InputSpec], arrays: Sequence[Array]) -> Iterator[None]:
+        """Context manager: if ONNX Runtime fails on a batch of texts, the error says how long the texts are.
+
+        Models fail on texts that are longer than their positions with an error about the shapes of some node.
+        """
+        try:
+            yield
+        except InputError as error:
+            lengths = [
+                array.shape[-1]
+                for spec, array in zip(specs, arrays, strict=False)
+                if spec.name == "input_ids"
+            ]
+            if error.__cause__ is None or self.manifest.groups is None or not lengths:
+                raise
+            raise InputError(
+                f"{error}. The texts of the batch have up to {lengths[0]} tokens. If the model takes fewer, start a "
+                f"new run with their number as {argument('max_length')}, which truncates longer texts."
+            ) from error.__cause__
 
     @cached_property
     def batch_size(self) -> int | None:
@@ -261,7 +282,9 @@ class Run:
         parts: dict[str, list[Array]] = {name: [] for name in self.require_outputs()}
         for batch in batches:
             arrays, count = self._filled(batch)
-            values = binding.run(check_arguments(specs, [arrays[index] for index in input_indices]))
+            given = [arrays[index] for index in input_indices]
+            with self._explained(specs, given):
+                values = binding.run(check_arguments(specs, given))
             for name, value in zip(parts, values, strict=True):
                 part = to_array(value)
                 if part.ndim == 0 or len(part) != len(arrays[0]):

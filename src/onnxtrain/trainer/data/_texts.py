@@ -171,7 +171,20 @@ def open_texts(
         raise InputError("A transform augments arrays, but the data is texts; leave it out.")
     tokenizer = require_tokenizer(tokenizer)
     check_text_inputs(layout.inputs)
-    groups, scored = groups_of(layout), layout.targets[0].dtype.storage.kind == "f"
+    check_pairs(pairs, groups_of(layout), scored=layout.targets[0].dtype.storage.kind == "f")
+    length = layout.inputs[0].shape[2] if layout.inputs[0].shape else None
+    padding = TextBatches(layout, layout.inputs[0], length if isinstance(length, int) else None, tokenizer)
+    return SampleSource.open(layout, pairs, options, None, padding)
+
+
+def check_pairs(pairs: TextPairs, groups: int | str | None, *, scored: bool) -> None:
+    """Raises InputError if pairs do not match a loss.
+
+    Args:
+        pairs: the samples.
+        groups: number of texts per sample that the loss compares; a name or None for any number.
+        scored: True if the loss compares the texts with scores.
+    """
     if isinstance(groups, int) and pairs.width != groups:
         raise InputError(
             f"Reading texts from {pairs.source}: samples have {pairs.width} texts, but the loss compares {groups}. "
@@ -188,9 +201,6 @@ def open_texts(
             f"Reading texts from {pairs.source}: it has no scores, which the loss needs. Name their column 'score', or "
             "pass tuples (text, text, score)."
         )
-    length = layout.inputs[0].shape[2] if layout.inputs[0].shape else None
-    padding = TextBatches(layout, layout.inputs[0], length if isinstance(length, int) else None, tokenizer)
-    return SampleSource.open(layout, pairs, options, None, padding)
 
 
 def check_text_inputs(inputs: Sequence[InputSpec]) -> None:

@@ -300,8 +300,8 @@ class Recipe:
     straight_through: bool = _field(
         False,
         ShellOption(
-            "Pass gradients through rounding and quantization unchanged (straight-through), which "
-            "training an int8 model requires. Default: the gradient of rounding is zero.",
+            "Pass gradients through rounding and quantization unchanged (straight-through). `train` then also "
+            "trains the integer weights of an int8 model. Default: the gradient of rounding is zero.",
             bool,
         ),
     )

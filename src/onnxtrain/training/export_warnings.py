@@ -10,6 +10,7 @@ from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.emitter import known_array
 from onnxtrain.passes import TorchSignature, has_quantized_ops, is_training_batch_norm, lost_detaches
+from onnxtrain.passes.parameters.integer_weights import constant, integer_weights
 from onnxtrain.selection import layer_name, some_names
 from onnxtrain.training.layer_modes import Unchosen
 
@@ -129,4 +130,23 @@ def _warn_of_lost_detaches(model: ir.Model, active: Collection[ir.Value]) -> Non
             "flow where PyTorch would stop them. Export with optimize=False, or write "
             "onnxtrain.nn.stop_gradient(x) for x.detach().",
             some_names(nodes, 5),
+        )
+
+
+def warn_of_integer_weights(model: ir.Model, trainable: Sequence[str]) -> None:
+    """Logs a warning if training with straight-through gradients leaves a model's integer weights unchanged.
+
+    Args:
+        model: canonical model, in which the user has chosen no parameters.
+        trainable: names of the parameters to train, e.g. ["norm.weight"].
+    """
+    integers = sum(constant(w.value).size for w in integer_weights(model) if not w.is_bias)
+    if integers:
+        _log.warning(
+            "%s trains the %s floating-point parameters of this quantized model, but not its %s integer weights. To "
+            "train them as well, pass onnxtrain.qat.prepare(model) instead of the model, and convert the exported "
+            "model with onnxtrain.qat.convert (docs/guides/train-an-int8-model.md).",
+            argument("straight_through", True),
+            f"{sum(constant(model.graph.initializers[name]).size for name in trainable):,}",
+            f"{integers:,}",
         )

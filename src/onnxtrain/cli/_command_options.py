@@ -18,6 +18,7 @@ from onnxtrain.cli._options import (
     MemoryOptions,
     ModelOptions,
     OptimizerOptions,
+    PreparationOptions,
     TextOptions,
 )
 
@@ -116,7 +117,7 @@ class EvaluateOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
-        text: group of options.
+        text, images: groups of options.
     """
 
     source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
@@ -128,6 +129,7 @@ class EvaluateOptions:
         show_default=False,
     )
     text: TextOptions = field(default_factory=TextOptions)
+    images: PreparationOptions = field(default_factory=PreparationOptions)
     text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP)
     loss: str | None = option(
         "NAME",
@@ -165,7 +167,7 @@ class PredictOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
-        text: group of options.
+        text, images: groups of options.
     """
 
     source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
@@ -178,6 +180,7 @@ class PredictOptions:
         show_default=False,
     )
     text: TextOptions = field(default_factory=TextOptions)
+    images: PreparationOptions = field(default_factory=PreparationOptions)
     output: Path = option(
         "FILE",
         "Write the predictions to this .npz, .csv or .parquet file, or embeddings of texts to this .npy file.",

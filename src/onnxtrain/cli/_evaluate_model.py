@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxtrain.cli._classes import chosen_metrics
 from onnxtrain.cli._command_options import EvaluateOptions
 from onnxtrain.cli._data import Arrays, assign, load_data
-from onnxtrain.cli._images import run_on_images
+from onnxtrain.cli._images import prepared_images, run_on_images
 from onnxtrain.cli._loss import fit_targets, label_targets, make_chosen_loss
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.errors import InputError
@@ -83,7 +83,7 @@ def _score_images(options: EvaluateOptions) -> Scored:
     Raises:
         InputError: the subfolders are not the classes of the model, or the model's preprocessing is unknown.
     """
-    folder = ImageFolder(options.data)
+    folder = prepared_images(options.images, options.data)
     session = open_session(options.source, "model", CPU, None)
     outputs, source, metadata = run_on_images(session, options.source, folder, options.batch_size)
     name = _output(outputs, options)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.cli._output import info
-from onnxtrain.cli._train_options import TrainOptions
 from onnxtrain.passes import canonicalize
 from onnxtrain.passes.parameters.integer_weights import constant, integer_weights
 from onnxtrain.qat import convert, prepare
 from onnxtrain.qat._convert import has_masters
+from onnxtrain.recipe import Recipe
 from onnxtrain.trainer import Trainer
 
 _PROPERTY = "onnxtrain.integer_weights"
 """Name of the checkpoint property of a run whose exported model gets integer weights again."""
 
 
-def with_masters(model: ir.Model, options: TrainOptions) -> tuple[ir.Model, bool]:
+def with_masters(model: ir.Model, recipe: Recipe) -> tuple[ir.Model, bool]:
     """Makes a model's int8 and uint8 weights trainable if `--straight-through` is given.
 
     With LoRA adapters, the integer weights stay frozen, so the model is not changed.
@@ -24,7 +24,7 @@ def with_masters(model: ir.Model, options: TrainOptions) -> tuple[ir.Model, bool
     Returns:
         The model to train, and True if its integer weights have been replaced with float32 master weights.
     """
-    if not options.model.straight_through or options.lora.lora_rank is not None:
+    if not recipe.straight_through or recipe.lora is not None:
         return model, False
     count = sum(constant(w.value).size for w in integer_weights(canonicalize(model)) if not w.is_bias)
     if not count:

@@ -402,7 +402,7 @@ def _begin(
         recipe = replace(recipe, target_scale=encoder.target_scale_)
     integers = False
     if options.source is not None:
-        model, integers = with_masters(prepared(options.source, options.model, seed=options.seed), options)
+        model, integers = with_masters(prepared(options.source, options.model, seed=options.seed), recipe)
         recipe = text_recipe(recipe, model, options.source)
         check_loss(canonicalize(model), options.model.loss)
     elif isinstance(data, Table) and encoder is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.cli._data import Arrays, assign
+from onnxtrain.cli._data import TARGETS, Arrays, assign
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.device import CPU
@@ -97,7 +97,9 @@ def _plain_predictions(
         shape = tuple(_fixed(d) for d in value.shape)
         specs.append(InputSpec(value.name, dtypes.BY_ORT[value.type], shape))
     if not isinstance(data, Table):
-        arrays = data
+        # Without the target, which `evaluate` compares with the outputs, and `predict` ignores.
+        inputs = {spec.name for spec in specs}
+        arrays = {name: array for name, array in data.items() if name in inputs or name not in TARGETS}
     else:
         # A single input takes all columns; with several inputs, each takes the column with its name.
         columns = [] if len(specs) == 1 else [spec.name for spec in specs]

@@ -16,6 +16,9 @@ from onnxtrain.training.layer_modes import Unchosen
 
 _log = get_logger()
 
+# Parameters of models that the process has warned of. A program may make many trainers of one file.
+_reported: set[tuple[str, ...]] = set()
+
 
 def warn_of_export(
     model: ir.Model,
@@ -91,14 +94,16 @@ def _warn_of_removed_dropout(modules: Sequence[str]) -> None:
 
 
 def _warn_of_lost_parameters(model: ir.Model) -> None:
-    """Warns of parameters of the PyTorch module that the file lacks."""
+    """Warns of parameters of the PyTorch module that the file lacks, once in a process."""
     names = TorchSignature(model).missing_parameters()
+    key = (str(model.graph.name), *map(str, model.graph.initializers), *names)
     # A quantizer has replaced weights with integers, which nobody expects to train.
-    if names and not has_quantized_ops(model.graph):
+    if names and key not in _reported and not has_quantized_ops(model.graph):
+        _reported.add(key)
         _log.warning(
             "The exporter's optimizer removed %d parameters of the PyTorch model, so they are not "
             "trained: %s. It merges equal tensors, drops all-zero biases and folds BatchNorm into Conv. "
-            "Export with optimize=False.",
+            "To train them, export with optimize=False; if you only have the file, ignore this warning.",
             len(names),
             some_names(names, 5),
         )

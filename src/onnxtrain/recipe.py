@@ -503,7 +503,8 @@ def filled_recipe(
     ]
     if twice:
         raise TypeError(
-            f"{function.__name__}: pass {', '.join(twice)} in the recipe or as an argument, not both, e.g. "
+            f"{function.__name__}: pass {', '.join(twice)} in the recipe or as an argument, not both: a "
+            f"recipe sets all of its fields, also those left at their defaults. Pass "
             f"recipe=dataclasses.replace(recipe, {twice[0]}={arguments[twice[0]]!r})"
         )
     return recipe

@@ -911,7 +911,7 @@ GROUPED = AdamW(
     groups=[
         ParameterGroup("blocks/*", learning_rate_scale=0.5),
         ParameterGroup(["vector", "scalar", "*.weight"], weight_decay=0.0),
-        ParameterGroup("matrix", optimizer=Muon(weight_decay=0.2), learning_rate_scale=2.0),
+        ParameterGroup("matrix", optimizer=Muon(weight_decay=0.2), learning_rate_scale=2),
         ParameterGroup("pointwise", optimizer=SGD()),
         ParameterGroup("one.*", optimizer=Adagrad(initial_accumulator_value=0.5)),
     ],

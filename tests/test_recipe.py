@@ -85,7 +85,9 @@ def test_the_optimizer_of_a_recipe_clips(tmp_path: Path) -> None:
     ids=["generate_artifacts", "plan_training", "Trainer"],
 )
 def test_a_field_beside_the_recipe_is_an_error(call: Any) -> None:
-    with pytest.raises(TypeError, match=r"pass precision in the recipe or as an argument, not both"):
+    with pytest.raises(
+        TypeError, match=r"pass precision in the recipe or as an argument, not both: a recipe sets all"
+    ):
         call(recipe=Recipe(), precision="bf16")
     with pytest.raises(TypeError, match=r"recipe is a dict; pass an onnxtrain.Recipe"):
         call(recipe={"loss": "mse"})

@@ -343,8 +343,8 @@ class Recipe:
     straight_through: bool = _field(
         False,
         ShellOption(
-            "Pass gradients through rounding and quantization unchanged (straight-through), which "
-            "training an int8 model requires. Default: the gradient of rounding is zero.",
+            "Pass gradients through rounding and quantization unchanged (straight-through). `train` then also "
+            "trains the integer weights of an int8 model. Default: the gradient of rounding is zero.",
             bool,
         ),
     )
@@ -547,7 +547,8 @@ def filled_recipe(
     ]
     if twice:
         raise TypeError(
-            f"{function.__name__}: pass {', '.join(twice)} in the recipe or as an argument, not both, e.g. "
+            f"{function.__name__}: pass {', '.join(twice)} in the recipe or as an argument, not both: a "
+            f"recipe sets all of its fields, also those left at their defaults. Pass "
             f"recipe=dataclasses.replace(recipe, {twice[0]}={arguments[twice[0]]!r})"
         )
     return recipe

@@ -122,6 +122,20 @@ def test_a_model_without_gradients_and_with_a_fixed_batch(run: Any, data: Path, 
     assert result.json()["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["labels", "target"])
+def test_the_target_may_have_another_usual_name(
+    run: Any, mlp: Path, data: Path, tmp_path: Path, name: str
+) -> None:
+    arrays = arrays_in(data)
+    np.savez(tmp_path / "named.npz", **{"x": arrays["x"], name: arrays["y"]})
+    expected, found = (
+        run("evaluate", mlp, "--data", path, "--loss", "cross_entropy", "--json")
+        for path in (data, tmp_path / "named.npz")
+    )
+    assert found.json()["loss"] == expected.json()["loss"]
+    assert "Not used" not in found.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -133,7 +147,10 @@ def test_a_model_without_gradients_and_with_a_fixed_batch(run: Any, data: Path, 
             "suit several losses, or none. Name the one that the model was trained with: --loss NAME.",
         ),
         (["--data", "WITHOUT"], "--loss NAME"),
-        (["--data", "WITHOUT", "--loss", "cross_entropy"], "lacks labels (or y)"),
+        (
+            ["--data", "WITHOUT", "--loss", "cross_entropy"],
+            "no array for the target labels; it holds x. Name the array of the target y.",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(
@@ -217,5 +234,5 @@ def test_a_loss_of_several_outputs_reads_all_of_them(run: Any, tmp_path: Path) -
         assert shown.json()["loss"] == pytest.approx(expected, rel=1e-5)
         assert "Not used" not in shown.err
     of_one = run(*command, "mse", "--loss-input", "one", "--json")
-    assert "Not used from" in of_one.err
+    assert "it holds x, truth" in of_one.err
     assert "lacks target (or y)" in of_one.err

@@ -170,6 +170,38 @@ def test_evaluate_a_model_file_that_does_not_name_its_classes(run: Any, photos: 
     assert "does not name its classes" in " ".join(fewer.err.split())
 
 
+def test_options_say_how_a_model_file_takes_images(run: Any, photos: Path, tmp_path: Path) -> None:
+    model, options = tmp_path / "m.onnx", ("--mean", "0.5,0.4,0.3", "--std", 0.25, "--resize", 30)
+    unknown = run("evaluate", model, "--data", photos / "val")
+    assert unknown.code == 1
+    message = " ".join(unknown.err.split())
+    assert "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 for most networks" in message
+    assert "of `onnxtrain train`" not in message
+    shown = run("evaluate", model, "--data", photos / "val", "--loss", "cross_entropy", "--json", *options)
+    assert shown.code == 0, shown.err
+    folder = ImageFolder(photos / "val", mean=(0.5, 0.4, 0.3), std=0.25, resize=30)
+    trainer = Trainer(network(), "cross_entropy")
+    assert shown.json()["loss"] == pytest.approx(trainer.evaluate(folder)["loss"], rel=1e-5)
+    result = run("predict", model, "--data", photos / "val", *options, "-o", tmp_path / "p.npz")
+    assert result.code == 0, result.err
+    (scores,) = (array for array in dict(np.load(tmp_path / "p.npz")).values() if array.ndim == 2)
+    np.testing.assert_allclose(scores, trainer.predict(folder), rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_prepares_images_as_in_training(run: Any, photos: Path, tmp_path: Path) -> None:
+    assert train(run, photos, *PLAIN).code == 0
+    for command in ("evaluate", "predict"):
+        refused = run(command, tmp_path / "run", "--data", photos / "val", "--mean", 0.5)
+        assert refused.code == 1
+        assert "which has the size, mean and standard deviation of its training" in " ".join(
+            refused.err.split()
+        )
+        np.savez(tmp_path / "x.npz", x=np.zeros((2, 3, 24, 24), np.float32), y=np.zeros(2, np.int64))
+        refused = run(command, tmp_path / "m.onnx", "--data", tmp_path / "x.npz", "--std", 0.5)
+        assert refused.code == 1
+        assert "--std are for folders of images" in " ".join(refused.err.split())
+
+
 def test_evaluate_a_model_file_with_a_single_score(run: Any, photos: Path, tmp_path: Path) -> None:
     for split in ("train", "val"):
         shutil.rmtree(photos / split / CLASSES[2])

@@ -229,7 +229,7 @@ def test_predict_with_a_file_tells_the_row(run: Any, tmp_path: Path) -> None:
     frame.to_csv(path, index=False)
     result = run("predict", tmp_path / "run" / "trained.onnx", "--data", path, "-o", tmp_path / "p.csv")
     assert (
-        "column 'kind', row 4 (without the header): 'z' is not a category of the training data: a, b, c"
+        "column 'kind', row 4 (counted from 1, without the header): 'z' is not a category of the training data: a, b, c"
         in result.err
     )
     arrays = run("predict", tmp_path / "run" / "trained.onnx", "--data", tmp_path / "net.onnx")

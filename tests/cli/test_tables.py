@@ -180,7 +180,7 @@ def test_bad_tables_are_one_message(
         frame.loc[4, name] = value
     result = train(run, net, write(frame, tmp_path / "a.csv"), *options)
     assert result.code == 1
-    assert message.format("(without the header)") in result.err, result.err
+    assert message.format("(counted from 1, without the header)") in result.err, result.err
     assert len(result.err.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
@@ -193,10 +193,11 @@ def test_new_categories_and_gaps_are_told(run: Any, net: Path, tmp_path: Path) -
         (
             "town",
             "X",
-            "column 'town', row 4 (without the header): 'X' is not a category of the training data: C, Q, S",
+            "column 'town', row 4 (counted from 1, without the header): 'X' is not a category of the training "
+            "data: C, Q, S",
         ),
-        ("town", None, "column 'town', row 4 (without the header): the value is missing"),
-        ("fare", None, "column 'fare', row 4 (without the header): the value is missing"),
+        ("town", None, "column 'town', row 4 (counted from 1, without the header): the value is missing"),
+        ("fare", None, "column 'fare', row 4 (counted from 1, without the header): the value is missing"),
     ):
         other = frame.copy()
         other.loc[other.index[3], name] = value

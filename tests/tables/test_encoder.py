@@ -118,6 +118,10 @@ def test_attach_changes_no_model_of_the_caller() -> None:
     assert [value.name for value in attached.graph.outputs] == ["logits"]
     with pytest.raises(InputError, match=r"has 8 values per row \(age, sex \(2\), .*of the model takes 3"):
         encoder.attach(models.mlp(features=3, classes=2))
+    # A model with one input per column was trained with a number per category.
+    assert len(encoder.columns_) == 5
+    with pytest.raises(InputError, match="one number: encode='ordinal'"):
+        encoder.attach(models.mlp(features=5, classes=2))
 
 
 @pytest.mark.parametrize("opset", [11, 17, 21])
@@ -156,6 +160,17 @@ def test_missing_texts_and_fills_are_matched_by_spelling() -> None:
     column = TableEncoder(impute="value=2.0", categorical="store", encode="one-hot").fit(stores).columns_[0]
     assert isinstance(column, CategoryColumn)
     assert (column.categories, column.fill) == (["1", "2"], "2")
+
+
+def test_sentences_are_no_categories() -> None:
+    sentences = [f"the hotel number {k} was lovely" for k in range(6)]
+    with pytest.raises(InputError, match=r"'the hotel number 0 was lovely' is text.* input_ids=") as error:
+        TableEncoder(inputs=["text"]).fit(pd.DataFrame({"text": sentences}))
+    assert "one-hot" not in str(error.value)
+    # Few values that repeat are categories, also if they are long.
+    with pytest.raises(InputError, match="encode='one-hot'"):
+        TableEncoder(inputs=["text"]).fit(pd.DataFrame({"text": sentences[:2] * 3}))
+    TableEncoder(inputs=["text"], encode="one-hot").fit(pd.DataFrame({"text": sentences}))
 
 
 def test_errors_name_the_arguments_of_python() -> None:

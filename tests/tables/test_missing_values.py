@@ -15,7 +15,7 @@ import models
 from onnxtrain.errors import InputError
 from onnxtrain.tables import TableEncoder
 
-HERE = "(without the header)"
+HERE = "(counted from 1, without the header)"
 
 
 def write(tmp_path: Path, text: str, name: str = "t.csv") -> Path:
@@ -147,8 +147,9 @@ def test_numbers_in_csv(tmp_path: Path, text: str, values: list[list[float]]) ->
     ("text", "message"),
     [
         ("a\n1\nnan\n", f"column 'a', row 2 {HERE}: 'nan' is not a number, but row 1 has '1'. If it stands for a "
-         "missing value, pass missing='nan' when training."),
-        ("a\n1\nN/A\n", "pass missing='N/A' when training. If the column holds categories, pass categorical='a'."),
+         "missing value, pass missing='nan' when training, and impute='median' to fill missing values."),
+        ("a\n1\nN/A\n", "pass missing='N/A' when training, and impute='median' to fill missing values. "
+         "If the column holds categories, pass categorical='a'."),
         ("a\nold\n1\n", f"column 'a', row 1 {HERE}: 'old' is not a number, but row 2 has '1'"),
         ("a\n1\n1,5\n", "Reading the table"),
         ("a,a\n1,2\n", "several columns have the same name: a"),

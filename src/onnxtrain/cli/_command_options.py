@@ -20,6 +20,7 @@ from onnxtrain.cli._options import (
     MemoryOptions,
     ModelOptions,
     OptimizerOptions,
+    PreparationOptions,
     TextOptions,
 )
 
@@ -118,7 +119,7 @@ class EvaluateOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
-        text: group of options.
+        text, images: groups of options.
     """
 
     source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
@@ -131,6 +132,7 @@ class EvaluateOptions:
         show_default=False,
     )
     text: TextOptions = field(default_factory=TextOptions)
+    images: PreparationOptions = field(default_factory=PreparationOptions)
     text_columns: list[str] | None = option("COLUMNS", TEXT_COLUMNS_HELP)
     max_length: int | None = option("TOKENS", MAX_LENGTH_HELP, min=1)
     tokenizer: Path | None = option(
@@ -174,7 +176,7 @@ class PredictOptions:
 
     Attributes:
         source: path of a model, or directory of a run.
-        text: group of options.
+        text, images: groups of options.
     """
 
     source: Path = argument("MODEL|RUN", "Path of an .onnx file, or directory of a run.")
@@ -187,6 +189,7 @@ class PredictOptions:
         show_default=False,
     )
     text: TextOptions = field(default_factory=TextOptions)
+    images: PreparationOptions = field(default_factory=PreparationOptions)
     output: Path = option(
         "FILE",
         "Write the predictions to this .npz, .csv or .parquet file, or embeddings of texts to this .npy file.",

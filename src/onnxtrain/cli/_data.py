@@ -20,6 +20,9 @@ from onnxtrain.texts import TextPairs
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
+TARGETS = ("y", "labels", "target")
+"""Names of the target's array in an .npz file for an .onnx file, which doesn't say what the target was called."""
+
 
 def load_data(path: Path, text: TextOptions, like: Dialect | None = None) -> Arrays | Table | ImageFolder:
     """Loads an .npz file or a table, or finds the images in a folder.

@@ -10,14 +10,15 @@ import onnx_ir as ir
 
 from onnxtrain.cli._classes import chosen_metrics
 from onnxtrain.cli._command_options import EvaluateOptions
-from onnxtrain.cli._data import Arrays, assign, load_data
-from onnxtrain.cli._images import run_on_images
+from onnxtrain.cli._data import TARGETS, Arrays, assign, load_data
+from onnxtrain.cli._images import prepared_images, run_on_images
 from onnxtrain.cli._loss import fit_targets, label_targets, make_chosen_loss
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.errors import InputError
 from onnxtrain.images import ImageFolder
 from onnxtrain.losses import FunctionLoss, JointLoss, Loss, make_loss
 from onnxtrain.runtime.device import CPU
+from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.runtime.session import open_session
 from onnxtrain.tables import Table, TableEncoder, class_names
 from onnxtrain.trainer import Trainer
@@ -57,7 +58,7 @@ def score_model(options: EvaluateOptions) -> Scored:
         assert not isinstance(data, ImageFolder)
         return data
 
-    outputs, encoder, data, _, read = model_predictions(
+    outputs, encoder, data, _ = model_predictions(
         options.source, load, options.data, options.batch_size, note=False
     )
     name = _output(outputs, options)
@@ -70,11 +71,29 @@ def score_model(options: EvaluateOptions) -> Scored:
         assert encoder is not None
         arrays = encoder.arrays(data, (), targets)
     else:
-        # The arrays of the model's inputs have been used. A target may have the name of an input.
-        wanted = {spec.name for spec in targets}
-        arrays = {key: array for key, array in data.items() if key not in read or key in wanted}
+        arrays = _target_arrays(data, targets, options)
     _, y = assign((), targets, arrays, options.data)
     return Scored(trainer, classes, x, fit_targets(trainer, y), options.loss is not None)
+
+
+def _target_arrays(data: Arrays, targets: Sequence[InputSpec], options: EvaluateOptions) -> Arrays:
+    """Returns the arrays of the targets by name. The arrays of the model's inputs have been used.
+
+    Raises:
+        InputError: an array is missing.
+    """
+    names = [spec.name for spec in targets if not spec.sample_weight]
+    arrays = {name: data[name] for name in names if name in data}
+    if len(names) == 1 and not arrays:
+        found = next((name for name in TARGETS if name in data), None)
+        arrays = {} if found is None else {names[0]: data[found]}
+    if missing := [name for name in names if name not in arrays]:
+        raise InputError(
+            f"Evaluating '{options.source}': the data '{options.data}' has no array for the target "
+            f"{', '.join(missing)}; it holds {', '.join(data) or 'nothing'}. "
+            + ("Name the array of the target y." if len(names) == 1 else "Give the arrays these names.")
+        )
+    return arrays
 
 
 def _score_images(options: EvaluateOptions) -> Scored:
@@ -83,7 +102,7 @@ def _score_images(options: EvaluateOptions) -> Scored:
     Raises:
         InputError: the subfolders are not the classes of the model, or the model's preprocessing is unknown.
     """
-    folder = ImageFolder(options.data)
+    folder = prepared_images(options.images, options.data)
     session = open_session(options.source, "model", CPU, None)
     outputs, source, metadata = run_on_images(session, options.source, folder, options.batch_size)
     name = _output(outputs, options)
@@ -153,7 +172,7 @@ def _loss(
         if several:
             return make_loss("cross_entropy")
     else:
-        target = next((data[name] for name in ("y", "labels", "target") if name in data), None)
+        target = next((data[name] for name in TARGETS if name in data), None)
         kind = "" if target is None else target.dtype.kind
         if target is not None and kind in "iu" and several and target.ndim == scores.ndim - 1:
             return make_loss("cross_entropy")

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from onnxtrain.cli._integer_weights import has_integers, with_integers
 from onnxtrain.cli._loss import label_targets
 from onnxtrain.losses import loss_class
 from onnxtrain.passes import load_model, save_model
@@ -34,20 +35,24 @@ def export_model(
         The output names of the written model.
     """
     chosen = list(outputs) if outputs else None
-    if encoder is None:
+    if encoder is None and not has_integers(trainer):
         trainer.export(path, chosen, include_preprocessing=include_preprocessing)
         return chosen or trainer.outputs
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         network = Path(folder) / "network.onnx"
         with trainer._state.workers.alone():
-            trainer.export(network, chosen)
+            trainer.export(network, chosen, include_preprocessing=include_preprocessing)
+        model = with_integers(trainer, load_model(network))
+        if encoder is None:
+            save_model(model, path)
+            return chosen or trainer.outputs
         activation = loss_class(trainer.loss_name).activation
         # Scores of sequences, which no table has.
         activation = None if activation == "softmax_last" else activation
         targets = label_targets(trainer)
         classifies = bool(targets) and (activation == "sigmoid" or targets[0].class_labels is not None)
         model = encoder.attach(
-            load_model(network), logits=trainer.prediction if classifies else None, activation=activation
+            model, logits=trainer.prediction if classifies else None, activation=activation
         )
         save_model(model, path)
         return [str(value.name) for value in model.graph.outputs]

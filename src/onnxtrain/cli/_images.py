@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime as ort
 
 from onnxtrain.cli._data import Arrays
-from onnxtrain.cli._options import ImageOptions
+from onnxtrain.cli._options import ImageOptions, PreparationOptions
 from onnxtrain.cli._predict_model import file_calibration
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.images import ImageFolder
@@ -52,18 +52,33 @@ def chosen_images(options: ImageOptions, folder: ImageFolder) -> ImageFolder:
         InputError: a value is not a number, or is out of range.
     """
     return folder.configured(
-        size=_sides("--image-size", options.image_size),
-        mean=_numbers("--mean", options.mean),
-        std=_numbers("--std", options.std),
-        resize=_sides("--resize", options.resize),
-        interpolation=options.interpolation,
+        **_preparation(options),
         flip=options.flip,
         crop=_numbers("--crop", options.crop),
         workers=options.image_workers,
     )
 
 
-def require_folder(options: ImageOptions, path: Path) -> None:
+def prepared_images(options: PreparationOptions, path: Path) -> ImageFolder:
+    """Returns the images in a folder, prepared as the options of `evaluate MODEL` or `predict MODEL` say.
+
+    Raises:
+        InputError: the folder contains no images, or a value is not a number or out of range.
+    """
+    return ImageFolder(path).configured(**_preparation(options))
+
+
+def _preparation(options: PreparationOptions) -> dict[str, Any]:
+    return {
+        "size": _sides("--image-size", options.image_size),
+        "mean": _numbers("--mean", options.mean),
+        "std": _numbers("--std", options.std),
+        "resize": _sides("--resize", options.resize),
+        "interpolation": options.interpolation,
+    }
+
+
+def require_folder(options: PreparationOptions, path: Path) -> None:
     """Raises InputError if options for images are given, but the data is no folder; `path` is that of the data."""
     if given := options.given():
         raise InputError(f"{', '.join(given)} are for folders of images; '{path}' is not a folder.")

@@ -241,8 +241,8 @@ class TableOptions:
 
 
 @dataclass(frozen=True)
-class ImageOptions:
-    """Options for a folder of images."""
+class PreparationOptions:
+    """Options for the inputs that are made of the images in a folder, of all commands that read one."""
 
     panel: ClassVar[str] = "Images (a folder)"
     kept: ClassVar[Kept] = "run"
@@ -272,6 +272,16 @@ class ImageOptions:
         None,
         "Resize images with this filter of Pillow, e.g. bicubic. Default: that of the model, or bilinear.",
     )
+
+    def given(self) -> list[str]:
+        """Returns the options that differ from the defaults, e.g. ["--mean", "--flip"]."""
+        return [flag(name) for name, value in vars(self).items() if value]
+
+
+@dataclass(frozen=True)
+class ImageOptions(PreparationOptions):
+    """Options of `train` for a folder of images."""
+
     flip: bool = switch("Flip half of the training images horizontally. Default: off.", kept="fit")
     crop: str | None = option(
         "LEAST|LEAST,MOST",
@@ -285,10 +295,6 @@ class ImageOptions:
         min=1,
         max=64,
     )
-
-    def given(self) -> list[str]:
-        """Returns the options that differ from the defaults, e.g. ["--mean", "--flip"]."""
-        return [flag(name) for name, value in vars(self).items() if value]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.cli._data import Arrays, assign
+from onnxtrain.cli._data import TARGETS, Arrays, assign
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.calibration import PROPERTY as CALIBRATION
@@ -32,14 +32,12 @@ class FilePredictions(NamedTuple):
         encoder: table encoder of the model; None if it has none.
         data: the samples.
         calibration: calibration of the model; None if it was not calibrated.
-        read: names of the arrays of the samples that are inputs of the model.
     """
 
     outputs: Arrays
     encoder: TableEncoder | None
     data: Arrays | Table
     calibration: StoredCalibration | None
-    read: frozenset[str]
 
 
 def model_predictions(
@@ -68,8 +66,8 @@ def model_predictions(
     calibration = file_calibration(metadata, path)
     if PROPERTY not in metadata:
         data = load(None)
-        outputs, read = _plain_predictions(session, path, data, source, batch_size, note=note)
-        return FilePredictions(outputs, None, data, calibration, read)
+        outputs = _plain_predictions(session, path, data, source, batch_size, note=note)
+        return FilePredictions(outputs, None, data, calibration)
     encoder = TableEncoder.from_json(metadata[PROPERTY], str(path))
     data = load(encoder)
     if not isinstance(data, Table):
@@ -86,7 +84,7 @@ def model_predictions(
     feeds = list(encoder.raw_columns(data).values())
     names = [value.name for value in session.get_outputs()]
     outputs = run_in_batches(session, path, names, specs, feeds, batch_size, check=False)
-    return FilePredictions(outputs, encoder, data, calibration, frozenset())
+    return FilePredictions(outputs, encoder, data, calibration)
 
 
 def file_calibration(metadata: Mapping[str, str], path: Path) -> StoredCalibration | None:
@@ -106,7 +104,7 @@ def _plain_predictions(
     batch_size: int | None,
     *,
     note: bool,
-) -> tuple[Arrays, frozenset[str]]:
+) -> Arrays:
     """Computes the outputs of a model without a table encoder. All of its inputs must be numeric.
 
     Args:
@@ -118,14 +116,16 @@ def _plain_predictions(
         note: True to print the names of arrays that are not read.
 
     Returns:
-        The outputs by name, [samples, ...], and the names of the arrays that were read.
+        The outputs by name, [samples, ...].
 
     Raises:
         InputError: the data does not match the model, or an input is not a tensor of numbers.
     """
     specs = input_specs(session, path)
     if not isinstance(data, Table):
-        arrays = data
+        # Without the target, which `evaluate` compares with the outputs, and `predict` ignores.
+        inputs = {spec.name for spec in specs}
+        arrays = {name: array for name, array in data.items() if name in inputs or name not in TARGETS}
     else:
         # A single input takes all columns; with several inputs, each takes the column with its name.
         columns = [] if len(specs) == 1 else [spec.name for spec in specs]
@@ -133,8 +133,7 @@ def _plain_predictions(
     x, _ = assign(specs, (), arrays, source, note=note)
     feeds = [cast_to_input(np.asarray(x[spec.name]), spec) for spec in specs]
     names = [value.name for value in session.get_outputs()]
-    read = frozenset(key for key, array in arrays.items() if any(array is value for value in x.values()))
-    return run_in_batches(session, path, names, specs, feeds, batch_size, check=True), read
+    return run_in_batches(session, path, names, specs, feeds, batch_size, check=True)
 
 
 def input_specs(session: ort.InferenceSession, path: Path) -> list[InputSpec]:

@@ -22,6 +22,7 @@ from onnxtrain.cli._data import Arrays, assign, to_arrays
 from onnxtrain.cli._declared import flag
 from onnxtrain.cli._find_rate import check_find_rate, print_rate
 from onnxtrain.cli._images import chosen_images, require_folder
+from onnxtrain.cli._integer_weights import note_masters, with_masters
 from onnxtrain.cli._interrupts import uninterrupted
 from onnxtrain.cli._loss import fit_targets, label_targets
 from onnxtrain.cli._network import (
@@ -436,8 +437,9 @@ def _begin(
         # The network depends on the encoding, and so does the scale of the target.
         _fit_to_rows(encoder, data, None, options)
         recipe = replace(recipe, target_scale=encoder.target_scale_)
+    integers = False
     if options.source is not None:
-        model = prepared(options.source, options.model, seed=options.seed)
+        model, integers = with_masters(prepared(options.source, options.model, seed=options.seed), recipe)
         recipe = text_recipe(recipe, model, options.source)
         check_loss(canonicalize(model), options.model.loss)
     elif isinstance(data, Table) and encoder is not None:
@@ -462,6 +464,8 @@ def _begin(
         threads=options.threads,
         strategy=chosen_strategy(options.workers),
     )
+    if integers:
+        note_masters(trainer)
     # The files of Hugging Face and timm are beside the model's file.
     if options.source is not None:
         trainer._state.image_origin = options.source.absolute()

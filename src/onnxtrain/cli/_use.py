@@ -25,6 +25,8 @@ from onnxtrain.cli._export import export_model
 from onnxtrain.cli._images import (
     check_figure,
     model_image_predictions,
+    prepared_images,
+    require_folder,
     run_image_predictions,
     save_mistakes,
     table_of,
@@ -57,6 +59,8 @@ def evaluate_run(options: EvaluateOptions) -> None:
     has_loss = True
     x: Any
     y: Any = None
+    if not options.data.is_dir():
+        require_folder(options.images, options.data)
     if options.source.is_dir():
         _refuse_model_options(options)
         if options.max_length or options.tokenizer:
@@ -151,11 +155,16 @@ def _print_classes(names: Sequence[str], matrix: Any, report: Sequence[dict[str,
 def _refuse_model_options(options: EvaluateOptions | PredictOptions) -> None:
     """Raises InputError for options of `evaluate MODEL` and `predict MODEL` that a run has stored."""
     names = ("loss", "loss_option", "loss_input", "metric")
-    given = [name for name in names if getattr(options, name, None)]
-    if given:
+    given = [flag(name) for name in names if getattr(options, name, None)]
+    if found := given or options.images.given():
+        own = (
+            "a loss and metrics of its own"
+            if given
+            else "the size, mean and standard deviation of its training"
+        )
         raise InputError(
-            f"{' and '.join(map(flag, given))}: '{options.source}' is a run, which has a loss and metrics of its own. "
-            f"Leave {'it' if len(given) == 1 else 'them'} out, or pass an .onnx file."
+            f"{' and '.join(found)}: '{options.source}' is a run, which has {own}. "
+            f"Leave {'it' if len(found) == 1 else 'them'} out, or pass an .onnx file."
         )
 
 
@@ -190,6 +199,10 @@ def write_predictions(options: PredictOptions) -> None:
         ModelError: the output cannot be written.
     """
     source, path, output = options.source, options.data, options.output
+    if not path.is_dir():
+        require_folder(options.images, path)
+    if source.is_dir():
+        _refuse_model_options(options)
     if source.is_dir() and path.suffix.lower() in (*SUFFIXES, ".txt"):
         trainer, _ = open_run(source)
         if evaluates_texts(trainer, path):
@@ -214,14 +227,14 @@ def write_predictions(options: PredictOptions) -> None:
     if path.is_dir():
         if options.id:
             raise InputError(f"--id names columns of a table (.csv, .tsv, .parquet); '{path}' is a folder.")
-        predictions, columns = _image_predictions(source, ImageFolder(path), options.batch_size)
+        folder = prepared_images(options.images, path)
+        predictions, columns = _image_predictions(source, folder, options.batch_size)
     elif source.is_dir():
-        _refuse_model_options(options)
         trainer, encoder = open_run(source)
         data = load(encoder)
         predictions = _run_predictions(trainer, encoder, data, path, options.batch_size)
     else:
-        values, encoder, data, calibration, _ = model_predictions(source, load, path, options.batch_size)
+        values, encoder, data, calibration = model_predictions(source, load, path, options.batch_size)
         if options.loss is not None or (calibration is not None and encoder is None):
             values |= _classes_of(values, options.loss, source, calibration)
         predictions = _Predictions(values, None if encoder is None else encoder.classes_, encoder)

@@ -171,7 +171,7 @@ def _settings_of(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -
         if name in names:
             own_optimizer = group.optimizer or own_optimizer
             decay = decay if group.weight_decay is None else group.weight_decay
-            scale = scale if group.learning_rate_scale is None else group.learning_rate_scale
+            scale = scale if group.learning_rate_scale is None else float(group.learning_rate_scale)
     # Optimizers without weight decay, such as SparseAdam, do not have the field.
     changes = {} if decay is None else {"weight_decay": decay}
     if decay is not None and not hasattr(own_optimizer, "weight_decay"):

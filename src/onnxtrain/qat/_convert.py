@@ -48,7 +48,7 @@ def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
     graph = converted.graph
     # Scales first, because masters are rounded with them.
     _compute_scales(graph)
-    masters = [node for node in graph if node.op_type == "QuantizeLinear" and _is_constant(node.inputs[0])]
+    masters = _quantized_masters(converted)
     if not masters:
         raise GraphBuildError(
             "converting a model after quantization-aware training: it has no QuantizeLinear of a float "
@@ -64,6 +64,16 @@ def convert(model: ModelSource) -> onnx.ModelProto | ir.Model:
         _round_integer_bias(converted, node)
     remove_unread_initializers(graph, list(graph.initializers.values()))
     return as_given(converted, model)
+
+
+def has_masters(model: ir.Model) -> bool:
+    """True if a model has master weights that :func:`convert` rounds to integers."""
+    return bool(_quantized_masters(model))
+
+
+def _quantized_masters(model: ir.Model) -> list[ir.Node]:
+    """Returns the nodes that quantize float weights."""
+    return [node for node in model.graph if node.op_type == "QuantizeLinear" and _is_constant(node.inputs[0])]
 
 
 def _is_constant(value: ir.Value | None) -> bool:

@@ -328,6 +328,14 @@ def no_encoding(values: Values, *, categorical: bool) -> InputError:
     """
     row = int((~values.missing & (~values.is_number | categorical)).argmax())
     value = str(values.raw[row]).strip()
+    if _holds_sentences(values):
+        start = value if len(value) <= 60 else f"{value[:57]}..."
+        return InputError(
+            f"{values.at(row)}: {start!r} is text, not a number or a category. If the model reads texts, "
+            "tokenize them with its tokenizer, and save the arrays in an .npz file, e.g. numpy.savez(path, "
+            "input_ids=..., attention_mask=..., y=...): docs/guides/fine-tune-a-hugging-face-model.md. Otherwise, "
+            f"leave the column out: {argument('inputs')}."
+        )
     comma = re.fullmatch(r"[+-]?\d+,\d+", value) is not None
     hint = f" (for a decimal comma, pass {argument('decimal', ',')})" if comma else ""
     return InputError(
@@ -337,8 +345,18 @@ def no_encoding(values: Values, *, categorical: bool) -> InputError:
     )
 
 
+def _holds_sentences(values: Values) -> bool:
+    """True if most values of a column have three words or more and are different, so that they are no categories."""
+    texts = [text for text in values.texts() if text is not None]
+    long = sum(len(text.split()) >= 3 for text in texts)
+    return len(texts) > 2 and 2 * long > len(texts) and 2 * len(set(texts)) > len(texts)
+
+
 def _missing_hint(value: object) -> str:
-    return f" If it stands for a missing value, pass {argument('missing', str(value))} when training."
+    return (
+        f" If it stands for a missing value, pass {argument('missing', str(value))} when training, and "
+        f"{argument('impute', 'median')} to fill missing values."
+    )
 
 
 def _require_finite(values: Values) -> None:

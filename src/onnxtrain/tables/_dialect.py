@@ -258,6 +258,7 @@ def recognize_decimal(columns: dict[str, Any], separator: str, like: Decimal | N
     if unclear:
         text, name = next(iter(unclear.values()))
         bare, whole = re.sub("[.,]", ".", text, count=1).strip(), re.sub("[.,]", "", text).strip()
+        bare = bare.rstrip("0").rstrip(".")
         raise ValueError(f"column '{name}': {text!r} may be {whole} or {bare}. {options}")
     return "."
 

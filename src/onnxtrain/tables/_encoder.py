@@ -501,9 +501,15 @@ def _require_width(columns: Sequence[Column], name: str, shape: Any, what: str) 
     expected = shape[1] if shape is not None and len(shape) == 2 else None
     if isinstance(expected, int) and expected != width:
         listed = some_names([c.name if c.width == 1 else f"{c.name} ({c.width})" for c in columns])
+        # For a model that was trained with a number per category.
+        one = (
+            f", or encode each category as one number: {argument('encode', 'ordinal')}"
+            if len(columns) == expected
+            else ""
+        )
         raise InputError(
             f"{what} has {width} values per row ({listed}), but the input '{name}' of the model takes "
-            f"{expected}. Choose columns by {argument('inputs')}."
+            f"{expected}. Choose columns by {argument('inputs')}{one}."
         )
 
 

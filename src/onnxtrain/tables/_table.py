@@ -59,7 +59,7 @@ class Values:
 
     def at(self, row: int) -> str:
         """Returns the table, column and row of a value as a prefix for error messages. `row` is counted from 0."""
-        return f"The table '{self.source}', column '{self.name}', row {row + 1} (without the header)"
+        return f"The table '{self.source}', column '{self.name}', row {row + 1} (counted from 1, without the header)"
 
     def texts(self) -> list[str | None]:
         """Returns the values as strings, with None for missing values.

@@ -10,10 +10,14 @@ from onnxtrain._printable import get_logger
 from onnxtrain._words import argument
 from onnxtrain.emitter import known_array
 from onnxtrain.passes import TorchSignature, has_quantized_ops, is_training_batch_norm, lost_detaches
+from onnxtrain.passes.parameters.integer_weights import constant, integer_weights
 from onnxtrain.selection import layer_name, some_names
 from onnxtrain.training.layer_modes import Unchosen
 
 _log = get_logger()
+
+# Parameters of models that the process has warned of. A program may make many trainers of one file.
+_reported: set[tuple[str, ...]] = set()
 
 
 def warn_of_export(
@@ -90,14 +94,16 @@ def _warn_of_removed_dropout(modules: Sequence[str]) -> None:
 
 
 def _warn_of_lost_parameters(model: ir.Model) -> None:
-    """Warns of parameters of the PyTorch module that the file lacks."""
+    """Warns of parameters of the PyTorch module that the file lacks, once in a process."""
     names = TorchSignature(model).missing_parameters()
+    key = (str(model.graph.name), *map(str, model.graph.initializers), *names)
     # A quantizer has replaced weights with integers, which nobody expects to train.
-    if names and not has_quantized_ops(model.graph):
+    if names and key not in _reported and not has_quantized_ops(model.graph):
+        _reported.add(key)
         _log.warning(
             "The exporter's optimizer removed %d parameters of the PyTorch model, so they are not "
             "trained: %s. It merges equal tensors, drops all-zero biases and folds BatchNorm into Conv. "
-            "Export with optimize=False.",
+            "To train them, export with optimize=False; if you only have the file, ignore this warning.",
             len(names),
             some_names(names, 5),
         )
@@ -129,4 +135,23 @@ def _warn_of_lost_detaches(model: ir.Model, active: Collection[ir.Value]) -> Non
             "flow where PyTorch would stop them. Export with optimize=False, or write "
             "onnxtrain.nn.stop_gradient(x) for x.detach().",
             some_names(nodes, 5),
+        )
+
+
+def warn_of_integer_weights(model: ir.Model, trainable: Sequence[str]) -> None:
+    """Logs a warning if training with straight-through gradients leaves a model's integer weights unchanged.
+
+    Args:
+        model: canonical model, in which the user has chosen no parameters.
+        trainable: names of the parameters to train, e.g. ["norm.weight"].
+    """
+    integers = sum(constant(w.value).size for w in integer_weights(model) if not w.is_bias)
+    if integers:
+        _log.warning(
+            "%s trains the %s floating-point parameters of this quantized model, but not its %s integer weights. To "
+            "train them as well, pass onnxtrain.qat.prepare(model) instead of the model, and convert the exported "
+            "model with onnxtrain.qat.convert (docs/guides/train-an-int8-model.md).",
+            argument("straight_through", True),
+            f"{sum(constant(model.graph.initializers[name]).size for name in trainable):,}",
+            f"{integers:,}",
         )

@@ -17,7 +17,7 @@ from onnxtrain.recipe import Recipe
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.selection import select_parameters
 from onnxtrain.training.eval_graph import build_eval_model
-from onnxtrain.training.export_warnings import warn_of_export
+from onnxtrain.training.export_warnings import warn_of_export, warn_of_integer_weights
 from onnxtrain.training.forward_graph import build_forward_graph, named
 from onnxtrain.training.gradient_graph import build_training_model
 from onnxtrain.training.inference_graph import build_inference_model, inference_entry
@@ -97,6 +97,9 @@ def build_training_graphs(
     build, active = start_build(forward, selection, adapters)
     build.input_gradients = input_gradients
     warn_of_export(forward, build.trainable, active, unchosen)
+    # With chosen parameters, such as those of adapters, the integers stay as they are on purpose.
+    if recipe.straight_through and recipe.requires_grad is None:
+        warn_of_integer_weights(forward, build.trainable)
     promote_parameters(build)
     evaluation = build_eval_model(
         build, model, inference_outputs, as_deployed=recipe.activations == "deployed"

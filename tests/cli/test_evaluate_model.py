@@ -235,4 +235,3 @@ def test_a_loss_of_several_outputs_reads_all_of_them(run: Any, tmp_path: Path) -
         assert "Not used" not in shown.err
     of_one = run(*command, "mse", "--loss-input", "one", "--json")
     assert "it holds x, truth" in of_one.err
-    assert "lacks target (or y)" in of_one.err

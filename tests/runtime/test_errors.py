@@ -8,11 +8,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto, helper
 
 from models import make_model, parse_nodes
 from onnxtrain import generate_artifacts
 from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from onnxtrain.errors import CheckpointError, DivergenceError, InputError, ModelLoadError, TrainingStateError
+from onnxtrain.optimizers import AdamW, ParameterGroup, SparseAdam
 from runtime import handmade
 
 X = np.zeros((5, 4), np.float32)
@@ -254,6 +256,31 @@ def test_infinity_that_makes_only_a_gradient_nan_is_refused(accumulated, tmp_pat
         module(x, mask, y)
     optimizer.step()
     assert all(np.isfinite(p.data).all() for _, p in state.parameters)
+
+
+def test_infinity_that_makes_only_rows_of_a_sparse_gradient_nan_is_refused(tmp_path):
+    """tanh(inf * e) is 1, so that the loss is finite; its slope 0 times infinity is NaN."""
+    model = make_model(
+        parse_nodes("e = Gather(table, i)  s = Mul(e, x)  y = Tanh(s)"),
+        {"x": ["batch", 2]},
+        {"y": ["batch", 2]},
+        {"table": np.ones((6, 2), np.float32)},
+    )
+    model.graph.input.append(helper.make_tensor_value_info("i", TensorProto.INT64, ["batch"]))
+    optimizer = AdamW(groups=[ParameterGroup("table", optimizer=SparseAdam())])
+    generate_artifacts(
+        model, loss="mse", optimizer=optimizer, sparse_gradients=["table"], artifact_directory=tmp_path
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    x, i, y = np.ones((3, 2), np.float32), np.array([0, 4, 4]), np.zeros((3, 2), np.float32)
+    np.testing.assert_allclose(module(x, i, y), np.tanh(1) ** 2, rtol=1e-6)
+    before = np.array(state.parameters["table"].grad)
+    with pytest.raises(
+        DivergenceError, match=r"an input contains infinity, and makes the gradient of 'table' NaN"
+    ):
+        module(np.full_like(x, np.inf), i, y)
+    np.testing.assert_array_equal(state.parameters["table"].grad, before)
 
 
 def test_parameter_and_property_errors(run):

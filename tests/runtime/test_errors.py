@@ -128,7 +128,7 @@ def test_an_error_inside_the_graph_is_an_input_error_and_leaves_no_gradient():
         (
             lambda x, y: (x * np.nan, y),
             InputError,
-            r"'x': .*must not contain NaN; received nan at index \[0, 0\] \(20 such",
+            r"'x': .*NaN is not allowed in a training step; received nan at index \[0, 0\] \(20 such",
         ),
         (lambda x, y: (x + np.inf, y), DivergenceError, r"the loss is nan, so the step is not counted"),
         (lambda x, y: (x[:0], y[:0]), InputError, r"'x': received shape \[0, 4\], a batch without samples"),

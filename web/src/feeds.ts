@@ -87,7 +87,7 @@ export function requireTrainable(specs: readonly InputSpec[], feeds: Feeds, doin
       infinite = true;
       if (!Number.isNaN(number)) continue;
       throw new InputError(
-        `${doing}: input '${name}': a training step must not contain NaN, received it at position ${i}. Leave out or fill such samples.`,
+        `${doing}: input '${name}': NaN is not allowed in a training step; the first is at position ${i}. Leave out or fill such samples.`,
       );
     }
   }

@@ -213,7 +213,7 @@ describe("numbers that would destroy the parameters", () => {
       [
         NaN,
         InputError,
-        /^trainStep: input '.+': a training step must not contain NaN, received it at position 5\. Leave out/,
+        /^trainStep: input '.+': NaN is not allowed in a training step; the first is at position 5\. Leave out/,
       ],
       [-Infinity, DivergenceError, /^trainStep: the loss is NaN, so the step is not counted/],
     ]) {

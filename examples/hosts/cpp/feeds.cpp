@@ -38,7 +38,7 @@ int64_t label_at(const std::string& dtype, const char* data, size_t index) {
   throw std::runtime_error("labels of " + dtype + " are not supported");
 }
 
-// Throws if a number is NaN, but not if it is infinite, as in masks; and unless all labels are classes or the ignored label.
+// Throws if a number is NaN, or a label neither a class nor the ignored label. Infinity is allowed: masks hold it.
 void check_values(const Json& spec, const char* data, size_t count) {
   const std::string& dtype = spec.at("dtype").text();
   for (size_t index = 0; index < count && dtype.rfind("float", 0) == 0; ++index) {

@@ -89,7 +89,7 @@ sealed class Feeds
     }
 
     /// <summary>
-    /// Throws if a number is NaN, but not if it is infinite, as in masks, and unless all labels are classes or ignored.
+    /// Throws if a number is NaN, or a label neither a class nor the ignored label. Infinity is allowed: masks hold it.
     /// </summary>
     static void CheckValues(Dictionary<string, object> spec, Tensor tensor)
     {

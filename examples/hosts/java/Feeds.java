@@ -90,7 +90,7 @@ final class Feeds {
     }
   }
 
-  /** Throws if a number is NaN, but not if it is infinite, as in masks, and unless all labels are classes or ignored. */
+  /** Throws if a number is NaN, or a label neither a class nor the ignored label. Infinity is allowed: masks hold it. */
   private static void checkValues(Map<String, Object> spec, Tensor tensor) {
     for (int index = 0; tensor.isFloat() && index < tensor.count(); index++) {
       require(!Double.isNaN(tensor.real(index)), spec, "NaN at position " + index + "; leave out or fill such samples");

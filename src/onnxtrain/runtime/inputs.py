@@ -174,7 +174,7 @@ def _is_infinite(spec: InputSpec, array: Array) -> bool:
         return True
     position = tuple(int(i) for i in np.argwhere(wrong)[0])
     raise InputError(
-        f"Input '{spec.name}': a training step must not contain NaN; received {array[position]} at index "
+        f"Input '{spec.name}': NaN is not allowed in a training step; received {array[position]} at index "
         f"{list(position)} ({int(wrong.sum())} such numbers). Leave out or fill these samples."
     )
 

@@ -45,12 +45,13 @@ def check_shapes(manifest, shapes):
 
 
 def check_values(manifest, batch):
-    """Raises ValueError if a batch, arrays by name, holds NaN, infinity, or labels that are no class."""
+    """Raises ValueError if a batch, arrays by name, holds NaN, or labels that are no class."""
     for x in specs_of(manifest):
         name, array, labels = x["name"], batch[x["name"]], x.get("class_labels")
         if array.dtype.kind == "f":
-            wrong = ~np.isfinite(array)
-            takes = "finite numbers; leave out or fill such samples"
+            # Infinity is no mistake in itself: masks hold -inf.
+            wrong = np.isnan(array)
+            takes = "numbers; leave out or fill such samples"
         elif labels:
             count, ignored = labels.get("count"), labels.get("ignore_index")
             wrong = (array < 0) | (False if count is None else array >= count)

@@ -60,10 +60,15 @@ def train(artifacts, feeds, checkpoint_out=None, start=(), delta=False):
         results = run(training, values)
         loss = results[manifest["loss"]]
         require(np.isfinite(loss), f"the loss is {loss}: lower the learning rate, or leave this batch out")
-        print(f"{loss:.9g}", flush=True)
         for x in (x for x in manifest["parameters"] if x["trainable"]):
+            # A finite loss may have gradients of NaN, above all where inputs are infinite.
+            require(
+                np.isfinite(results[x["gradient"]]).all(),
+                f"the gradient of '{x['name']}' is NaN or infinite: lower the learning rate, or leave this batch out",
+            )
             values[f"{x['name']}_grad"] = results[x["gradient"]]
             values[f"{x['name']}_grad_indices"] = results.get(x.get("gradient_indices"))
+        print(f"{loss:.9g}", flush=True)
         values |= {x["name"]: results[x["output"]] for x in manifest["statistics"]}
         checkpoint.step += 1
         values |= {optimizer["learning_rate"]: np.float32(rate), optimizer["step"]: np.int64(checkpoint.step)}

@@ -54,6 +54,20 @@ NETS = {
         {"loss": "cross_entropy", "sparse_gradients": ["table"],
          "optimizer": AdamW(groups=[ParameterGroup("table", optimizer=SparseAdam())])},
     ),
+    # An additive mask: -inf in an input is no mistake.
+    "masked": (
+        """agraph (float[batch, 5, 3] features, float[batch, 5] mask) => (float[batch, 2] prediction) {
+        s = MatMul(features, scale)  m = Add(s, mask)  p = Softmax(m)  prediction = Gemm(p, w, b) }""",
+        {"scale": (3,), "w": (5, 2), "b": (2,)},
+        {"loss": "mse", "optimizer": "adamw"},
+    ),
+    # A frozen layer above 64 KiB, which the models read from a file that they share.
+    "shared": (
+        """agraph (float[batch, 128] features) => (float[batch, 2] prediction) {
+        a = MatMul(features, frozen)  h = Tanh(a)  prediction = Gemm(h, w, b) }""",
+        {"frozen": (128, 160), "w": (160, 2), "b": (2,)},
+        {"loss": "mse", "optimizer": "adamw", "requires_grad": ["w", "b"]},
+    ),
 }  # fmt: skip
 
 # What JSON in JavaScript or C++ may lose.
@@ -72,7 +86,8 @@ def make_model(name):
         node.input[:] = ["größe" if x == "placeholder" else x for x in node.input]
     for key, shape in shapes.items():
         ones = key in ("scale", "variance")
-        value = np.ones(shape) if ones else rng.normal(0, 0.3, shape)
+        # Smaller where layers are wide, so that Tanh is not saturated.
+        value = np.ones(shape) if ones else rng.normal(0, 0.03 if name == "shared" else 0.3, shape)
         graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), key))
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
 
@@ -86,8 +101,14 @@ def make_batches(name):
             x = rng.integers(0, 30, (BATCH, 4))
             batches.append([x, x[:, 0] % 5])
             continue
-        x = rng.normal(0, 1, (BATCH, 4 if name == "regression" else 6)).astype(np.float32)
-        if name == "regression":
+        if name == "masked":
+            x = rng.normal(0, 1, (BATCH, 5, 3)).astype(np.float32)
+            mask = np.where(np.arange(5) > rng.integers(0, 5, (BATCH, 1)), np.float32(-np.inf), np.float32(0))
+            batches.append([x, mask, x[:, 0, :2].copy()])
+            continue
+        width = {"regression": 4, "classifier": 6, "shared": 128}[name]
+        x = rng.normal(0, 1, (BATCH, width)).astype(np.float32)
+        if name in ("regression", "shared"):
             batches.append([x, np.stack([x[:, 0] - x[:, 1], np.abs(x[:, 2])], 1)])
         else:
             labels = x[:, :5].argmax(1)
@@ -196,6 +217,14 @@ def write_bad_feeds(vectors):
 
         return change
 
+    def with_nan_mask(x, mask, y):
+        mask[0, 2] = np.nan
+        return [x, mask, y]
+
+    def minus_infinity(x, mask, y):
+        x[:, -1] = -np.inf
+        return [x, np.zeros_like(mask), y]
+
     def with_label(label):
         def change(x, labels):
             labels[-1] = label
@@ -211,9 +240,16 @@ def write_bad_feeds(vectors):
     ]:
         refuse("classifier", name, with_label(label), ["labels"], "labels")
     refuse("tokens", "label -1", with_label(-1), ["labels"], "labels")
-    for name, number in [("NaN", np.nan), ("infinity", np.inf), ("negative infinity", -np.inf)]:
-        refuse("classifier", name, with_number(number), ["pixels"], "finite inputs")
-    refuse("regression", "a target of NaN", lambda x, y: [x, y * np.nan], ["target"], "finite inputs")
+    refuse("classifier", "NaN", with_number(np.nan), ["pixels"], "no NaN")
+    refuse("regression", "a target of NaN", lambda x, y: [x, y * np.nan], ["target"], "no NaN")
+    refuse("masked", "NaN in a mask", with_nan_mask, ["mask"], "no NaN")
+    # Infinity in an input spoils the loss, or only a gradient: the last positions get no attention.
+    for name, number in [("infinity", np.inf), ("negative infinity", -np.inf)]:
+        refuse("classifier", name, with_number(number), ["loss"], "finite loss")
+    refuse(
+        "masked", "a mask without a gap", lambda x, mask, y: [x, mask - np.inf, y], ["loss"], "finite loss"
+    )
+    refuse("masked", "a gradient of NaN", minus_infinity, ["gradient"], "finite gradients")
     refuse("regression", "an infinite loss", lambda x, y: [x, y + np.float32(3e38)], ["loss"], "finite loss")
     refuse(
         "classifier", "labels that are all ignored", lambda x, y: [x, 0 * y - 100], ["loss"], "finite loss"
@@ -268,6 +304,19 @@ def write_bad_files(vectors):
     state.parameters["größe"].data = state.parameters["größe"].data + np.float32(1e-3)
     other = vectors.save("classifier/refused/of_another_base.delta", state, delta=True)
     refuse("a delta of another base", other)
+    # The file of the weights that the models share: with another byte, and with another size.
+    for name, change in [
+        ("another byte", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+        ("a byte too many", lambda data: data + bytes(1)),
+    ]:
+        net = f"shared/refused/{name.replace(' ', '_')}"
+        copy = shutil.copytree(vectors.folder / "shared" / "artifacts", vectors.folder / net / "artifacts")
+        (path,) = (copy / file for file in vectors.manifest("shared")["data_files"])
+        path.write_bytes(change(path.read_bytes()))
+        vectors.add(
+            f"shared: refuses weights with {name}", net, "shared/feeds",
+            losses=[], refused="shared weights", says=[path.name],
+        )  # fmt: skip
     # Newer artifacts: the version is in the manifest, and in the models' copies of it.
     newer = shutil.copytree(
         vectors.folder / "regression" / "artifacts", vectors.folder / "newer" / "artifacts"

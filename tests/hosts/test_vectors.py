@@ -106,16 +106,26 @@ def test_every_rule_has_a_case(vectors: Path) -> None:
     rules = {case["refused"] for case in cases_of(vectors) if "refused" in case}
     page = (HOSTS.parents[1] / "docs" / "devices" / "own-host.md").read_text("utf-8")
     assert rules == {
-        "names", "dtypes", "shapes", "no empty batch", "labels", "finite inputs", "finite loss", "checkpoints",
-        "versions",
+        "names", "dtypes", "shapes", "no empty batch", "labels", "no NaN", "finite loss", "finite gradients",
+        "checkpoints", "shared weights", "versions",
     }  # fmt: skip
     for rule in rules:
         assert f"| {rule} |" in page, rule
 
 
-def test_losses_of_the_regression_are_those_of_torch(vectors: Path) -> None:
+def predict_regression(w: dict[str, Any], features: Any) -> Any:
+    return torch.relu(features @ w["w1"] + w["b1"]) @ w["w2"] + w["b2"]
+
+
+def predict_masked(w: dict[str, Any], features: Any, mask: Any) -> Any:
+    assert torch.isneginf(mask).any()
+    return torch.softmax(features @ w["scale"] + mask, -1) @ w["w"] + w["b"]
+
+
+@pytest.mark.parametrize(("net", "predict"), [("regression", predict_regression), ("masked", predict_masked)])
+def test_losses_are_those_of_torch(net: str, predict: Callable[..., Any], vectors: Path) -> None:
     """In float64, with torch's autograd and AdamW, from the same weights."""
-    case = next(c for c in cases_of(vectors) if c["name"] == "regression: trains")
+    case = next(c for c in cases_of(vectors) if c["name"] == f"{net}: trains")
     start = load_file(vectors / case["artifacts"] / "checkpoint")
     weights = {
         name.removeprefix("parameter/"): torch.tensor(value.astype(np.float64), requires_grad=True)
@@ -126,9 +136,8 @@ def test_losses_of_the_regression_are_those_of_torch(vectors: Path) -> None:
     optimizer = torch.optim.AdamW(weights.values(), lr=settings["learning_rate"])
     losses = []
     for batch in np.fromfile(vectors / case["feeds"] / "feeds.bin", fields):
-        x, target = (torch.tensor(batch[name].astype(np.float64)) for name in batch.dtype.names)
-        hidden = torch.relu(x @ weights["w1"] + weights["b1"])
-        loss = torch.nn.functional.mse_loss(hidden @ weights["w2"] + weights["b2"], target)
+        *inputs, target = (torch.tensor(batch[name].astype(np.float64)) for name in batch.dtype.names)
+        loss = torch.nn.functional.mse_loss(predict(weights, *inputs), target)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

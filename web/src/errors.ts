@@ -44,7 +44,10 @@ export class TrainingStateError extends OnnxTrainError {
   override name = "TrainingStateError";
 }
 
-/** The loss became NaN or infinite. The step is not counted: parameters, statistics and gradients are unchanged. */
+/**
+ * The loss, or a gradient of infinite inputs, became NaN or infinite. The step is not counted: parameters, statistics and
+ * gradients are unchanged.
+ */
 export class DivergenceError extends OnnxTrainError {
   override name = "DivergenceError";
 }

@@ -3,7 +3,7 @@
 import type { Tensor } from "onnxruntime-common";
 import { InputError } from "./errors.js";
 import type { ClassLabels, InputSpec } from "./manifest.js";
-import type { OrtModule } from "./ort.js";
+import { type OrtModule, numberAt } from "./ort.js";
 
 /** Tensors by the names of inputs and targets. */
 export type Feeds = Readonly<Record<string, Tensor>>;
@@ -62,13 +62,16 @@ export function checkFeeds(
 }
 
 /**
- * Throws an InputError if a batch is empty, or an input holds NaN or infinity: all parameters would become NaN.
+ * Throws an InputError if a batch is empty, or an input holds NaN: all parameters would become NaN. Infinity is allowed:
+ * masks hold -Infinity.
  *
  * @param specs the inputs that the model takes.
  * @param feeds what `checkFeeds` returned. What lies on a GPU is not looked at.
  * @param doing begins the message of an error, e.g. "trainStep".
+ * @returns whether an input holds infinity, which may make gradients NaN even if the loss is finite.
  */
-export function requireTrainable(specs: readonly InputSpec[], feeds: Feeds, doing: string): void {
+export function requireTrainable(specs: readonly InputSpec[], feeds: Feeds, doing: string): boolean {
+  let infinite = false;
   for (const { name, dtype } of specs) {
     const tensor = feeds[name]!;
     const { dims, location } = tensor;
@@ -77,16 +80,18 @@ export function requireTrainable(specs: readonly InputSpec[], feeds: Feeds, doin
         `${doing}: input '${name}': the batch of shape [${dims.join(", ")}] is empty. Pass a sample.`,
       );
     if (!dtype.name.startsWith("float") || (location !== "cpu" && location !== "cpu-pinned")) continue;
-    const numbers = tensor.data as unknown as ArrayLike<number>;
-    // Where there is no Float16Array, halves are raw bits; an exponent of ones is NaN or infinity.
-    const bits = dtype.name === "float16" && tensor.data instanceof Uint16Array;
-    for (let i = 0; i < numbers.length; i++) {
-      if (bits ? (numbers[i]! & 0x7c00) !== 0x7c00 : Number.isFinite(numbers[i])) continue;
+    const { data } = tensor;
+    for (let i = 0; i < data.length; i++) {
+      const number = numberAt(data, i);
+      if (Number.isFinite(number)) continue;
+      infinite = true;
+      if (!Number.isNaN(number)) continue;
       throw new InputError(
-        `${doing}: input '${name}': a training step needs finite numbers, received ${bits ? "NaN or infinity" : numbers[i]} at position ${i}. Leave out or fill such samples; in a mask, use -3.4e38 instead of -Infinity.`,
+        `${doing}: input '${name}': NaN is not allowed in a training step; the first is at position ${i}. Leave out or fill such samples.`,
       );
     }
   }
+  return infinite;
 }
 
 /** Tells tensors by what they have: pages may hold two copies of onnxruntime-common, whose classes differ. */

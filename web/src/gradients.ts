@@ -3,7 +3,7 @@
 import type { Tensor } from "onnxruntime-common";
 import { InputError } from "./errors.js";
 import type { ParameterSpec } from "./manifest.js";
-import { type OrtModule, dataOf, dispose } from "./ort.js";
+import { type OrtModule, dataOf, dispose, numberAt } from "./ort.js";
 
 /** The gradients of one or more training steps: dense ones by parameter, and rows with their numbers of sparse ones. */
 export interface Gradients {
@@ -20,6 +20,16 @@ export function gradientsOf(trainable: readonly ParameterSpec[], outputs: Readon
     else gradients.sparse.set(name, { rows: value, indices: outputs[gradientIndices]! });
   }
   return gradients;
+}
+
+/** Returns the name of the first parameter whose gradient holds NaN or infinity; undefined if there is none. */
+export async function findNonFinite({ dense, sparse }: Gradients): Promise<string | undefined> {
+  const tensors = [...dense, ...[...sparse].map(([name, { rows }]) => [name, rows] as const)];
+  for (const [name, tensor] of tensors) {
+    const data = (await dataOf(tensor)) as ArrayLike<number>;
+    for (let i = 0; i < data.length; i++) if (!Number.isFinite(numberAt(data, i))) return name;
+  }
+  return undefined;
 }
 
 /** Adds gradients, on the CPU. */

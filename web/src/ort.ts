@@ -66,6 +66,18 @@ export async function dataOf(tensor: Tensor): Promise<unknown> {
   return tensor.location === "gpu-buffer" ? tensor.getData(true) : tensor.data;
 }
 
+/**
+ * Returns an element of the data of a floating-point tensor. Without Float16Array, halves are raw bits: these become 0,
+ * Infinity or NaN.
+ */
+export function numberAt(data: unknown, index: number): number {
+  const number = (data as ArrayLike<number>)[index]!;
+  if (!(data instanceof Uint16Array)) return number;
+  // An exponent of ones is infinity, or NaN if another bit follows.
+  const magnitude = number & 0x7fff;
+  return magnitude > 0x7c00 ? NaN : magnitude === 0x7c00 ? Infinity : 0;
+}
+
 /** Returns the bytes of the data of a tensor, not copied. */
 export function bytesOf(data: unknown): Uint8Array {
   const array = data as Uint8Array;

@@ -8,7 +8,7 @@ import { DivergenceError, InputError, ModelLoadError, TrainingStateError, memory
 import { exportInferenceModel } from "./export.js";
 import { type Feeds, checkFeeds, requireTrainable } from "./feeds.js";
 import { checkFlat, flatParameters, flatten, unflatten } from "./flat.js";
-import { addGradients, gradientsOf } from "./gradients.js";
+import { addGradients, findNonFinite, gradientsOf } from "./gradients.js";
 import type { Manifest } from "./manifest.js";
 import {
   type CreateOptions,
@@ -116,12 +116,13 @@ export class TrainingSession {
    * are updated.
    *
    * @param feeds tensors by the names of the manifest's inputs and targets. They are copied.
-   * @throws InputError if a feed does not fit, the batch is empty, or an input holds NaN or infinity.
-   * @throws DivergenceError if the loss is NaN or infinite. Neither error changes the session.
+   * @throws InputError if a feed does not fit, the batch is empty, or an input holds NaN.
+   * @throws DivergenceError if the loss is NaN or infinite, or an input holds infinity and makes a gradient NaN or
+   *   infinite. Neither error changes the session.
    */
   async trainStep(feeds: Feeds): Promise<StepResult> {
     const checked = this.#check(feeds, "trainStep");
-    requireTrainable([...this.manifest.inputs, ...this.manifest.targets], checked, "trainStep");
+    const infinite = requireTrainable([...this.manifest.inputs, ...this.manifest.targets], checked, "trainStep");
     return this.#enqueue("trainStep", async () => {
       const state = this.#state;
       const outputs = await this.#engine.train(state, this.#seed, checked);
@@ -133,6 +134,13 @@ export class TrainingSession {
         );
       }
       const gradients = gradientsOf(this.#engine.trainable, outputs);
+      const spoilt = infinite ? await findNonFinite(gradients) : undefined;
+      if (spoilt !== undefined) {
+        dispose(Object.values(outputs));
+        throw new DivergenceError(
+          `trainStep: an input holds infinity, and makes the gradient of '${spoilt}' NaN or infinite, so the step is not counted; the session is unchanged. Leave out or fill the samples with infinity.`,
+        );
+      }
       const add = !this.#reset && state.gradients !== null;
       const total = add ? await addGradients(this.#ort, state.gradients!, gradients) : gradients;
       state.dropGradients();

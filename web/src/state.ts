@@ -71,6 +71,12 @@ export class State {
   async load(content: Content, source: string, frozen?: Promise<string>): Promise<void> {
     const kept = new Map(this.parameters);
     if (content.delta) {
+      if (this.parameters.size === 0) {
+        throw new CheckpointError(
+          `Loading ${source}: it is a delta, which goes on top of a checkpoint. ` +
+            "Put the artifacts' own checkpoint there, and pass the delta to loadCheckpoint.",
+        );
+      }
       for (const spec of this.manifest.parameters) if (spec.trainable) kept.delete(spec.name);
       this.requireDefined(`Loading ${source}`);
       if ((await this.#frozenDigest()) !== content.frozen) {

@@ -5,6 +5,7 @@ import { createHash } from "node:crypto";
 import { it } from "node:test";
 import { BY_NAME } from "../dist/dtypes.js";
 import { parseJson, scalarText } from "../dist/json.js";
+import { numberAt } from "../dist/ort.js";
 import { Queue } from "../dist/queue.js";
 import { Random } from "../dist/random.js";
 import { decodeSafetensors, encodeSafetensors } from "../dist/safetensors.js";
@@ -115,6 +116,14 @@ it("masks, orders and uniform numbers are what they claim", () => {
   assert.notDeepEqual(random.permutation(50), random.permutation(50));
   assert.deepEqual(new Random(5).permutation(9), new Random(5).permutation(9));
   assert.notDeepEqual(new Random(5).permutation(9), new Random(6).permutation(9));
+});
+
+it("halves as raw bits: finite ones, infinities and NaN are told apart", () => {
+  const kinds = [0x3c00, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7c01, 0x7e00, 0xfe00];
+  const numbers = kinds.map((_, i) => numberAt(new Uint16Array(kinds), i));
+  assert.deepEqual(numbers.map(Number.isFinite), [true, true, true, false, false, false, false, false]);
+  assert.deepEqual(numbers.map(Number.isNaN), [false, false, false, false, false, true, true, true]);
+  assert.equal(numberAt(new Float32Array([1, -Infinity]), 1), -Infinity);
 });
 
 it("the queue runs jobs one after another, also behind failed ones", async () => {

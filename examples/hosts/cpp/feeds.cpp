@@ -22,11 +22,11 @@ Number number_at(const char* data, size_t index) {
   return number;
 }
 
-bool is_finite(const std::string& dtype, const char* data, size_t index) {
-  if (dtype == "float32") return std::isfinite(number_at<float>(data, index));
-  if (dtype == "float64") return std::isfinite(number_at<double>(data, index));
-  // An exponent of ones is infinity or NaN.
-  return dtype != "float16" || (number_at<uint16_t>(data, index) & 0x7C00) != 0x7C00;
+bool is_nan(const std::string& dtype, const char* data, size_t index) {
+  if (dtype == "float32") return std::isnan(number_at<float>(data, index));
+  if (dtype == "float64") return std::isnan(number_at<double>(data, index));
+  // An exponent of ones is infinity, or NaN if another bit follows.
+  return dtype == "float16" && (number_at<uint16_t>(data, index) & 0x7FFF) > 0x7C00;
 }
 
 int64_t label_at(const std::string& dtype, const char* data, size_t index) {
@@ -38,12 +38,12 @@ int64_t label_at(const std::string& dtype, const char* data, size_t index) {
   throw std::runtime_error("labels of " + dtype + " are not supported");
 }
 
-// Throws unless all numbers are finite, and all labels are classes or the ignored label.
+// Throws if a number is NaN, or a label neither a class nor the ignored label. Infinity is allowed: masks hold it.
 void check_values(const Json& spec, const char* data, size_t count) {
   const std::string& dtype = spec.at("dtype").text();
   for (size_t index = 0; index < count && dtype.rfind("float", 0) == 0; ++index) {
-    require(is_finite(dtype, data, index), spec,
-            "NaN or infinity at position " + std::to_string(index) + "; leave out or fill such samples");
+    require(!is_nan(dtype, data, index), spec,
+            "NaN at position " + std::to_string(index) + "; leave out or fill such samples");
   }
   if (!spec.has("class_labels") || spec.at("class_labels").is_null()) return;
   const Json& labels = spec.at("class_labels");
@@ -62,6 +62,16 @@ void check_values(const Json& spec, const char* data, size_t count) {
 }
 
 }  // namespace
+
+bool is_finite(const Tensor& tensor) {
+  const std::string dtype = tensor.type().name;
+  for (size_t index = 0; index < tensor.bytes() / tensor.type().bytes; ++index) {
+    if (dtype == "float32" && !std::isfinite(number_at<float>(tensor.data(), index))) return false;
+    if (dtype == "float64" && !std::isfinite(number_at<double>(tensor.data(), index))) return false;
+    if (dtype == "float16" && (number_at<uint16_t>(tensor.data(), index) & 0x7C00) == 0x7C00) return false;
+  }
+  return true;
+}
 
 Json read_json(const std::filesystem::path& path) {
   const std::string text = read_file(path);

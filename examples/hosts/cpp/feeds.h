@@ -11,6 +11,9 @@
 // Throws std::runtime_error, which names the file, if it is missing or no JSON.
 Json read_json(const std::filesystem::path& path);
 
+// False if a floating-point tensor has NaN or infinity.
+bool is_finite(const Tensor& tensor);
+
 class Feeds {
  public:
   // Throws std::runtime_error if the files do not fit the manifest.
@@ -21,7 +24,7 @@ class Feeds {
   int64_t seed() const { return run_.has("seed") ? run_.at("seed").integer() : 0; }
 
   // Puts the arrays of a step, counted from 0, among the values. Throws std::runtime_error, and puts nothing, if the batch
-  // has NaN, infinity, or labels that are no class.
+  // has NaN, or labels that are no class.
   void put(int64_t step, Tensors& values) const;
 
  private:

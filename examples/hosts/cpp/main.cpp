@@ -62,7 +62,12 @@ class Trainer {
     if (!std::isfinite(loss)) {
       throw std::runtime_error("the loss is " + std::to_string(loss) + ": lower the learning rate, or leave this batch out");
     }
-    for (const auto& [output, input] : gradients_) values[input] = results.at(output);
+    for (const auto& [output, input] : gradients_) {
+      values[input] = results.at(output);
+      // A finite loss may have gradients of NaN, above all where inputs are infinite.
+      if (is_finite(values[input])) continue;
+      throw std::runtime_error("the gradient '" + output + "' is NaN or infinite: lower the learning rate, or leave this batch out");
+    }
     for (const Json& statistic : manifest_.at("statistics").list()) {
       values[statistic.at("name").text()] = results.at(statistic.at("output").text());
     }

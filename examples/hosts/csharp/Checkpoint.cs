@@ -171,7 +171,7 @@ sealed class Checkpoint
         using (SHA256 digest = SHA256.Create())
         {
             // The hexadecimal digits of UTF-8 sort as the code points do.
-            foreach (Spec spec in frozen.Values.OrderBy(spec => Hexadecimal(Encoding.UTF8.GetBytes(spec.Input)), StringComparer.Ordinal))
+            foreach (Spec spec in frozen.Values.OrderBy(spec => DataFiles.Hexadecimal(Encoding.UTF8.GetBytes(spec.Input)), StringComparer.Ordinal))
             {
                 byte[] signature = Encoding.UTF8.GetBytes(Json.Write(new object[] { spec.Input, spec.DType, spec.Shape }));
                 byte[] bytes = Values[spec.Input].Bytes;
@@ -179,13 +179,8 @@ sealed class Checkpoint
                 content.Write(bytes, 0, bytes.Length);
             }
             content.Position = 0;
-            return Hexadecimal(digest.ComputeHash(content));
+            return DataFiles.Hexadecimal(digest.ComputeHash(content));
         }
-    }
-
-    static string Hexadecimal(byte[] bytes)
-    {
-        return string.Concat(bytes.Select(part => part.ToString("x2")));
     }
 
     static string Entry(Safetensors file, string key)

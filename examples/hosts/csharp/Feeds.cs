@@ -88,15 +88,13 @@ sealed class Feeds
         }
     }
 
-    /// <summary>Throws unless all numbers are finite, and all labels are classes or the ignored label.</summary>
+    /// <summary>
+    /// Throws if a number is NaN, or a label neither a class nor the ignored label. Infinity is allowed: masks hold it.
+    /// </summary>
     static void CheckValues(Dictionary<string, object> spec, Tensor tensor)
     {
-        for (int index = 0; tensor.DType.StartsWith("float", StringComparison.Ordinal) && index < tensor.Count; index++)
-        {
-            double number = tensor.Real(index);
-            Require(!double.IsNaN(number) && !double.IsInfinity(number), spec,
-                "NaN or infinity at position " + index + "; leave out or fill such samples");
-        }
+        for (int index = 0; tensor.IsFloat && index < tensor.Count; index++)
+            Require(!double.IsNaN(tensor.Real(index)), spec, "NaN at position " + index + "; leave out or fill such samples");
         if (Json.Get(spec, "class_labels") == null) return;
         Dictionary<string, object> labels = Json.Object(spec["class_labels"]);
         object count = Json.Get(labels, "count"), ignored = Json.Get(labels, "ignore_index");

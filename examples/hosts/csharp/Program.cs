@@ -64,7 +64,9 @@ sealed class Program
         updateOutputs.Add(name + "_updated");
     }
 
-    /// <summary>Takes a step and returns its loss; throws, and changes no parameter, if the loss is not finite.</summary>
+    /// <summary>
+    /// Takes a step and returns its loss; throws, and changes no parameter, if the loss or a gradient is not finite.
+    /// </summary>
     double Step(Dictionary<string, Tensor> batch, double rate, long seed)
     {
         var values = new Dictionary<string, Tensor>(checkpoint.Values);
@@ -78,7 +80,14 @@ sealed class Program
         double loss = results[trainingOutputs[0]].Real(0);
         if (double.IsNaN(loss) || double.IsInfinity(loss))
             throw new FormatException("the loss is " + loss + ": lower the learning rate, or leave this batch out");
-        foreach (KeyValuePair<string, string> gradient in gradients) values[gradient.Value] = results[gradient.Key];
+        foreach (KeyValuePair<string, string> gradient in gradients)
+        {
+            Tensor tensor = results[gradient.Key];
+            // A finite loss may have gradients of NaN, above all where inputs are infinite.
+            if (tensor.IsFloat && !tensor.IsFinite)
+                throw new FormatException("the gradient '" + gradient.Key + "' is NaN or infinite: lower the learning rate, or leave this batch out");
+            values[gradient.Value] = tensor;
+        }
         values[updateInputs[0]] = Tensor.Of((float)rate);
         values[updateInputs[1]] = Tensor.Of(new long[0], checkpoint.Step + 1);
         Dictionary<string, Tensor> updated = Run(update, updateInputs, updateOutputs, values);
@@ -141,6 +150,7 @@ sealed class Program
         if (!"onnxtrain".Equals(Json.Get(manifest, "format")) || Json.Integer(manifest["version"]) > 2)
             throw new FormatException("'" + places[0] + "': manifest.json is none of onnxtrain, or of a newer version");
         if (Json.Get(manifest, "optimizer") == null) throw new FormatException("'" + places[0] + "' has no optimizer model");
+        DataFiles.Check(places[0], manifest);
         var feeds = new Feeds(places[1], manifest);
         var program = new Program(places[0], manifest);
         foreach (string file in from) program.checkpoint.Load(file);

@@ -63,13 +63,26 @@ sealed class Tensor
         get { return Bytes.Length / Sizes[DType]; }
     }
 
-    /// <summary>Returns the element at an index of a floating-point tensor; for float16, 0 or NaN.</summary>
+    public bool IsFloat
+    {
+        get { return DType.StartsWith("float", StringComparison.Ordinal); }
+    }
+
+    /// <summary>Returns the element at an index of a floating-point tensor; for float16, 0, infinity or NaN.</summary>
     public double Real(int index)
     {
         if (DType == "float32") return BitConverter.ToSingle(Bytes, 4 * index);
         if (DType == "float64") return BitConverter.ToDouble(Bytes, 8 * index);
-        // An exponent of ones is infinity or NaN.
-        return (BitConverter.ToUInt16(Bytes, 2 * index) & 0x7C00) == 0x7C00 ? double.NaN : 0;
+        // An exponent of ones is infinity, or NaN if another bit follows.
+        int magnitude = BitConverter.ToUInt16(Bytes, 2 * index) & 0x7FFF;
+        if (magnitude > 0x7C00) return double.NaN;
+        return magnitude == 0x7C00 ? double.PositiveInfinity : 0;
+    }
+
+    /// <summary>True if no element of a floating-point tensor is NaN or infinite.</summary>
+    public bool IsFinite
+    {
+        get { return Enumerable.Range(0, Count).Select(Real).All(x => !double.IsNaN(x) && !double.IsInfinity(x)); }
     }
 
     /// <summary>Returns the element at an index of a tensor of integers.</summary>

@@ -171,9 +171,7 @@ final class Checkpoint {
         digest.update(utf8(Json.write(List.of(spec.input, spec.dtype, spec.shape))));
         digest.update(values.get(spec.input).bytes);
       }
-      StringBuilder hexadecimal = new StringBuilder();
-      for (byte part : digest.digest()) hexadecimal.append(String.format("%02x", part));
-      return hexadecimal.toString();
+      return DataFiles.hexadecimal(digest.digest());
     } catch (NoSuchAlgorithmException error) {
       throw new IllegalStateException(error);
     }

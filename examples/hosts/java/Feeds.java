@@ -90,11 +90,10 @@ final class Feeds {
     }
   }
 
-  /** Throws unless all numbers are finite, and all labels are classes or the ignored label. */
+  /** Throws if a number is NaN, or a label neither a class nor the ignored label. Infinity is allowed: masks hold it. */
   private static void checkValues(Map<String, Object> spec, Tensor tensor) {
     for (int index = 0; tensor.isFloat() && index < tensor.count(); index++) {
-      require(Double.isFinite(tensor.real(index)), spec,
-          "NaN or infinity at position " + index + "; leave out or fill such samples");
+      require(!Double.isNaN(tensor.real(index)), spec, "NaN at position " + index + "; leave out or fill such samples");
     }
     if (spec.get("class_labels") == null) return;
     Map<String, Object> labels = Json.object(spec.get("class_labels"));

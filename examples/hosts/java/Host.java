@@ -87,7 +87,7 @@ public final class Host {
     return environment.createSession(model.toString(), new OrtSession.SessionOptions());
   }
 
-  /** Takes a step and returns its loss; throws, and changes no parameter, if the loss is not finite. */
+  /** Takes a step and returns its loss; throws, and changes no parameter, if the loss or a gradient is not finite. */
   private double step(Map<String, Tensor> batch, double rate, long seed) throws OrtException {
     Map<String, Tensor> values = new HashMap<>(checkpoint.values);
     values.putAll(batch);
@@ -100,7 +100,15 @@ public final class Host {
     if (!Double.isFinite(loss)) {
       throw new IllegalArgumentException("the loss is " + loss + ": lower the learning rate, or leave this batch out");
     }
-    gradients.forEach((output, input) -> values.put(input, results.get(output)));
+    gradients.forEach((output, input) -> {
+      Tensor gradient = results.get(output);
+      // A finite loss may have gradients of NaN, above all where inputs are infinite.
+      if (gradient.isFloat() && !gradient.isFinite()) {
+        throw new IllegalArgumentException(
+            "the gradient '" + output + "' is NaN or infinite: lower the learning rate, or leave this batch out");
+      }
+      values.put(input, gradient);
+    });
     values.put(Json.text(optimizer.get("learning_rate")), Tensor.of((float) rate));
     values.put(Json.text(optimizer.get("step")), Tensor.of(new long[0], checkpoint.step + 1));
     Map<String, Tensor> updated = run(update, updateInputs, updateOutputs, values);
@@ -163,6 +171,7 @@ public final class Host {
       throw new IllegalArgumentException("'" + places.get(0) + "': manifest.json is none of onnxtrain, or of a newer version");
     }
     if (manifest.get("optimizer") == null) throw new IllegalArgumentException("'" + places.get(0) + "' has no optimizer model");
+    DataFiles.check(places.get(0), manifest);
     Feeds feeds = new Feeds(places.get(1), manifest);
     Host host = new Host(places.get(0), manifest);
     for (Path file : from) host.checkpoint.load(file);

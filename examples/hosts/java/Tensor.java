@@ -58,13 +58,21 @@ final class Tensor {
     return dtype.startsWith("float");
   }
 
-  /** Returns the element at an index of a floating-point tensor; for float16, 0 or NaN. */
+  /** Returns the element at an index of a floating-point tensor; for float16, 0, infinity or NaN. */
   double real(int index) {
     ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN);
     if (dtype.equals("float32")) return buffer.getFloat(4 * index);
     if (dtype.equals("float64")) return buffer.getDouble(8 * index);
-    // An exponent of ones is infinity or NaN.
-    return (buffer.getShort(2 * index) & 0x7C00) == 0x7C00 ? Double.NaN : 0;
+    // An exponent of ones is infinity, or NaN if another bit follows.
+    int magnitude = buffer.getShort(2 * index) & 0x7FFF;
+    if (magnitude > 0x7C00) return Double.NaN;
+    return magnitude == 0x7C00 ? Double.POSITIVE_INFINITY : 0;
+  }
+
+  /** True if no element of a floating-point tensor is NaN or infinite. */
+  boolean isFinite() {
+    for (int index = 0; index < count(); index++) if (!Double.isFinite(real(index))) return false;
+    return true;
   }
 
   /** Returns the element at an index of a tensor of integers. */

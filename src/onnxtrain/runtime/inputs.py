@@ -134,15 +134,19 @@ def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
     )
 
 
-def require_trainable(specs: Sequence[InputSpec], values: Sequence[Array | ort.OrtValue]) -> None:
-    """Raises InputError if a batch is empty, or if a floating-point input contains NaN or infinity.
+def require_trainable(specs: Sequence[InputSpec], values: Sequence[Array | ort.OrtValue]) -> bool:
+    """Raises InputError if a batch is empty, or if a floating-point input contains NaN.
 
-    Either would make the loss and all parameters NaN. Arguments on a GPU are not read.
+    Infinity is allowed: additive attention masks and logarithms of zero contain -inf. Arguments on a GPU are not read.
 
     Args:
         specs: the inputs that the model expects.
         values: one array or OrtValue per input, as :func:`check_arguments` returns them.
+
+    Returns:
+        True if an input contains infinity, which may make gradients NaN even if the loss is finite.
     """
+    infinite = False
     for spec, value in zip(specs, values, strict=True):
         shape = value.shape if isinstance(value, np.ndarray) else value.shape()
         if shape and shape[0] == 0:
@@ -152,26 +156,26 @@ def require_trainable(specs: Sequence[InputSpec], values: Sequence[Array | ort.O
         if spec.dtype.held.kind != "f":
             continue
         if isinstance(value, np.ndarray) or value.device_name() == "cpu":
-            _require_finite(spec, to_array(value))
+            infinite |= _is_infinite(spec, to_array(value))
+    return infinite
 
 
-def _require_finite(spec: InputSpec, array: Array) -> None:
-    """Raises InputError if a floating-point array contains NaN or infinity."""
+def _is_infinite(spec: InputSpec, array: Array) -> bool:
+    """True if a floating-point array contains infinity; raises InputError if it contains NaN."""
     if array.size > _LARGE and array.dtype.itemsize > 2:
         # Nearly always finite, and without a temporary array. If the sum overflows, each element is checked.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(np.add.reduce(array, axis=None)):
-                return
-    wrong = ~np.isfinite(array)
+                return False
+    if np.isfinite(array).all():
+        return False
+    wrong = np.isnan(array)
     if not wrong.any():
-        return
+        return True
     position = tuple(int(i) for i in np.argwhere(wrong)[0])
-    mask = (
-        "" if np.isnan(array[position]) else ", and in a mask, use numpy.finfo('float32').min instead of -inf"
-    )
     raise InputError(
-        f"Input '{spec.name}': a training step needs finite numbers; received {array[position]} at index "
-        f"{list(position)} ({int(wrong.sum())} such numbers). Leave out or fill these samples{mask}."
+        f"Input '{spec.name}': NaN is not allowed in a training step; received {array[position]} at index "
+        f"{list(position)} ({int(wrong.sum())} such numbers). Leave out or fill these samples."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from onnxtrain.errors import DivergenceError, InputError, ModelLoadError, Traini
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import parse_device
-from onnxtrain.runtime.dtypes import Array, add_inplace
+from onnxtrain.runtime.dtypes import Array, add_inplace, widen
 from onnxtrain.runtime.generator import seeded
 from onnxtrain.runtime.inputs import ArgumentCheck, require_trainable
 from onnxtrain.runtime.lock import StateLock
@@ -47,9 +47,10 @@ class Module(NotCopyable):
             through host memory.
         session_options: options for all sessions. Default: log errors only.
         seed: seed of the random numbers that the training model draws, e.g. for Dropout masks; see :attr:`seed`.
-        error_if_nonfinite: True to refuse training steps with NaN or infinity, in an input or as the loss, with an
-            error that leaves parameters, running statistics and accumulated gradients unchanged. False to compute with
-            them, for a loop that checks the loss itself.
+        error_if_nonfinite: True to refuse training steps with NaN in an input, or with a loss that is NaN or infinite,
+            with an error that leaves parameters, running statistics and accumulated gradients unchanged. If an input
+            contains infinity, as additive masks do, the gradients must be finite too. False to compute with such
+            numbers, for a loop that checks the loss itself.
 
     Raises:
         InputError: the seed is not a 64-bit integer, the device is unknown, or the installed onnxruntime does not
@@ -282,8 +283,9 @@ class Module(NotCopyable):
 
         Raises:
             InputError: number, dtype, shape or range of the inputs do not match the model. In training, a batch is
-                empty, or an input contains NaN or infinity.
-            DivergenceError: the loss of a training step is NaN or infinite. See `error_if_nonfinite`.
+                empty, or an input contains NaN.
+            DivergenceError: the loss of a training step is NaN or infinite, or an input contains infinity and makes a
+                gradient NaN or infinite. See `error_if_nonfinite`.
             TrainingStateError: there is no eval model for an evaluation step, or the call would mix the steps of
                 several threads.
             CheckpointError: parameters of a nominal checkpoint have no data yet.
@@ -293,18 +295,24 @@ class Module(NotCopyable):
             # Before the inputs are checked: a missing eval model is reported first.
             binding = None if self._training else self._evaluation
             values = self._check_arguments(user_inputs)
+            infinite = False
             if self._training and self._error_if_nonfinite:
-                require_trainable(self._manifest.arguments, values)
+                infinite = require_trainable(self._manifest.arguments, values)
             self._store.require_defined("Running a step")
-            results = self._train(values) if binding is None else binding.run(values)
+            results = self._train(values, infinite) if binding is None else binding.run(values)
         if user_inputs and all(isinstance(value, ort.OrtValue) for value in user_inputs):
             held = tuple(map(to_ortvalue, results))
             return held[0] if len(held) == 1 else held
         arrays = tuple(map(to_array, results))
         return arrays[0] if len(arrays) == 1 else arrays
 
-    def _train(self, values: Sequence[Array | ort.OrtValue]) -> list[Array | ort.OrtValue]:
-        """Runs a training step on checked arguments, and returns the outputs without the gradients."""
+    def _train(self, values: Sequence[Array | ort.OrtValue], infinite: bool) -> list[Array | ort.OrtValue]:
+        """Runs a training step on checked arguments, and returns the outputs without the gradients.
+
+        Args:
+            values: one array or OrtValue per argument.
+            infinite: True if an argument contains infinity, so that the gradients must be checked.
+        """
         store = self._store
         first = self._reset or not store.gradients_valid
         if first:
@@ -314,10 +322,14 @@ class Module(NotCopyable):
             store.gradients_valid = False
             results = self._run_training(self._overwriting_step, values)
             self._require_finite(results[0])
+            if infinite:
+                self._require_finite_gradients(store.gradients, results)
         else:
             store.gradient_owner.check_add("A training step")
             results = self._run_training(self._accumulating_step, values)
             self._require_finite(results[0])
+            if infinite:
+                self._require_finite_gradients(self._scratch_gradients, results)
             for name, term in self._scratch_gradients.items():
                 total = store.gradients[name]
                 # On the CPU, this is the memory of the gradient; elsewhere, it is a copy that must be written back.
@@ -347,6 +359,26 @@ class Module(NotCopyable):
                 "statistics and accumulated gradients are unchanged. Lower the learning rate, scale the inputs, or "
                 "load the last saved state; if all labels of the batch are ignored, leave the batch out."
             )
+
+    def _require_finite_gradients(
+        self, gradients: Mapping[str, Buffer], results: Sequence[Array | ort.OrtValue]
+    ) -> None:
+        """Raises DivergenceError if a gradient of a training step on infinite inputs is NaN or infinite.
+
+        Args:
+            gradients: the step's dense gradients, by parameter name.
+            results: the step's results: the outputs, then rows and indices of each sparse gradient.
+        """
+        arrays = {spec.name: widen(gradients[spec.name].read(), spec.dtype) for spec in self._dense}
+        rows = results[len(self._manifest.outputs) :: 2]
+        arrays |= {spec.name: to_array(value) for spec, value in zip(self._sparse, rows, strict=True)}
+        for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise DivergenceError(
+                    f"The training step: an input contains infinity, and makes the gradient of '{name}' NaN or "
+                    "infinite, so the step is not counted; parameters, running statistics and accumulated gradients "
+                    "are unchanged. Leave out or fill the samples with infinity."
+                )
 
     def _run_training(
         self, binding: Binding, values: Sequence[Array | ort.OrtValue]

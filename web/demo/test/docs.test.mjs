@@ -1,7 +1,7 @@
 /** The page of 20 lines in docs/devices/browser.md runs as it stands there. */
 
 import assert from "node:assert/strict";
-import { mkdtempSync, readFileSync, rmSync, symlinkSync, mkdirSync, writeFileSync } from "node:fs";
+import { cpSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -17,10 +17,13 @@ it("trains an MLP of 64 features", { timeout: 300_000 }, async (t) => {
   const site = mkdtempSync(join(tmpdir(), "onnxtrain-site-"));
   t.after(() => rmSync(site, { recursive: true }));
   writeFileSync(join(site, "index.html"), page);
-  symlinkSync(folderOf("mlp"), join(site, "artifacts"));
-  mkdirSync(join(site, "node_modules"));
-  symlinkSync(join(root, "web"), join(site, "node_modules", "onnxtrain-web"));
-  symlinkSync(join(root, "web", "node_modules", "onnxruntime-web"), join(site, "node_modules", "onnxruntime-web"));
+  // Copies: the server follows no links out of its folder.
+  cpSync(folderOf("mlp"), join(site, "artifacts"), { recursive: true });
+  cpSync(join(root, "web", "dist"), join(site, "node_modules", "onnxtrain-web", "dist"), { recursive: true });
+  for (const file of ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"]) {
+    const path = join("node_modules", "onnxruntime-web", "dist", file);
+    cpSync(join(root, "web", path), join(site, path));
+  }
   const server = await serve(0, site);
   t.after(server.close);
   const { context, close } = await startBrowser();

@@ -21,18 +21,22 @@ class Run:
     optimizer: Optimizer | None
 
     @classmethod
-    def open(cls, directory: Path, checkpoint: Path | None = None) -> Run:
+    def open(cls, directory: Path, checkpoint: Path | None = None, *, error_if_nonfinite: bool = True) -> Run:
         state = CheckpointState.load_checkpoint(checkpoint or directory / "checkpoint")
         module = Module(
-            directory / "training_model.onnx", state, directory / "eval_model.onnx", device=DEVICE
+            directory / "training_model.onnx",
+            state,
+            directory / "eval_model.onnx",
+            device=DEVICE,
+            error_if_nonfinite=error_if_nonfinite,
         )
         optimizer = directory / "optimizer_model.onnx"
         return cls(directory, state, module, Optimizer(optimizer, module) if optimizer.exists() else None)
 
     @classmethod
-    def generate(cls, directory: Path, model: Any, **options: Any) -> Run:
+    def generate(cls, directory: Path, model: Any, *, error_if_nonfinite: bool = True, **options: Any) -> Run:
         generate_artifacts(model, artifact_directory=directory, **options)
-        return cls.open(directory)
+        return cls.open(directory, error_if_nonfinite=error_if_nonfinite)
 
     def step(self, *batch: Any) -> float:
         """One training step; returns the loss."""

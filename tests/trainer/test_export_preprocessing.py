@@ -20,8 +20,8 @@ import models
 from images.problems import draw, network
 from onnxtrain import ImageFolder, Trainer, replace_head
 from onnxtrain.errors import InputError
-from onnxtrain.images import make_pipeline
-from onnxtrain.images._preprocessing import Preprocessing
+from onnxtrain.images import Preprocessing
+from onnxtrain.images._pipeline import make_pipeline
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._fit.image_graph import attach_preprocessing

@@ -148,7 +148,6 @@ def write_commands(context: Any, formatter: Any) -> None:
         texts = {name: text for name, text in GENERAL.items() if name in parameters}
         console.print()
         _columns(console, [(_spelling(parameters[name]), text) for name, text in texts.items()], 22)
-        console.print()
         _print(console, START)
 
     formatter.write(_rendered(show))

@@ -149,7 +149,8 @@ def require_trainable(specs: Sequence[InputSpec], values: Sequence[Array | ort.O
     infinite = False
     for spec, value in zip(specs, values, strict=True):
         shape = value.shape if isinstance(value, np.ndarray) else value.shape()
-        if shape and shape[0] == 0:
+        # An input whose first axis is always empty has no batch axis.
+        if shape and shape[0] == 0 and not (spec.shape and spec.shape[0] == 0):
             raise InputError(
                 f"Input '{spec.name}': received shape {list(shape)}, a batch without samples. Pass at least one sample."
             )

@@ -239,8 +239,8 @@ def _make(spec: MetricSpec, task: Task) -> Metric:
     if isinstance(spec, str):
         output, colon, name = spec.rpartition(":")
         if not colon:
-            return _named(spec, task)
-        metric = _named(name, task.of(output))
+            return _named(spec, task, spec)
+        metric = _named(name, task.of(output), spec)
         return replace(metric, name=f"{output}_{metric.name}", arguments=(output,))
     kind = type(spec)
     if kind.__module__.split(".")[0] == "torchmetrics" or any(
@@ -257,13 +257,14 @@ def _make(spec: MetricSpec, task: Task) -> Metric:
     )
 
 
-def _named(name: str, task: Task) -> Metric:
+def _named(name: str, task: Task, spec: str) -> Metric:
+    """Returns a metric by its name; `spec` is what the user wrote, e.g. "kind:accuracy"."""
     if (function := measure_of(name, task)) is not None:
         return Metric(name, function=function, higher_is_better=True)
     if name not in METRICS:
         meant = advice("metrics", name, [*METRICS, "top5_accuracy"])
         raise InputError(
-            f"Choosing metrics: {name!r} is unknown; {f'{meant}, or ' if meant else ''}choose from "
+            f"Choosing metrics: {spec!r} is unknown; {f'{meant}, or ' if meant else ''}choose from "
             f"{', '.join(METRICS)}, top5_accuracy (any number){words().or_function()}."
         )
     # A loss without a name is the model's own, which may be a cross-entropy.

@@ -186,10 +186,11 @@ def test_errors_of_worker_0_reach_all(group: str, runs: Runs) -> None:
 def test_a_checkpoint_is_the_same_for_any_number_of_workers(runs: Runs) -> None:
     """Loaded by all workers and saved again, no bit of the files has changed, moments and position included."""
     for before, name in (("one", "two"), ("two", "four")):
+        # First of all, which starts the group.
+        results = [worker["resumed"] for worker in runs.workers[name]]
         for file in ("checkpoint", "average"):
             saved, again = (runs.directory / folder / file for folder in (before, f"{name}-again"))
             assert again.read_bytes() == saved.read_bytes()
-        results = [worker["resumed"] for worker in runs.workers[name]]
         for result in results[1:]:
             assert_close(result["loaded"], results[0]["loaded"], rtol=0)
 

@@ -120,8 +120,7 @@ def test_layers_are_unfrozen_after_some_epochs(shell: Shell) -> None:
 
 @pytest.mark.parametrize("text", ["0", "x", "=w1", "1=", "-1", "1=tail", "1=*"])
 def test_a_wrong_unfreezing_is_refused(shell: Shell, text: str) -> None:
-    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
-    shown = shell.run(*command, "--unfreeze-after", text)
+    shown = shell.run(*shell.command, "--unfreeze-after", text)
     assert shown.code in (1, 2)
     assert {"1=tail": "matches 'tail'", "1=*": "all parameters are frozen"}.get(
         text, "--unfreeze-after"
@@ -131,8 +130,7 @@ def test_a_wrong_unfreezing_is_refused(shell: Shell, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["10", "w1=x", "=3", "w1=-1"])
 def test_a_wrong_learning_rate_scale_is_refused(shell: Shell, text: str) -> None:
-    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
-    shown = shell.run(*command, "--learning-rate-scale", text)
+    shown = shell.run(*shell.command, "--learning-rate-scale", text)
     assert shown.code == 1
     assert "--learning-rate-scale" in shown.err
     assert not shell.directory.exists()
@@ -172,6 +170,7 @@ class Shell:
     def __init__(self, run: Any, model: Path, data: Path) -> None:
         self.run, self.model, self.data = run, model, data
         self.directory = data.parent / "run"
+        self.command = ("train", model, "--data", data, *CROSS_ENTROPY, "-o", self.directory)
 
     def trains_as(
         self,
@@ -350,8 +349,7 @@ def test_options_of_workers_reach_their_strategy(
     run: Any, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--shard-optimizer", "--compress", "bf16", "--save-steps", 3]
-    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
-    alone = run(*command, *options)
+    alone = run(*shell.command, *options)
     assert alone.code == 1
     assert "--shard-optimizer, --compress, --save-steps given without --workers" in alone.err
     # In a worker, whose place is in its environment.
@@ -544,19 +542,10 @@ def test_a_learning_rate_is_found_and_nothing_is_trained(shell: Shell, run: Any)
 
 
 def test_finding_a_learning_rate_leaves_a_run_as_it_was(shell: Shell, run: Any) -> None:
-    trained = (
-        "train",
-        shell.model,
-        "--data",
-        shell.data,
-        *CROSS_ENTROPY,
-        "-o",
-        shell.directory,
-        "--epochs",
-        1,
-    )
     # With weights, and a frozen layer.
-    assert run(*trained, "--class-weight", "balanced", "--unfreeze-after", "2=w1").code == 0
+    assert (
+        run(*shell.command, "--epochs", 1, "--class-weight", "balanced", "--unfreeze-after", "2=w1").code == 0
+    )
     before = {path: path.read_bytes() for path in shell.directory.rglob("*") if path.is_file()}
     shown = run("train", shell.directory, "--find-lr")
     assert shown.code == 0, shown.err
@@ -565,8 +554,7 @@ def test_finding_a_learning_rate_leaves_a_run_as_it_was(shell: Shell, run: Any) 
 
 
 def test_finding_a_learning_rate_takes_no_accumulation(shell: Shell) -> None:
-    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
-    shown = shell.run(*command, "--find-lr", "--accumulate", 2)
+    shown = shell.run(*shell.command, "--find-lr", "--accumulate", 2)
     assert shown.code == 1
     assert "--find-lr takes one batch per step" in shown.err
 
@@ -591,18 +579,7 @@ def test_a_trial_run_limits_batches_and_checks_the_export(shell: Shell) -> None:
 
 
 def test_verify_checks_the_export_of_a_whole_run(shell: Shell) -> None:
-    command = (
-        "train",
-        shell.model,
-        "--data",
-        shell.data,
-        *CROSS_ENTROPY,
-        "-o",
-        shell.directory,
-        "--epochs",
-        1,
-    )
-    shown = shell.run(*command, "--verify")
+    shown = shell.run(*shell.command, "--epochs", 1, "--verify")
     assert shown.code == 0, shown.err
     assert "Checked: the outputs of trained.onnx" in shown.out
     assert "trial" not in shown.out
@@ -610,8 +587,7 @@ def test_verify_checks_the_export_of_a_whole_run(shell: Shell) -> None:
 
 @pytest.mark.parametrize("given", [["0"], ["x"], ["1.5"], ["2", "--steps-per-epoch", "3"]])
 def test_a_wrong_limit_of_batches_is_refused(shell: Shell, given: list[str]) -> None:
-    command = ("train", shell.model, "--data", shell.data, *CROSS_ENTROPY, "-o", shell.directory)
-    shown = shell.run(*command, "--limit-batches", *given)
+    shown = shell.run(*shell.command, "--limit-batches", *given)
     assert shown.code == 1
     assert "--limit-batches" in shown.err
     assert not shell.directory.exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -22,7 +20,13 @@ from onnxtrain.passes.tidy.constants import add_initializer
 from onnxtrain.passes.tidy.replace_value import successor
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.surgery._linear import Linear, find_head, read_linear
-from onnxtrain.surgery._replace import check_count, drop_probabilities, remove_head_outputs, resize_from
+from onnxtrain.surgery._replace import (
+    check_count,
+    draw_parameters,
+    drop_probabilities,
+    remove_head_outputs,
+    resize_from,
+)
 from onnxtrain.surgery._tail import TAIL_OPS, data_input
 
 _DOING = "Adding classes"
@@ -81,12 +85,8 @@ def add_classes(
     layer, joined = _find(result, output, head)
     assert layer.output is not None
     name = str(layer.output.name)
-    rng = np.random.default_rng(seed)
-    bound = 1 / math.sqrt(layer.fan_in)
-    # Drawn as [classes, ...] whatever the layout in the file, so that a seed determines the layer.
-    shape = layer.shape if layer.rows else layer.shape[::-1]
-    weight = rng.uniform(-bound, bound, (count, *shape[1:]))
-    bias = rng.uniform(-bound, bound, count) if layer.bias is not None else None
+    weight, initial_bias = draw_parameters(layer, count, seed)
+    bias = None if layer.bias is None else initial_bias
     old = layer.classes
     last = layer.last
     nodes = _new_layer(result, layer, weight, bias)

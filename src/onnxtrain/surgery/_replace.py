@@ -91,11 +91,7 @@ def replace_head(
     assert layer.output is not None
     name = str(layer.output.name)
     _resize(result, layer, int(classes), name)
-    # Drawn as [classes, ...] whatever the layout in the file, so that a seed determines the layer.
-    rng = np.random.default_rng(seed)
-    bound = 1 / math.sqrt(layer.fan_in)
-    shape = layer.shape if layer.rows else layer.shape[::-1]
-    weight = rng.uniform(-bound, bound, (classes, *shape[1:]))
+    weight, initial_bias = draw_parameters(layer, classes, seed)
     old = layer.weight
     # A tied weight, e.g. a language model's embedding, must keep its values for its other readers.
     shared = any(len(value.uses()) > 1 for value in (old, *(node.outputs[0] for node in layer.through)))
@@ -106,7 +102,7 @@ def replace_head(
         read_in_pytorch = TorchSignature(result).read(layer.node)
         bias = layer.bias is not None or any(name.endswith("bias") for name in read_in_pytorch)
     if bias:
-        _set_bias(result, layer, rng.uniform(-bound, bound, classes))
+        _set_bias(result, layer, initial_bias)
     elif layer.bias is not None:
         _drop_bias(layer)
     if logits:
@@ -119,6 +115,26 @@ def replace_head(
         # The exporter's metadata refers to removed parameters, and passes read it when the model is loaded again.
         node.metadata_props.clear()
     return as_given(result, model)
+
+
+def draw_parameters(
+    layer: Linear, classes: int, seed: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Draws the parameters of a new layer that reads the input of another one, as PyTorch initializes them.
+
+    Args:
+        layer: the other layer.
+        classes: number of outputs of the new layer.
+        seed: seed of the values.
+
+    Returns:
+        The weight, [classes, ...] whatever the layout in the file, so that a seed determines the layer; and the bias,
+        [classes], which is drawn after the weight.
+    """
+    rng = np.random.default_rng(seed)
+    bound = 1 / math.sqrt(layer.fan_in)
+    shape = layer.shape if layer.rows else layer.shape[::-1]
+    return rng.uniform(-bound, bound, (classes, *shape[1:])), rng.uniform(-bound, bound, classes)
 
 
 def check_count(count: object, doing: str, name: str) -> None:

@@ -15,6 +15,7 @@ from onnxtrain.runtime.store import require_unmasked
 from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._source import Pass, Source
+from onnxtrain.trainer.data._wrapped import WrappedSource
 
 ClassWeights = Any
 """A mapping from class to weight, one weight per class, or "balanced"."""
@@ -160,7 +161,7 @@ def _balanced(source: Source, spec: InputSpec, count: int | None) -> Array:
     return balanced_weights(labels, count or int(labels.max()) + 1, of_sample)
 
 
-class ClassWeightedSource:
+class ClassWeightedSource(WrappedSource):
     """Wraps a source, and multiplies the weight of each sample by the weight of its class.
 
     Args:
@@ -168,53 +169,10 @@ class ClassWeightedSource:
         weights: weight of each class, float64 [classes]; other labels, such as `ignore_index`, have weight 1.
     """
 
-    weighted = True
-
     def __init__(self, source: Source, weights: Array) -> None:
-        self._source = source
+        super().__init__(source)
         self.weights = weights
-
-    @property
-    def wrapped(self) -> Source:
-        """The source whose samples are weighted."""
-        return self._source
-
-    @property
-    def layout(self) -> Layout:
-        """Names, dtypes and shapes of a batch's arrays; setting it sets the layout of the wrapped source."""
-        return self._source.layout
-
-    @layout.setter
-    def layout(self, layout: Layout) -> None:
-        self._source.layout = layout
-
-    @property
-    def samples(self) -> int | None:
-        """Number of samples; None for a stream."""
-        return self._source.samples
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples per batch; None if the data consists of batches."""
-        return self._source.batch_size
-
-    @property
-    def batches(self) -> int | None:
-        """Number of batches per epoch; None if unknown before the stream ends."""
-        return self._source.batches
-
-    @property
-    def volatile(self) -> bool:
-        """True if a batch may be overwritten when the next one is read; see :class:`Source`."""
-        return self._source.volatile
-
-    def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Prepares the wrapped source for a fit; the arguments are those of :meth:`Source.begin`."""
-        self._source.begin(mark, resumed=resumed, epochs=epochs)
-
-    def mark(self) -> str | None:
-        """Returns the state that the wrapped source needs to repeat the current epoch in a resumed fit."""
-        return self._source.mark()
+        self.weighted = True
 
     def last(self) -> list[Array] | None:
         """Returns the incomplete last batch; None if there is none."""

@@ -9,8 +9,8 @@ from itertools import islice
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._source import Pass, Source
+from onnxtrain.trainer.data._wrapped import WrappedSource
 
 
 def check_limit(limit: object) -> int | float | None:
@@ -52,7 +52,7 @@ def limited(source: Source, limit: int | float) -> Source:
     return source if batches is not None and batches <= limit else LimitedSource(source, limit)
 
 
-class LimitedSource:
+class LimitedSource(WrappedSource):
     """Wraps a source, and ends each pass after a number of batches.
 
     Args:
@@ -61,46 +61,13 @@ class LimitedSource:
     """
 
     def __init__(self, source: Source, limit: int) -> None:
-        self._source = source
+        super().__init__(source)
         self._limit = limit
-        self.weighted = source.weighted
-
-    @property
-    def layout(self) -> Layout:
-        """Names, dtypes and shapes of a batch's arrays; setting it sets the layout of the wrapped source."""
-        return self._source.layout
-
-    @layout.setter
-    def layout(self, layout: Layout) -> None:
-        self._source.layout = layout
-
-    @property
-    def samples(self) -> int | None:
-        """Number of samples of the wrapped source; None for a stream."""
-        return self._source.samples
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples per batch; None if the data consists of batches."""
-        return self._source.batch_size
 
     @property
     def batches(self) -> int | None:
         """Number of batches per pass; None for a stream, which may end earlier."""
         return None if self._source.batches is None else self._limit
-
-    @property
-    def volatile(self) -> bool:
-        """True if a batch may be overwritten when the next one is read; see :class:`Source`."""
-        return self._source.volatile
-
-    def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Prepares the wrapped source for a fit; the arguments are those of :meth:`Source.begin`."""
-        self._source.begin(mark, resumed=resumed, epochs=epochs)
-
-    def mark(self) -> str | None:
-        """Returns the state that the wrapped source needs to repeat the current epoch in a resumed fit."""
-        return self._source.mark()
 
     def last(self) -> list[Array] | None:
         """Returns None: the last batch of the wrapped source is not read."""

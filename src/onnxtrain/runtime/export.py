@@ -355,10 +355,15 @@ def export_inference_model(
     try:
         _write(model_parts, parts, tensors, os.fspath(uri), large)
     except OSError as error:
-        raise ModelError(
-            f"Exporting for inference: writing '{os.fspath(uri)}' failed: {error.strerror or error}. An "
-            "existing file is unchanged; check that the directory exists, is writable and has free space."
-        ) from error
+        raise write_error(uri, error) from error
+
+
+def write_error(path: str | os.PathLike[str], error: OSError) -> ModelError:
+    """Returns the error to raise if an exported model cannot be written."""
+    return ModelError(
+        f"Exporting for inference: writing '{os.fspath(path)}' failed: {error.strerror or error}. An existing file is "
+        "unchanged; check that the directory exists, is writable and has free space."
+    )
 
 
 def _write(

@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxtrain.errors import ModelError
 from onnxtrain.passes import load_model, save_model
 from onnxtrain.runtime.calibration import PROPERTY
+from onnxtrain.runtime.export import write_error
 from onnxtrain.trainer._fit.calibration import calibrate_graph, stored_calibration
 from onnxtrain.trainer._fit.image_graph import attach_preprocessing
 from onnxtrain.trainer._fit.images import exported_pipeline, image_metadata, raw_image_metadata
@@ -46,7 +46,4 @@ def export(
         try:
             save_model(model, path)
         except OSError as error:
-            raise ModelError(
-                f"Exporting for inference: writing '{os.fspath(path)}' failed: {error.strerror or error}. An existing "
-                "file is unchanged; check that the directory exists, is writable and has free space."
-            ) from error
+            raise write_error(path, error) from error

@@ -172,7 +172,11 @@ class ClassWeightedSource(WrappedSource):
     def __init__(self, source: Source, weights: Array) -> None:
         super().__init__(source)
         self.weights = weights
-        self.weighted = True
+
+    @property
+    def weighted(self) -> bool:
+        """True: each sample has the weight of its class."""
+        return True
 
     def last(self) -> list[Array] | None:
         """Returns the incomplete last batch; None if there is none."""

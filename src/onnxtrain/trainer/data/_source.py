@@ -87,7 +87,9 @@ class Source(Protocol):
     """
 
     layout: Layout
-    weighted: bool
+
+    @property
+    def weighted(self) -> bool: ...
 
     @property
     def samples(self) -> int | None: ...

@@ -18,7 +18,6 @@ class WrappedSource:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self.weighted = source.weighted
 
     @property
     def wrapped(self) -> Source:
@@ -33,6 +32,11 @@ class WrappedSource:
     @layout.setter
     def layout(self, layout: Layout) -> None:
         self._source.layout = layout
+
+    @property
+    def weighted(self) -> bool:
+        """True if the data includes a weight for each sample."""
+        return self._source.weighted
 
     @property
     def samples(self) -> int | None:

@@ -56,7 +56,7 @@ def _contrib() -> list[str]:
         f"| gradient rule; ONNX Runtime's kernel computes the op itself | {_names(RULES, microsoft)} |",
         f"| raises `NoGradientRule`; the message says why | {_names(NOT_YET, microsoft)} |",
         "",
-        "Quantised ops need `straight_through=True`. `onnxtrain ops --domain com.microsoft --status unknown` lists the",
+        "Quantized ops need `straight_through=True`. `onnxtrain ops --domain com.microsoft --status unknown` lists the",
         "other ops of the installed ONNX Runtime. They have no gradient.",
         "",
         "## ai.onnx.ml",

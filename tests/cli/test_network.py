@@ -42,7 +42,7 @@ def test_a_network_for_quantities_is_that_of_python(run: Any, tmp_path: Path) ->
     assert "Loss: mse, because 'price' is a number. To choose another one, pass --loss" in told
     assert "Network: 3 inputs, hidden layers of 8, 4 (gelu), 1 output; 73 parameters" in told
     mean, deviation = frame["price"].mean(), frame["price"].std(ddof=0)
-    assert f"Target 'price', standardised in training: mean {mean:.5g}, deviation {deviation:.5g}" in told
+    assert f"Target 'price', standardized in training: mean {mean:.5g}, deviation {deviation:.5g}" in told
 
     encoder = TableEncoder(
         target="price", inputs=["size", "town"], encode="one-hot", scale=True, scale_target=True
@@ -92,7 +92,7 @@ def test_the_loss_follows_from_the_target(
     assert f"Loss: {loss}, because {why}" in told.replace("'t' has the", "the")
     plural = "s" * (outputs > 1)
     assert f"Network: 1 input, {outputs} output{plural}; {2 * outputs} parameters" in told
-    assert ("standardised in training" in told) == (loss == "mse")
+    assert ("standardized in training" in told) == (loss == "mse")
 
 
 @pytest.mark.thorough

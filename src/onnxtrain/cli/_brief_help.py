@@ -72,7 +72,7 @@ OPTIONS: dict[str, dict[str, dict[str, str]]] = {
             **_MODEL,
             "lora_rank": "Train LoRA adapters instead of the weights",
             "network": "Make a new network for a table, without a model",
-            "teacher": "Distil this .onnx model into the trained one",
+            "teacher": "Distill this .onnx model into the trained one",
         },
         "Run": {
             "output": "Write the run here [default: MODEL-trained]",

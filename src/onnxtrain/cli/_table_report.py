@@ -57,7 +57,7 @@ def print_table_summary(data: Table, encoder: TableEncoder, labels: Array | None
     if encoder.target_scale_ is not None:
         scale = encoder.target_scale_
         for name, mean, deviation in zip(encoder.target, scale.mean, scale.deviation, strict=True):
-            info(f"Target '{name}', standardised in training: mean {mean:.5g}, deviation {deviation:.5g}")
+            info(f"Target '{name}', standardized in training: mean {mean:.5g}, deviation {deviation:.5g}")
     for column in encoder.columns_:
         if isinstance(column, CategoryColumn):
             # A category that the user chose for missing values, as in `--impute COLUMN=value=none`, needs no note.

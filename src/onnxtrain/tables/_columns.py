@@ -137,7 +137,7 @@ class NumberColumn(Column):
         """Human-readable description, e.g. "number"; with mean and standard deviation if the column is scaled."""
         if (self.mean, self.deviation) == (0.0, 1.0):
             return "number"
-        return f"number, standardised: mean {self.mean:.5g}, deviation {self.deviation:.5g}"
+        return f"number, standardized: mean {self.mean:.5g}, deviation {self.deviation:.5g}"
 
     def encode(self, values: Values) -> Array:
         """Returns the encoded column, float64 [rows, 1].

@@ -256,6 +256,7 @@ def test_powers_of_one_exponent(exponent: float) -> None:
         assert_same_bits(value, alone("pow", x, np.full_like(x, exponent)))
 
 
+@pytest.mark.sample(every=3)
 @at_every_level
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("second", ["add", "sub", "mul"])

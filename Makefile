@@ -27,6 +27,8 @@ DOCS_VENV := .venv-docs
 SITE := build/site
 # A worker that has nothing left takes tests of the other.
 PARALLEL := -n 2 --dist worksteal
+# PART=0/8: of the tests marked thorough, an eighth.
+OF_PART = $(if $(PART),--part $(PART))
 TESTING := onnxscript pytest pytest-xdist hypothesis psutil hatchling tensorboard polars "datasets>=3"
 
 # Native kernels are built where there is a C++ compiler, into the environment $(1), for the level of this processor: that is a
@@ -48,7 +50,7 @@ define test_kernels
 	@if command -v $(CXX) >/dev/null; then \
 		$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(KERNELS_SITE) \
 			--config-settings build-dir=build/kernels-objects ./kernels && \
-		PYTHONPATH=$(KERNELS_SITE) $(1)/bin/python -m pytest $(PARALLEL) -q tests/kernels $(2); \
+		PYTHONPATH=$(KERNELS_SITE) $(1)/bin/python -m pytest $(PARALLEL) -q tests/kernels $(2) $(OF_PART); \
 	else \
 		echo "No C++ compiler ($(CXX)): the kernels are not tested on this onnxruntime."; \
 	fi
@@ -98,7 +100,7 @@ further_flower := stage flower $(MAKE) test-flower
 further_gallery := stage gallery $(MAKE) test-gallery-quick
 test: SELECTION := -m "not thorough" --left-out $(LEFT_OUT)
 test: FURTHER :=
-test-all: SELECTION = $(if $(PART),--part $(PART) --left-out $(LEFT_OUT))
+test-all: SELECTION = $(if $(PART),$(OF_PART) --left-out $(LEFT_OUT))
 test-all: FURTHER := $(FURTHER_STAGES)
 test test-all: $(TEST_VENV)/.installed
 	@passed=; failed=; skipped=; \
@@ -230,7 +232,7 @@ test-sanitized: $(TEST_VENV)/.installed
 		--config-settings cmake.define.ONNXTRAIN_LEVELS=$(LEVELS) ./kernels
 	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$(LIBASAN) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-		$(TEST_VENV)/bin/python -m pytest $(PARALLEL) -q tests/kernels
+		$(TEST_VENV)/bin/python -m pytest $(PARALLEL) -q tests/kernels $(OF_PART)
 
 # The kernels for aarch64, cross-compiled on Debian, and their tests, emulated; below build/aarch64/.
 kernels-aarch64:

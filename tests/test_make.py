@@ -14,12 +14,12 @@ import fresh_process
 ROOT = Path(__file__).parents[1]
 STAGES = ["lint", "format", "types", "imports", "spelling", "pytest"]
 FURTHER = {
-    "sanitizers": "tests/kernels\n",
-    "levels": "tests/kernels -k level or",
+    "sanitizers": "-q tests/kernels{part}\n",
+    "levels": "-q tests/kernels -k level or baseline or avx{part}\n",
     "flower": "tests/integrations",
     "gallery": "tests/test_gallery.py",
 }
-"""The stages of `make test-all` behind those of `make test`, and which tests they run."""
+"""The stages of `make test-all` behind those of `make test`, and which tests they run; `{part}` is of PART."""
 TOOL = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$LOG"
 case "$(basename "$0") $*" in
@@ -45,7 +45,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
         ("test", "codespell README.md *", ["spelling"]),
         ("test", "nothing", []),
         ("test-all", "python -m pytest -n*--dist worksteal", ["pytest"]),
-        ("test-all", "python -m pytest -n*tests/kernels", ["sanitizers"]),
+        ("test-all", "python -m pytest -n*-q tests/kernels", ["sanitizers"]),
         ("test-all", "python -m pytest -n*tests/kernels -k*", ["levels"]),
         ("test-all", "python -m pytest*tests/integrations", ["flower"]),
         ("test-all", "python -m pytest*tests/test_gallery.py*", ["gallery"]),
@@ -90,6 +90,8 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
     target, *variables = target.split()
     chosen = dict(variable.split("=") for variable in variables)
     further = [] if target == "test" else chosen.get("FURTHER", " ".join(FURTHER)).split()
+    part = f" --part {chosen['PART']}" if "PART" in chosen else ""
+    tests = {name: command.format(part=part) for name, command in FURTHER.items()}
     commands = [
         "ruff check",
         "ruff format --check",
@@ -98,9 +100,9 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
         "codespell README.md",
         "python -m pytest",
     ]
-    assert [command for command in [*commands, *FURTHER.values()] if command in ran] == [
+    assert [command for command in [*commands, *tests.values()] if command in ran] == [
         *commands,
-        *(FURTHER[name] for name in further),
+        *(tests[name] for name in further),
     ]
     assert (done.returncode != 0) is bool(failed), done.stderr
     lines = done.stdout.splitlines()

@@ -80,6 +80,7 @@ def check_matmul(a: Sequence[int], b: Sequence[int], which: str) -> None:
     check(f"MatMul{which and 'Permuted'}{which}Bfloat16", inputs, attributes)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("a", "b"), SHAPES, ids=str)
 def test_matmul(a: Sequence[int], b: Sequence[int]) -> None:
     check_matmul(a, b, "")

@@ -256,7 +256,6 @@ def test_powers_of_one_exponent(exponent: float) -> None:
         assert_same_bits(value, alone("pow", x, np.full_like(x, exponent)))
 
 
-@pytest.mark.sample(every=3)
 @at_every_level
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("second", ["add", "sub", "mul"])
@@ -445,6 +444,7 @@ def random_shapes(rng: np.random.Generator, count: int) -> list[tuple[int, ...]]
     return shapes
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs(part: int) -> None:
     for seed in range(SEED + part, SEED + 2 * CASES, 4):

@@ -151,7 +151,7 @@ def check(
             np.testing.assert_allclose(body, want, rtol=1e-5, atol=1e-5, err_msg=what)
 
 
-@pytest.mark.sample(every=2)
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize(
     "rest", [(), (1,), (2,), (3,), (4,), (5,), (8,), (16,), (17,), (32,), (8, 8), (100,)], ids=str

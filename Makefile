@@ -222,7 +222,7 @@ test-gallery: $(GALLERY_VENV)/.installed
 test-gallery-quick: $(TEST_VENV)/.installed
 	ONNXTRAIN_GALLERY_SEEDS=1 $(TEST_VENV)/bin/python -m pytest -q tests/test_gallery.py -k "$(QUICK_GALLERY)"
 
-# The kernels under AddressSanitizer and UBSan, which stop at the first finding. `make test` does it for the level that every
+# The kernels under AddressSanitizer and UBSan, which stop at the first finding. `test-all` does it for the level that every
 # processor has: to compile all of them takes five minutes.
 SANITIZED := build/sanitized
 LEVELS ?= all

@@ -153,6 +153,7 @@ def test_marked(value): pass
 NOT_THOROUGH = ["sampled[0-0]", "sampled[1-1]", "sampled[2-0]", "marked[0]"]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("arguments", "collected"),
     [

@@ -27,26 +27,30 @@ DOCS_VENV := .venv-docs
 SITE := build/site
 # A worker that has nothing left takes tests of the other.
 PARALLEL := -n 2 --dist worksteal
+# PART=0/8: of the tests marked thorough, an eighth.
+OF_PART = $(if $(PART),--part $(PART))
 TESTING := onnxscript pytest pytest-xdist hypothesis psutil hatchling tensorboard polars "datasets>=3"
 
-# Native kernels are built where there is a C++ compiler, into the environment $(1).
+# Native kernels are built where there is a C++ compiler, into the environment $(1), for the level of this processor: that is a
+# third of the work. `test-levels` compiles and tests all of them.
 CXX ?= c++
 define install_kernels
 	@if command -v $(CXX) >/dev/null; then \
-		echo "Compiling the native kernels for every level of processors (once): this takes some minutes."; \
-		$(1)/bin/python -m pip install --quiet --disable-pip-version-check ./kernels; \
+		echo "Compiling the native kernels for this processor (once): this takes some minutes."; \
+		$(1)/bin/python -m pip install --quiet --disable-pip-version-check \
+			--config-settings cmake.define.ONNXTRAIN_LEVELS=native ./kernels; \
 	else \
 		echo "No C++ compiler ($(CXX)): without native kernels, which are optional."; \
 	fi
 endef
-# The native kernels beside the environment $(1), which has none for its other tests: built once for all environments, and
-# tested on its onnxruntime.
+# The native kernels of every level beside the environment $(1): built once for all environments, and tested on its
+# onnxruntime. $(2) are further arguments of pytest.
 KERNELS_SITE := build/kernels
 define test_kernels
 	@if command -v $(CXX) >/dev/null; then \
 		$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(KERNELS_SITE) \
 			--config-settings build-dir=build/kernels-objects ./kernels && \
-		PYTHONPATH=$(KERNELS_SITE) $(1)/bin/python -m pytest $(PARALLEL) -q tests/kernels; \
+		PYTHONPATH=$(KERNELS_SITE) $(1)/bin/python -m pytest $(PARALLEL) -q tests/kernels $(2) $(OF_PART); \
 	else \
 		echo "No C++ compiler ($(CXX)): the kernels are not tested on this onnxruntime."; \
 	fi
@@ -66,7 +70,7 @@ WEB_ADAPT_MODEL := web/adapt/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: kernels test-all test-cuda test-flower test-gallery test-gallery-quick web web-page web-adapt web-adapt-page test-web test-web-node test-bundlers check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: kernels test-all test-cuda test-levels test-flower test-gallery test-gallery-quick web web-page web-adapt web-adapt-page test-web test-web-node test-bundlers check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -88,10 +92,16 @@ SANITIZERS := stage sanitizers $(MAKE) test-sanitized LEVELS=baseline
 else
 SANITIZERS := echo "No C++ compiler with AddressSanitizer: the kernels are not tested under it."
 endif
+# Stages of `test-all` behind pytest; `make test-all FURTHER="levels flower"` runs two of them.
+FURTHER_STAGES := sanitizers levels flower gallery
+further_sanitizers := $(SANITIZERS)
+further_levels := stage levels $(MAKE) test-levels
+further_flower := stage flower $(MAKE) test-flower
+further_gallery := stage gallery $(MAKE) test-gallery-quick
 test: SELECTION := -m "not thorough" --left-out $(LEFT_OUT)
-test: FURTHER_STAGES := skipped=" sanitizers, flower, gallery"
-test-all: FURTHER_STAGES = $(SANITIZERS); stage flower $(MAKE) test-flower; stage gallery $(MAKE) test-gallery-quick
-test-all: SELECTION = $(if $(PART),--part $(PART) --left-out $(LEFT_OUT))
+test: FURTHER :=
+test-all: SELECTION = $(if $(PART),$(OF_PART) --left-out $(LEFT_OUT))
+test-all: FURTHER := $(FURTHER_STAGES)
 test test-all: $(TEST_VENV)/.installed
 	@passed=; failed=; skipped=; \
 	stage() { \
@@ -109,13 +119,14 @@ test test-all: $(TEST_VENV)/.installed
 	elif ! $(MAKE) $(WEB_TOOLS); then web="npm's packages are not to be had: the npm package is not tested."; fi; \
 	mkdir -p $(dir $(LEFT_OUT)); rm -f $(LEFT_OUT); \
 	stage pytest $(TEST_VENV)/bin/python -m pytest $(PARALLEL) $(SELECTION); \
-	$(FURTHER_STAGES); \
+	$(foreach name,$(filter $(FURTHER),$(FURTHER_STAGES)),$(further_$(name)); ) \
+	skipped="$(foreach name,$(filter-out $(FURTHER),$(FURTHER_STAGES)),$(name),)"; skipped="$${skipped:+ $${skipped%,}}"; \
 	if [ -n "$$web" ]; then echo "$$web"; else stage web $(MAKE) test-web-node; fi; \
 	command -v cmake >/dev/null && command -v $(CXX) >/dev/null || echo "No CMake or C++ compiler: the host in C++ is not tested."; \
-	if [ -n "$$skipped$(PART)" ]; then \
-		printf '\nNot run:%s%s tests marked thorough. "make test-all" runs everything.\n' \
-			"$$skipped$${skipped:+, and} " "$$(cat $(LEFT_OUT) 2>/dev/null || echo the)"; \
+	if [ -n '$(SELECTION)' ]; then \
+		skipped="$$skipped$${skipped:+, and} $$(cat $(LEFT_OUT) 2>/dev/null || echo the) tests marked thorough"; \
 	fi; \
+	[ -z "$$skipped" ] || printf '\nNot run:%s. "make test-all" runs everything.\n' "$$skipped"; \
 	printf '\nPassed:%s\n' "$${passed:- none}"; \
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 
@@ -194,6 +205,10 @@ test-cuda:
 docs: $(DOCS_VENV)/.installed
 	$(DOCS_VENV)/bin/mkdocs build --strict --clean --site-dir $(SITE)
 
+# The native kernels of every level of this processor: what `make test` leaves out, as its kernels have the best level alone.
+test-levels: $(TEST_VENV)/.installed
+	$(call test_kernels,$(TEST_VENV),-k "level or baseline or avx")
+
 # Flower pins versions of packages that the other tests have newer ones of. Its newest click warns of what typer 0.20 does.
 test-flower: $(FLOWER_VENV)/.installed
 	$(FLOWER_VENV)/bin/python -m pytest -q -W ignore::DeprecationWarning tests/integrations
@@ -207,7 +222,7 @@ test-gallery: $(GALLERY_VENV)/.installed
 test-gallery-quick: $(TEST_VENV)/.installed
 	ONNXTRAIN_GALLERY_SEEDS=1 $(TEST_VENV)/bin/python -m pytest -q tests/test_gallery.py -k "$(QUICK_GALLERY)"
 
-# The kernels under AddressSanitizer and UBSan, which stop at the first finding. `make test` does it for the level that every
+# The kernels under AddressSanitizer and UBSan, which stop at the first finding. `test-all` does it for the level that every
 # processor has: to compile all of them takes five minutes.
 SANITIZED := build/sanitized
 LEVELS ?= all
@@ -217,7 +232,7 @@ test-sanitized: $(TEST_VENV)/.installed
 		--config-settings cmake.define.ONNXTRAIN_LEVELS=$(LEVELS) ./kernels
 	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$(LIBASAN) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-		$(TEST_VENV)/bin/python -m pytest $(PARALLEL) -q tests/kernels
+		$(TEST_VENV)/bin/python -m pytest $(PARALLEL) -q tests/kernels $(OF_PART)
 
 # The kernels for aarch64, cross-compiled on Debian, and their tests, emulated; below build/aarch64/.
 kernels-aarch64:

@@ -641,6 +641,7 @@ def test_weighted_loss_of_float16_scores_is_computed_in_float32() -> None:
     assert got == pytest.approx(8.0, rel=2**-11)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("form", _FORMS, ids=lambda form: form.name)
 def test_value_matches_torch_by_the_onnx_reference(form: LossCase) -> None:
     scores, target = form.arrays()
@@ -653,6 +654,7 @@ def test_value_matches_torch_by_the_onnx_reference(form: LossCase) -> None:
     assert norm_relative_error(got, expected) <= (REFERENCE_WEIGHTS if weighted else 1e-9)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("form", _FORMS, ids=lambda form: form.name)
 def test_float16_scores_lose_only_the_rounding_of_inputs_and_result(form: LossCase) -> None:
     scores, target = form.arrays()
@@ -705,6 +707,7 @@ def test_int32_labels(loss: Loss) -> None:
     assert _run(model, {"scores": scores, "target": labels.astype(np.int32)}) == wide
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in range(21, 27)])
 @pytest.mark.parametrize("name", SINGLE)
 def test_every_supported_opset(name: str, opset: int) -> None:

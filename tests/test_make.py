@@ -12,20 +12,14 @@ import pytest
 import fresh_process
 
 ROOT = Path(__file__).parents[1]
-STAGES = {
-    "test": ["lint", "format", "types", "imports", "spelling", "pytest"],
-    "test-all": [
-        "lint",
-        "format",
-        "types",
-        "imports",
-        "spelling",
-        "pytest",
-        "sanitizers",
-        "flower",
-        "gallery",
-    ],
+STAGES = ["lint", "format", "types", "imports", "spelling", "pytest"]
+FURTHER = {
+    "sanitizers": "-q tests/kernels{part}\n",
+    "levels": "-q tests/kernels -k level or baseline or avx{part}\n",
+    "flower": "tests/integrations",
+    "gallery": "tests/test_gallery.py",
 }
+"""The stages of `make test-all` behind those of `make test`, and which tests they run; `{part}` is of PART."""
 TOOL = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$LOG"
 case "$(basename "$0") $*" in
@@ -38,7 +32,10 @@ echo "last line of $(basename "$0") $*"
 """
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+@needs_make
 @pytest.mark.parametrize(
     ("target", "fails", "failed"),
     [
@@ -48,12 +45,15 @@ echo "last line of $(basename "$0") $*"
         ("test", "codespell README.md *", ["spelling"]),
         ("test", "nothing", []),
         ("test-all", "python -m pytest -n*--dist worksteal", ["pytest"]),
-        ("test-all", "python -m pytest -n*tests/kernels", ["sanitizers"]),
+        ("test-all", "python -m pytest -n*-q tests/kernels", ["sanitizers"]),
+        ("test-all", "python -m pytest -n*tests/kernels -k*", ["levels"]),
         ("test-all", "python -m pytest*tests/integrations", ["flower"]),
         ("test-all", "python -m pytest*tests/test_gallery.py*", ["gallery"]),
         ("test-all", "nothing", []),
         ("test-all PART=1/4", "python -m pytest -n*--dist worksteal --part 1/4*", ["pytest"]),
         ("test-all PART=1/4", "nothing", []),
+        ("test-all FURTHER=flower", "nothing", []),
+        ("test-all PART=1/4 FURTHER=levels", "nothing", []),
     ],
 )
 def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: str, failed: list[str]) -> None:
@@ -64,7 +64,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
         (tools / name).chmod(0o755)
     (tmp_path / "venv" / ".installed").touch()
     # The variables with which an outer make was called are in its environment.
-    outer = ("MAKE", "PART")
+    outer = ("MAKE", "PART", "FURTHER")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(outer)}
     left_out = tmp_path / "build" / "left-out"
     done = subprocess.run(
@@ -77,6 +77,7 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
             f"SANITIZED={tmp_path / 'sanitized'}",
             f"LEFT_OUT={left_out}",
             "LIBASAN=/asan",
+            "CXX=true",
             "NODE=/none",
         ],
         cwd=ROOT,
@@ -86,7 +87,11 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
         check=False,
     )
     ran = (tmp_path / "log").read_text()
-    target, _, part = target.partition(" ")
+    target, *variables = target.split()
+    chosen = dict(variable.split("=") for variable in variables)
+    further = [] if target == "test" else chosen.get("FURTHER", " ".join(FURTHER)).split()
+    part = f" --part {chosen['PART']}" if "PART" in chosen else ""
+    tests = {name: command.format(part=part) for name, command in FURTHER.items()}
     commands = [
         "ruff check",
         "ruff format --check",
@@ -95,24 +100,43 @@ def test_every_stage_runs_whichever_fails(tmp_path: Path, target: str, fails: st
         "codespell README.md",
         "python -m pytest",
     ]
-    further = ["tests/kernels", "tests/integrations", "tests/test_gallery.py"]
-    assert [command for command in [*commands, *further] if command in ran] == (
-        commands if target == "test" else commands + further
-    )
+    assert [command for command in [*commands, *tests.values()] if command in ran] == [
+        *commands,
+        *(tests[name] for name in further),
+    ]
     assert (done.returncode != 0) is bool(failed), done.stderr
     lines = done.stdout.splitlines()
     assert "No Node.js (/none): the npm package is not tested." in lines
-    number = "the" if failed == ["pytest"] else "1,234"
-    skipped = (
-        f"Not run: sanitizers, flower, gallery, and {number} tests marked thorough. "
-        '"make test-all" runs everything.'
+    skipped = [name for name in FURTHER if name not in further]
+    if target == "test" or "PART" in chosen:
+        skipped.append(f"{'the' if failed == ['pytest'] else '1,234'} tests marked thorough")
+    *first, last = skipped or [""]
+    left_out = (
+        f"{', '.join(first)}, and {last}" if first and last.endswith("thorough") else ", ".join(skipped)
     )
-    assert (skipped in lines) is (target == "test")
-    of_thorough = f'Not run: {number} tests marked thorough. "make test-all" runs everything.'
-    assert (of_thorough in lines) is bool(part)
-    assert f"Passed: {' '.join(stage for stage in STAGES[target] if stage not in failed)}" in lines
+    assert [line for line in lines if line.startswith("Not run")] == (
+        [f'Not run: {left_out}. "make test-all" runs everything.'] if skipped else []
+    )
+    assert f"Passed: {' '.join(stage for stage in [*STAGES, *further] if stage not in failed)}" in lines
     assert (lines[-1] == f"FAILED: {' '.join(failed)}") is bool(failed)
     assert failed == ["pytest"] or any(line.startswith("last line of python -m pytest") for line in lines)
+
+
+@needs_make
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_commit_chooses_what_the_ci_runs(tmp_path: Path) -> None:
+    """Of 32 consecutive commits each runs another part with another stage."""
+    for name, tool in (("git", 'echo "$COMMIT"'), ("make", 'echo "$*"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{tool}\n")
+        (tmp_path / name).chmod(0o755)
+    ran = set()
+    for number in range(32):
+        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "COMMIT": f"{number + 9:08x}"}
+        done = subprocess.run(
+            [ROOT / ".ci" / "run"], env=environment, capture_output=True, text=True, check=True
+        )
+        ran.add(done.stdout.strip())
+    assert ran == {f"test-all PART={part}/8 FURTHER={name}" for part in range(8) for name in FURTHER}
 
 
 MATRIX = """
@@ -129,6 +153,7 @@ def test_marked(value): pass
 NOT_THOROUGH = ["sampled[0-0]", "sampled[1-1]", "sampled[2-0]", "marked[0]"]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("arguments", "collected"),
     [

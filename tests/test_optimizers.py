@@ -439,6 +439,7 @@ def _train_numpy(case: OptimizerCase, clipping: Any, dtype: type, steps: int = S
 # ---- values -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(every=2)
 @each_clipping
 @each_case
 def test_20_steps_match_numpy(case: OptimizerCase, clipping: Any) -> None:
@@ -453,6 +454,7 @@ def test_20_steps_match_numpy(case: OptimizerCase, clipping: Any) -> None:
         assert np.abs(got[name] - want).max(initial=0) <= 1e-6 * scale, name
 
 
+@pytest.mark.sample(every=2)
 @each_clipping
 @each_case
 def test_20_steps_in_float64_match_torch(case: OptimizerCase, clipping: Any) -> None:
@@ -494,6 +496,7 @@ def test_the_onnx_reference_computes_the_same(case: OptimizerCase) -> None:
         np.testing.assert_allclose(got[name], want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sample(every=4)
 @each_clipping
 @each_case
 def test_float16_parameters_lose_only_their_own_rounding(case: OptimizerCase, clipping: Any) -> None:
@@ -771,6 +774,7 @@ def test_sgd_matches_torch_for_any_hyperparameters(
 # ---- updating in place ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(every=4)
 @each_clipping
 @each_case
 def test_outputs_bound_onto_their_inputs_are_bit_equal(case: OptimizerCase, clipping: Any) -> None:
@@ -797,6 +801,7 @@ def test_outputs_bound_onto_their_inputs_are_bit_equal(case: OptimizerCase, clip
         np.testing.assert_array_equal(value.numpy(), apart[name], err_msg=name)
 
 
+@pytest.mark.sample(every=4)
 @each_clipping
 @each_case
 def test_no_old_value_is_read_after_its_new_value_is_there(case: OptimizerCase, clipping: Any) -> None:
@@ -864,6 +869,7 @@ def test_each_parameter_is_one_call_of_a_composite(case: OptimizerCase) -> None:
     assert all(node.op_type.endswith("Step_float") for node in calls)
 
 
+@pytest.mark.sample(every=4)
 @each_clipping
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.optimizer.elementwise], ids=lambda case: case.name
@@ -888,6 +894,7 @@ def test_scalars_have_the_rank_of_tensors_with_a_last_axis_of_one(case: Optimize
     assert all(value.shape == () for value in reshaped)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in range(21, 27)])
 @pytest.mark.parametrize(
     "name", [name for name, kind in OPTIMIZERS.items() if kind().gradient_refusal(sparse=False) is None]

@@ -160,6 +160,7 @@ def test_texts_of_tests_and_benchmarks_begin_with_no_question_word(folder: str) 
     assert not found, "\n".join(found)
 
 
+@functools.cache
 def options_of(command: str) -> dict[str, Any]:
     """Return the options of a command of the shell by name. Arguments and --help are left out."""
     parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]

@@ -130,6 +130,7 @@ def sampled(shape):
     return {"x": x, "g": rng.normal(size=5), "ct": rng.normal(size=shape)}
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 @each_shape
@@ -212,6 +213,7 @@ def test_at_the_floor_the_gradient_is_that_of_the_norm():
     assert abs(want[0, 0].item() - (1 / 5 - 9 / 125)) < 1e-15
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 @pytest.mark.parametrize(

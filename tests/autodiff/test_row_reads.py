@@ -165,6 +165,7 @@ def expected(case: Case, x: np.ndarray, trips: int) -> tuple[float, np.ndarray]:
     return loss.item(), tensor.grad.numpy()
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("scan", [False, True], ids=["Loop", "Scan"])
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

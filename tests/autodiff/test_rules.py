@@ -150,6 +150,7 @@ def _cannot_run(case: Case, symbolic: bool) -> str | None:
     return None
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @each_case
 def test_vjp_on_onnxruntime(case: Case, symbolic: bool) -> None:

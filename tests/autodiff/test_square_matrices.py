@@ -49,6 +49,7 @@ def sampled(composite, shape):
     return {"a": a, "ct": rng.normal(size=shape)}
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

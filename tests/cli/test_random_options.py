@@ -20,6 +20,7 @@ JOBS = int(os.environ.get("ONNXTRAIN_FUZZ_OPTIONS", "12"))
 SEED = int(os.environ.get("ONNXTRAIN_FUZZ_SEED", "0"))
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(SEED, SEED + JOBS))
 def test_random_options_end_with_a_result_or_a_message(seed: int, tmp_path: Path) -> None:

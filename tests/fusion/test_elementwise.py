@@ -241,6 +241,7 @@ def random_net(seed: int) -> onnx.ModelProto:
     return net(" ".join(lines), ", ".join(inputs), outputs)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("seed", range(150))
 def test_random_nets(seed: int) -> None:
@@ -413,6 +414,7 @@ def random_windows(seed: int) -> onnx.ModelProto:
     return constants(net(" ".join(lines), inputs, ", ".join(outputs)), **used)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("seed", range(120))
 def test_random_windows(seed: int) -> None:
     check_closely(random_windows(seed), seed)

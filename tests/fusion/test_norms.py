@@ -212,6 +212,7 @@ def differentiated(graph: ir.Model, of="y") -> onnx.ModelProto:
     return with_gradients(graph, [name for name in ("x", "g", "b") if name in read], of)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("batch", [3, "batch"], ids=["static", "symbolic"])
 @pytest.mark.parametrize(("composite", "nodes"), FUSED.values(), ids=FUSED)

@@ -41,6 +41,7 @@ def results_in_float64(case: Case) -> tuple[list[np.ndarray], dict[str, np.ndarr
     return [v.detach().numpy() for v in (*outputs, *gradients)], weights
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("kernels", ["off", "auto"])
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.id)

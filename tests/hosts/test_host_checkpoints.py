@@ -116,18 +116,25 @@ def test_integers_of_64_bits_and_infinity_are_read_exactly(
         assert json.loads(file.metadata()["optimizer"])["step"] == 2**53 + 3
 
 
-def test_a_delta_is_loaded_on_top_of_another(
-    program: Host, device: Host, case_of: Callable[[str], Case], tmp_path: Path
-) -> None:
-    case = case_of("adapted")
-    first, second = halves(case, tmp_path)
-    one, two = tmp_path / "one", tmp_path / "two"
+@pytest.fixture(scope="module")
+def deltas(
+    device: Host, case_of: Callable[[str], Case], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Path], Path, list[float]]:
+    """Two deltas, the second one on top of the first, feeds to go on with, and the losses of these by a host."""
+    case, folder = case_of("adapted"), tmp_path_factory.mktemp("deltas")
+    first, second = halves(case, folder)
+    one, two = folder / "one", folder / "two"
     losses_of(device, case.artifacts, first, one, "--delta")
     losses_of(device, case.artifacts, second, two, "--delta", "--from", one)
-    expected = losses_of(device, case.artifacts, first, "--from", two)
-    np.testing.assert_allclose(
-        losses_of(program, case.artifacts, first, "--from", one, "--from", two), expected, atol=TOLERANCE
-    )
+    return [one, two], first, losses_of(device, case.artifacts, first, "--from", two)
+
+
+def test_a_delta_is_loaded_on_top_of_another(
+    program: Host, case_of: Callable[[str], Case], deltas: tuple[list[Path], Path, list[float]]
+) -> None:
+    (one, two), feeds, expected = deltas
+    losses = losses_of(program, case_of("adapted").artifacts, feeds, "--from", one, "--from", two)
+    np.testing.assert_allclose(losses, expected, atol=TOLERANCE)
 
 
 def truncated(path: Path) -> None:

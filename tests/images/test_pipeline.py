@@ -47,6 +47,7 @@ def loaded(pipe: Pipeline, image: Image.Image, tmp_path: Path, generator: Any = 
     return out
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("width", "height"), [(50, 37), (37, 50), (24, 24), (25, 24), (10, 80), (23, 31)])
 @pytest.mark.parametrize("resize", [None, 32, 24, (30, 40)])
 @pytest.mark.parametrize("name", ["bilinear", "bicubic", "nearest"])

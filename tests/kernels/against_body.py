@@ -177,10 +177,16 @@ LEVELS = ["baseline", "avx2", "avx512"]
 
 
 def best_level(level: str) -> str:
-    """Returns the best level up to `level` that there are kernels of and that this processor has."""
+    """Returns the best level up to `level` that this processor has.
+
+    The test is skipped where kernels are compiled for higher levels only, as `make test` compiles them.
+    """
     import onnxtrain_kernels
 
-    return min(level, onnxtrain_kernels.level("avx512"), key=LEVELS.index)
+    found = onnxtrain_kernels.level(level)
+    if LEVELS.index(found) > LEVELS.index(level):
+        pytest.skip(f"there are no kernels of level {level!r}, which `make test-levels` compiles")
+    return found
 
 
 SIZES: Sequence[Sequence[int]] = ([0], [1], [3], [16], [17], [5, 0, 2], [4, 33], [2, 3, 5, 7], [40000])

@@ -18,6 +18,7 @@ POINTWISE = [
 ]
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("name", POINTWISE)
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 def test_pointwise_gradient(name: str, shape: Sequence[int]) -> None:
@@ -93,6 +94,7 @@ def test_log_softmax_of_a_row_without_a_sum(value: float) -> None:
 BOUNDED = ["ClipGradient", "ClipGradientOfFinite", "HardtanhGradient", "HardtanhGradientOfFinite"]
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 def test_bounded_gradient(name: str, shape: Sequence[int]) -> None:

@@ -57,6 +57,7 @@ def check_gradient(name: str, given: dict[str, np.ndarray], scale: float, forwar
     check(f"{name}Gradient", pulled, {"scale": scale}, terms=size)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("name", ["Attention", "CausalAttention"])
 @pytest.mark.parametrize("sizes", [*SIZES, *_few], ids=str)
 def test_attention(name: str, sizes: Sequence[int]) -> None:
@@ -65,6 +66,7 @@ def test_attention(name: str, sizes: Sequence[int]) -> None:
     check_gradient(name, given, 0.3)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("name", ["MaskedAttention", "SafeMaskedAttention"])
 @pytest.mark.parametrize("shape", MASKS, ids=str)
 def test_masked_attention(name: str, shape: Sequence[int]) -> None:

@@ -41,6 +41,7 @@ SHAPES = (
 )
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_against_bodies(shape: Sequence[int]) -> None:
     rng = np.random.default_rng(0)
@@ -219,6 +220,7 @@ POOLINGS = [
 ]
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("shape", "kernel", "strides", "pads"), POOLINGS, ids=str)
 def test_max_pool(
     shape: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]

@@ -80,11 +80,13 @@ def check_matmul(a: Sequence[int], b: Sequence[int], which: str) -> None:
     check(f"MatMul{which and 'Permuted'}{which}Bfloat16", inputs, attributes)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("a", "b"), SHAPES, ids=str)
 def test_matmul(a: Sequence[int], b: Sequence[int]) -> None:
     check_matmul(a, b, "")
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("which", ["Left", "Right", "Both"])
 @pytest.mark.parametrize(("a", "b"), [pair for pair in SHAPES if min(map(len, pair)) > 1], ids=str)
 def test_matmul_of_permuted_factors(a: Sequence[int], b: Sequence[int], which: str) -> None:
@@ -115,6 +117,7 @@ def test_rounding(shape: Sequence[int]) -> None:
     np.testing.assert_array_equal(kernel, body)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("c", [None, [], [1], ["n"], [1, "n"], ["m", 1], ["m", "n"]], ids=str)
 @pytest.mark.parametrize("transposed", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
 @pytest.mark.parametrize("sizes", [(5, 7, 9), (64, 300, 40), (1, 1040, 33), (70, 0, 3), (0, 4, 3)], ids=str)

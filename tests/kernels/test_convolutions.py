@@ -360,17 +360,21 @@ def _random_of_three_taps(rng: np.random.Generator) -> Geometry:
     return g if min(g.counts) > 0 else _random_of_three_taps(rng)
 
 
+@pytest.mark.sample(every=4)
+@pytest.mark.parametrize("part", range(4))
 @needs_kernels
-def test_convolutions_of_three_taps() -> None:
+def test_convolutions_of_three_taps(part: int) -> None:
     """`ONNXTRAIN_FUZZ_CONVOLUTIONS` is the number of cases."""
-    for seed in range(CASES):
+    for seed in range(part, CASES, 4):
         g = _random_of_three_taps(np.random.default_rng([seed, 3]))
         check(replace(g, transposed=seed % 3 == 1), seed, bfloat16=seed % 3 == 0)
 
 
+@pytest.mark.sample(every=4)
+@pytest.mark.parametrize("part", range(4))
 @needs_kernels
-def test_convolutions_of_random_geometry() -> None:
+def test_convolutions_of_random_geometry(part: int) -> None:
     """`ONNXTRAIN_FUZZ_CONVOLUTIONS` is the number of cases."""
-    for seed in range(CASES):
+    for seed in range(part, CASES, 4):
         g = _random_geometry(np.random.default_rng(seed))
         check(replace(g, transposed=seed % 3 == 1), seed, bfloat16=seed % 3 == 0)

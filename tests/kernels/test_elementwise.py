@@ -444,6 +444,7 @@ def random_shapes(rng: np.random.Generator, count: int) -> list[tuple[int, ...]]
     return shapes
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("part", range(4))
 def test_random_programs(part: int) -> None:
     for seed in range(SEED + part, SEED + 2 * CASES, 4):

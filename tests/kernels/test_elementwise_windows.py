@@ -198,6 +198,7 @@ def expected_values(
     return [(values[i], known[i]) for i in attributes["outputs"]]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:overflow encountered")
 @pytest.mark.parametrize("part", range(4))
 def test_random_windows_and_reductions(part: int) -> None:

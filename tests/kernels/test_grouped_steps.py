@@ -98,6 +98,7 @@ def test_every_step_is_here() -> None:
     assert {name.removesuffix("s") for name in OPTIMIZERS} == set(ELEMENTWISE_STEPS)
 
 
+@pytest.mark.sample(every=2)
 @needs_kernels
 @each_step
 @pytest.mark.parametrize("threads", [1, 2])

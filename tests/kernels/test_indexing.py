@@ -10,6 +10,7 @@ from kernels.against_body import check, needs_kernels, run
 pytestmark = needs_kernels
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("indices", [(), (1,), (7,), (3, 5), (0,), (40, 50)], ids=str)
 @pytest.mark.parametrize("shape", [[1], [5], [4, 3], [3, 2, 9], [1000, 33], [4, 0]], ids=str)
 def test_embedding_gradient(shape: list[int], indices: tuple[int, ...]) -> None:

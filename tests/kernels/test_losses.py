@@ -32,6 +32,7 @@ def test_cross_entropy_gradient(shape: Sequence[int]) -> None:
     check("SoftmaxCrossEntropyGradient", {"log_prob": log_prob, "labels": labels, "scale": scale})
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 @each_shape
 def test_mean(shape: Sequence[int], share: float) -> None:

@@ -266,6 +266,7 @@ def _session(
 GEOMETRY = {"strides": [1, 1], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": 1}
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("kernel", [3, 1])
 @pytest.mark.parametrize("channels", [(3, 4), (0, 4), (3, 0), (40, 40)], ids=str)
 @pytest.mark.parametrize("form", ["", "Transpose"])

@@ -54,6 +54,7 @@ def test_layer_normalization_over_two_axes() -> None:
     )
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_rms_normalization(shape: Sequence[int]) -> None:
     rng = _rng()
@@ -71,6 +72,7 @@ def test_rms_normalization(shape: Sequence[int]) -> None:
     check("RMSNormalizationGradient", {"ct": ct, "x": x, "scale": scale}, {"epsilon": 1e-5}, terms=terms)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_floored_rms_normalization(shape: Sequence[int]) -> None:
     rng = _rng()
@@ -83,6 +85,7 @@ def test_floored_rms_normalization(shape: Sequence[int]) -> None:
     check("FlooredRMSNormalizationGradient", {"ct": ct, "x": x, "scale": scale, "rms": rms, **numbers})
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("groups", [0, 1, 3])
 @pytest.mark.parametrize("shape", [[2, 6], [1, 6, 5], [3, 6, 7, 9], [2, 6, 40, 41]], ids=str)
 def test_group_normalization_gradient(shape: Sequence[int], groups: int) -> None:
@@ -101,6 +104,7 @@ def test_group_normalization_gradient(shape: Sequence[int], groups: int) -> None
     check("GroupNormalizationGradient", inputs, attributes, terms=(terms, of_scale, terms))
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("shape", [[2, 6, 5], [3, 6, 7, 9], [2, 6, 40, 41]], ids=str)
 def test_group_normalization(shape: Sequence[int], groups: int) -> None:
@@ -125,6 +129,7 @@ def _norm(values: np.ndarray) -> float:
     return float(np.linalg.norm(values))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     "shape", [[4, 9, 1], [2, 3, 1030], [3, 50, 17], [2, 3, 4, 5], [1, 1, 16], [64, 96, 7]], ids=str
 )

@@ -40,6 +40,7 @@ def _inputs(name: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     return {key: made[key] if key in made else np.array(SCALARS[key]) for key in COMPOSITES[name].inputs}
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.parametrize("shape", [(), (1,), (15,), (3, 17), (0, 2), (200, 401)], ids=str)
 def test_step(name: str, shape: tuple[int, ...]) -> None:

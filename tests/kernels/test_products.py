@@ -27,6 +27,7 @@ SIZES = [
 """Rows, depth, columns."""
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("transposed", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_matrix_product(sizes: Sequence[int], transposed: Sequence[int]) -> None:

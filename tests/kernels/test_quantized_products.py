@@ -65,6 +65,7 @@ def product_inputs(
     return name, inputs, x.astype(np.float64) @ matrix
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("zeros", ZEROS)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

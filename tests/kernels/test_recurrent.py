@@ -40,6 +40,7 @@ def draw(seed: int, *shapes: Sequence[int], scale: float = 1.0) -> list[np.ndarr
     return [scale * rng.standard_normal(shape) for shape in shapes]
 
 
+@pytest.mark.sample(every=2)
 @each_direction
 @each_size
 def test_lstm(direction: str, sizes: Sequence[int]) -> None:

@@ -151,6 +151,7 @@ def check(
             np.testing.assert_allclose(body, want, rtol=1e-5, atol=1e-5, err_msg=what)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize(
     "rest", [(), (1,), (2,), (3,), (4,), (5,), (8,), (16,), (17,), (32,), (8, 8), (100,)], ids=str
@@ -206,6 +207,7 @@ def test_numbers_that_are_not_finite(special: float) -> None:
         check((), 6, (width,), (40,), False, seed=seed, special=special)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("reduction", ["gather", *REDUCTIONS])
 @pytest.mark.parametrize("index", [5, -6, 2**31, 2**62, -(2**63), 2**63 - 1])

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.torch
 INPUT_NORMS = pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 
 
+@pytest.mark.sample(every=2)
 @each_dtype
 @each_shape
 @each_layer

@@ -61,6 +61,7 @@ def pair(dtype: type, opset: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("opset", [13, 18, 21])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

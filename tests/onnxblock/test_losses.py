@@ -99,6 +99,7 @@ def _torch(array: np.ndarray) -> torch.Tensor:
     return torch.tensor(array if array.dtype == np.int64 else array.astype(np.float64))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("opset", [13, 17, 21])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

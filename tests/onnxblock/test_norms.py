@@ -107,6 +107,7 @@ def assert_same(got: dict[str, np.ndarray], want: dict[str, np.ndarray], toleran
         assert norm_relative_error(value, reference) <= tolerance
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize(("name", "kwargs", "opset"), CASES)
 def test_values_and_gradients_of_the_module(name, kwargs, opset, dtype):

@@ -150,6 +150,7 @@ def _error(function: Callable[..., Any], *arguments: Any) -> Exception:
     return caught.value
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", DATA)
 def test_data_that_eager_refuses(name: str) -> None:
@@ -168,6 +169,7 @@ def test_data_that_eager_refuses(name: str) -> None:
     torch.testing.assert_close(model(*_clones(taken)), expected)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_arguments_that_eager_refuses(name: str) -> None:

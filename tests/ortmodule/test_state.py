@@ -127,6 +127,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_inside_forward(name: str) -> None:
     trained = []
@@ -155,6 +156,7 @@ TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("name", "function"), list(itertools.product(TRANSFORMS, (SetUp, VmapRule))))
 def test_a_custom_function_inside_a_transform(name: str, function: Any) -> None:
     model = Calls(lambda x, p: TRANSFORMS[name](function.apply, x * 1.3))

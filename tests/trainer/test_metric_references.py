@@ -199,6 +199,7 @@ def test_metric_matches_scikit_learn(case: MetricCase, task: str) -> None:
         assert _judged(case, data, data.prediction, size) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.sample(every=2)
 @each_case_and_task
 def test_a_prediction_of_nan_makes_the_metric_nan(case: MetricCase, task: str) -> None:
     data = TASKS[task]

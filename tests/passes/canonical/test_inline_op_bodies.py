@@ -97,6 +97,7 @@ def one_node(op, inputs, attributes, opset) -> tuple[onnx.ModelProto, dict[str, 
     return proto, feed
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in (21, 23, 26)])
 @pytest.mark.parametrize(
     ("op", "inputs", "attributes"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)]

@@ -72,6 +72,7 @@ def test_no_update_is_lost() -> None:
         assert np.array_equal(run(model, feeds, threads=4), expected)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("text", [MODEL, IN_A_FUNCTION], ids=["graph", "function"])
 @pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
 @pytest.mark.parametrize(

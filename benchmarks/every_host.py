@@ -2,17 +2,17 @@
 
     python benchmarks/every_host.py [--nets mlp cnn ...] [--hosts cpp node ...] [--values] [--write]
 
-The nets are those of web/test/reference.py: seven kinds of networks, and adapters over bases in float32 and in 4 bits. Each
-host trains them from a command line, in turns, saves a checkpoint in one round and a delta in the next, and the program
-ends with an error if a loss differs from Python's by more than 1e-5, or a saved tensor by more than 1e-4.
+The nets are those of web/test/reference.py: networks of seven kinds, and adapters over bases in float32 and in 4 bits.
+Each host trains them from a command line, in turns. It saves a checkpoint in one round and a delta in the next. The
+program ends with an error if a loss differs from Python's by more than 1e-5, or a saved tensor by more than 1e-4.
 
-Steps per second are those of the steps 2 to 50 of the fastest round, with what a host does to print a loss. The time of saving,
-the least of all rounds, is from the last loss to the file with its name, with one step of the optimizer in it; in Chromium
-that of `saveCheckpoint`, which has no file. Native hosts have as many threads as ONNX Runtime starts, WebAssembly has one.
-Take times on a machine that does nothing else. `--values` takes none, in one round.
+Steps per second are those of the steps 2 to 50 of the fastest round, with what a host does to print a loss. The time of
+saving is the least of all rounds, from the last loss until the file has its name, with one step of the optimizer in it;
+in Chromium that of `saveCheckpoint`, which writes no file. Native hosts have as many threads as ONNX Runtime starts,
+WebAssembly has one. Take times on a machine that does nothing else; `--values` takes none.
 
-Hosts need what their tests need: web/node_modules (`npm ci`), CMake, Chromium; for Java the environment variable
-ONNXRUNTIME_JAR, the class path of ONNX Runtime's package (docs/devices/test-your-host.md). What a host lacks is printed.
+Hosts need what their tests need: web/node_modules (`npm ci`), CMake, Chromium; Java the environment variable
+ONNXRUNTIME_JAR, the class path of ONNX Runtime's package (CONTRIBUTING.md). What a host lacks is printed.
 
 Writes benchmarks/results/every_host.json; what was measured before on the same machine stays in it. `--write` puts the
 tables into notes/web.md.
@@ -35,17 +35,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-HERE = Path(__file__).parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT / "tests"), str(HERE), str(HERE / "common")]
-
-import page_tables
 from steps.machine import about_machine
+
+sys.path += [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent / "common")]
+import page_tables
 from turns import gflops
 
 from hosts.programs import PROGRAMS, NotHere, Program, need, run
 
+HERE = Path(__file__).parent
+ROOT = HERE.parent
 PAGE = ROOT / "notes" / "web.md"
 NETS = (
     *("mlp", "dropout", "cnn", "transformer", "lstm", "embedding", "shared", "frozen"),

@@ -128,13 +128,13 @@ def train(program: Program, net: Path, out: Path, kind: str) -> Result:
 
 
 def in_programs(
-    programs: dict[str, Program], nets: list[str], rounds: int, folder: Path
+    programs: dict[str, Program], nets: list[str], rounds: int, folder: Path, out: Path
 ) -> Iterator[tuple[str, str, Result]]:
-    """Trains in each program in turns."""
+    """Trains in each program in turns; the files that they write go to `out`."""
     for name, round_ in itertools.product(nets, range(rounds)):
         for host, program in programs.items():
             kind = ("checkpoint", "delta")[round_ % 2]
-            yield name, host, train(program, folder / name, folder / name / f"{host}.{kind}", kind)
+            yield name, host, train(program, folder / name, out, kind)
 
 
 def in_chromium(host: str, nets: list[str], rounds: int) -> Iterator[tuple[str, str, Result]]:
@@ -291,22 +291,22 @@ def main() -> None:
     if results.get("machine") != about:
         results = {"machine": about, "nets": {}}
     results |= {"gflops": gflops(), "onnxruntime": version("onnxruntime")}
-    nets = {name: results["nets"].get(name, {}) for name in NETS}
     # Old figures of what is measured now are not mixed with the new ones.
     for name, host in itertools.product(arguments.nets, arguments.hosts):
-        nets[name].get("hosts", {}).pop(host, None)
+        results["nets"].get(name, {}).get("hosts", {}).pop(host, None)
     folder = reference()
     with tempfile.TemporaryDirectory() as built:
         programs, browsers, missing = build(arguments.hosts, Path(built))
         runs = itertools.chain(
-            in_programs(programs, arguments.nets, rounds, folder),
+            in_programs(programs, arguments.nets, rounds, folder, Path(built) / "written"),
             *(in_chromium(host, arguments.nets, rounds // 2) for host in browsers),
         )
         for name, host, result in runs:
-            add(nets[name], host, result, folder / name, values=arguments.values)
-            print(name, host, nets[name]["hosts"][host], flush=True)
-    results["nets"] = {name: found for name, found in nets.items() if found}
-    path.write_text(json.dumps(results, indent=1) + "\n")
+            found = results["nets"].setdefault(name, {})
+            add(found, host, result, folder / name, values=arguments.values)
+            print(name, host, found["hosts"][host], flush=True)
+            results["nets"] = {name: results["nets"][name] for name in NETS if name in results["nets"]}
+            path.write_text(json.dumps(results, indent=1) + "\n")
     for host, reason in missing.items():
         print(f"{HOSTS[host]} was not run: {reason}")
     page_tables.write(PAGE, tables(results), into_page=arguments.write)

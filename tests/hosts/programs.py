@@ -49,7 +49,7 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> subpro
         command,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1500,
         check=False,
         env=os.environ | (environment or {}),
     )

@@ -41,7 +41,7 @@ sys.path += [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent
 import page_tables
 from turns import gflops
 
-from hosts.programs import PROGRAMS, NotHere, Program, need, run
+from hosts.programs import PROGRAMS, NotHere, Program, compile_web, need
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -50,7 +50,8 @@ NETS = (
     *("mlp", "dropout", "cnn", "transformer", "lstm", "embedding", "shared", "frozen"),
     *("adapter", "adapter-int4"),
 )
-BROWSERS = {"chromium": "wasm", "webgpu": "webgpu"}
+IN_JAVASCRIPT = ("wasm", "chromium", "webgpu")
+"""Runtimes of web/scripts/train_nets.mjs; the other hosts are programs."""
 HOSTS = {
     "python": "Python, `onnxtrain.api`",
     "device": "Python, `device.py`",
@@ -116,7 +117,7 @@ def train(program: Program, net: Path, out: Path, kind: str) -> Result:
     while not out.exists() and process.poll() is None:
         time.sleep(2e-4)
     saved = time.perf_counter()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=1500)
     if process.returncode or not out.exists():
         raise SystemExit(f"{net.name}: {program.command}: {errors[-2000:]}")
     return {
@@ -137,9 +138,9 @@ def in_programs(
             yield name, host, train(program, folder / name, out, kind)
 
 
-def in_chromium(host: str, nets: list[str], rounds: int) -> Iterator[tuple[str, str, Result]]:
-    """Trains in pages of the browser."""
-    script = ["node", str(ROOT / "web" / "scripts" / "in_chromium.mjs"), BROWSERS[host], str(STEPS)]
+def in_javascript(host: str, nets: list[str], rounds: int) -> Iterator[tuple[str, str, Result]]:
+    """Trains on onnxruntime-web."""
+    script = ["node", str(ROOT / "web" / "scripts" / "train_nets.mjs"), host, str(STEPS)]
     for _ in range(rounds):
         with subprocess.Popen([*script, *nets], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -178,17 +179,15 @@ def add(found: Result, host: str, result: Result, net: Path, *, values: bool) ->
 
 
 def build(hosts: list[str], folder: Path) -> tuple[dict[str, Program], list[str], dict[str, str]]:
-    """Builds programs: returns them, the browsers that are here, and why the other hosts cannot be run."""
-    programs, browsers, missing = {}, [], {}
+    """Builds programs: returns them, the hosts in JavaScript, and why others cannot be run."""
+    programs, javascript, missing = {}, [], {}
     for host in hosts:
         try:
-            if host in BROWSERS:
-                need("node", os.environ.get("CHROMIUM", "chromium"))
-                # Pages load web/dist.
-                done = run(["npm", "--prefix", str(ROOT / "web"), "run", "-s", "build"])
-                if done.returncode:
-                    raise NotHere(f"web/dist: {done.stdout}{done.stderr}")
-                browsers.append(host)
+            if host in IN_JAVASCRIPT:
+                compile_web(ROOT / "web" / "dist")
+                if host != "wasm":
+                    need(os.environ.get("CHROMIUM", "chromium"))
+                javascript.append(host)
                 continue
             (folder / host).mkdir()
             program = PROGRAMS[host](folder / host)
@@ -197,7 +196,7 @@ def build(hosts: list[str], folder: Path) -> tuple[dict[str, Program], list[str]
             programs[host] = program
         except NotHere as reason:
             missing[host] = str(reason)
-    return programs, browsers, missing
+    return programs, javascript, missing
 
 
 def shown(number: float) -> str:
@@ -296,10 +295,10 @@ def main() -> None:
         results["nets"].get(name, {}).get("hosts", {}).pop(host, None)
     folder = reference()
     with tempfile.TemporaryDirectory() as built:
-        programs, browsers, missing = build(arguments.hosts, Path(built))
+        programs, javascript, missing = build(arguments.hosts, Path(built))
         runs = itertools.chain(
             in_programs(programs, arguments.nets, rounds, folder, Path(built) / "written"),
-            *(in_chromium(host, arguments.nets, rounds // 2) for host in browsers),
+            *(in_javascript(host, arguments.nets, rounds // 2) for host in javascript),
         )
         for name, host, result in runs:
             found = results["nets"].setdefault(name, {})

@@ -33,7 +33,7 @@ def fixture_of(name: str) -> Any:
     return program
 
 
-python, device, node, wasm, cpp, java, csharp = map(fixture_of, PROGRAMS)
+python, device, node, cpp, java, csharp = map(fixture_of, PROGRAMS)
 
 
 @pytest.fixture(params=["device", "cpp"])

@@ -96,23 +96,22 @@ def cpp(folder: Path) -> Program:
     return Program([str(next(found))])
 
 
-def node(folder: Path) -> Program:
-    """The npm package, compiled, on onnxruntime-node."""
+def compile_web(folder: Path) -> None:
+    """Compiles the npm package into a folder."""
     need("node")
     if not (WEB / "node_modules" / "onnxruntime-node").is_dir():
         raise NotHere("needs the packages of web/: make web/node_modules/.installed")
     compiler = WEB / "node_modules" / "typescript" / "bin" / "tsc"
     done = run(["node", str(compiler), "-p", str(WEB / "tsconfig.json"), "--outDir", str(folder)])
     assert done.returncode == 0, done.stdout
+
+
+def node(folder: Path) -> Program:
+    """The npm package on onnxruntime-node."""
+    compile_web(folder)
     # Node takes .js files for ES modules by the package that they lie in.
     shutil.copy(WEB / "package.json", folder)
     return Program(["node", str(WEB / "test" / "host.mjs")], {"ONNXTRAIN_WEB": str(folder / "index.js")})
-
-
-def wasm(folder: Path) -> Program:
-    """The npm package, compiled, on onnxruntime-web in Node."""
-    program = node(folder)
-    return Program(program.command, program.environment | {"ONNXTRAIN_RUNTIME": "wasm"})
 
 
 def stand_in() -> dict[str, str]:
@@ -149,6 +148,6 @@ def csharp(folder: Path) -> Program:
 
 
 PROGRAMS: dict[str, Callable[[Path], Program]] = {
-    build.__name__: build for build in (python, device, node, wasm, cpp, java, csharp)
+    build.__name__: build for build in (python, device, node, cpp, java, csharp)
 }
 """Builds each program in an empty folder; raises NotHere if it cannot be run on this machine."""

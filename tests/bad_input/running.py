@@ -29,6 +29,10 @@ cases(
         "input contains NaN": lambda b: b.module()(np.full_like(X, np.nan), Y),
         "batch has no samples": lambda b: b.module()(X[:0], Y[:0]),
         "all labels of a batch are ignored": lambda b: b.module()(X, np.full_like(Y, -100)),
+        # tanh(inf) = 1, and the gradient of w1 is inf times 0.
+        "an infinite input makes a gradient NaN, though the loss is finite": lambda b: b.module()(
+            np.where(np.arange(4) == 0, np.float32(np.inf), X), Y
+        ),
         "evaluation without an eval model": lambda b: b.module(evaluation=False).eval()(X, Y),
         "export without an eval model": lambda b: b.module(evaluation=False).export_model_for_inferencing(
             b.directory / "m.onnx", ["logits"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import logging
 import re
 import subprocess
@@ -208,6 +209,40 @@ def test_tables_in_a_pipe_have_no_trailing_blanks(run: Any) -> None:
     lines = run("ops").out.splitlines()
     assert len(lines) > 150
     assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "shared"),
+    [
+        ((), False),
+        (("--profile", "portable"), True),
+        (("--profile", "portable", "--no-share-weights"), False),
+        (("--share-weights",), True),
+    ],
+)
+def test_artifacts_share_frozen_weights(
+    run: Any, tmp_path: Path, options: tuple[str, ...], shared: bool
+) -> None:
+    onnx.save(models.mlp(hidden=5000), tmp_path / "wide.onnx")
+    result = run(
+        "artifacts",
+        tmp_path / "wide.onnx",
+        "--loss",
+        "cross_entropy",
+        "--train",
+        "w2",
+        "-o",
+        tmp_path / "a",
+        *options,
+    )
+    assert result.code == 0, result.err
+    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    # w1 has 4 x 5000 float32: it is in one file, or in each of the three models that read it.
+    files = [path.name for path in (tmp_path / "a").glob("*.data")]
+    assert [*manifest.get("data_files", {})] == files
+    assert len(files) == shared
+    for name in ("training", "eval", "inference"):
+        assert ((tmp_path / "a" / f"{name}_model.onnx").stat().st_size < 80_000) == shared
 
 
 def test_artifacts_and_inspect(run: Any, mlp: Path, tmp_path: Path) -> None:

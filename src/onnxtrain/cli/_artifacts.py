@@ -75,5 +75,6 @@ def run_command(options: ArtifactsOptions) -> None:
         recipe=replace(recipe, additional_output_names=returned_outputs(loaded.graph, recipe)),
         artifact_directory=options.output,
         nominal_checkpoint=options.nominal,
+        share_weights=options.share_weights,
     )
     inspect(InspectOptions(options.output, json=options.json))

@@ -73,6 +73,11 @@ class ArtifactsOptions:
         "Also write a checkpoint with names and shapes but without values. Default: off.",
         "nominal_checkpoint",
     )
+    share_weights: bool | None = switch(
+        "Store frozen weights of more than 64 kB once for all models, in a .data file beside them. Default: on with "
+        "--profile portable, else off.",
+        default=None,
+    )
     json: bool = switch(JSON_HELP)
 
 

@@ -7,7 +7,8 @@ import { folderOf } from "../../test/support.mjs";
 const root = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "..");
 
 /**
- * Trains a reference net in an empty page, and returns losses, and in milliseconds the time of `create` and of each step.
+ * Trains a reference net in an empty page, and returns losses, the bytes that `create` downloaded, and in milliseconds the
+ * time of `create`, of each step, and of saving a checkpoint and a delta; both files as data URLs if `files` is true.
  *
  * `url` is that of a server of the repository; `runtime` is a file of onnxruntime-web, e.g. "ort.wasm.min.mjs"; `warmUp`
  * is the option of `create`; `warm` calls `session.warmUp` before the first step.
@@ -17,11 +18,11 @@ export async function trainIn(
   url,
   net,
   runtime,
-  { threads = 1, steps = 50, warmUp = true, warm = false, executionProviders } = {},
+  { threads = 1, steps = 50, warmUp = true, warm = false, files = false, executionProviders } = {},
 ) {
   await page.goto(`${url}web/demo/test/blank.html`);
   return page.evaluate(
-    async ({ folder, runtime, threads, steps, warmUp, warm, executionProviders }) => {
+    async ({ folder, runtime, threads, steps, warmUp, warm, files, executionProviders }) => {
       const ort = await import(`/web/node_modules/onnxruntime-web/dist/${runtime}`);
       const { TrainingSession } = await import("/web/dist/index.js");
       ort.env.wasm.numThreads = threads;
@@ -39,12 +40,17 @@ export async function trainIn(
         return created;
       };
       let session;
+      performance.clearResourceTimings();
       const start = performance.now();
       session = await TrainingSession.create(
         { Tensor: ort.Tensor, env: ort.env, InferenceSession: { create: watched } },
         { artifacts: folder, seed, warmUp, ...(executionProviders && { executionProviders }) },
       );
       const created = performance.now() - start;
+      const downloaded = performance
+        .getEntriesByType("resource")
+        .filter(({ name }) => new URL(name).pathname.startsWith(`${folder}/`))
+        .reduce((sum, { decodedBodySize }) => sum + decodedBodySize, 0);
       const bytes = await (await fetch(`${folder}/feeds.bin`)).arrayBuffer();
       session.setLearningRate(rate);
       const [losses, times] = [[], []];
@@ -65,11 +71,26 @@ export async function trainIn(
         await session.lazyResetGrad();
         times.push(performance.now() - begin);
       }
-      const saved = await session.saveCheckpoint({ optimizer: true });
+      const [saving, written] = [{}, {}];
+      let saved;
+      for (const kind of ["delta", "checkpoint"]) {
+        const begin = performance.now();
+        saved = await session.saveCheckpoint({ delta: kind === "delta", optimizer: true });
+        saving[kind] = performance.now() - begin;
+        if (!files) continue;
+        const reader = new FileReader();
+        const read = new Promise((resolve) => (reader.onload = resolve));
+        reader.readAsDataURL(new Blob([saved]));
+        await read;
+        written[kind] = reader.result;
+      }
       await session.loadCheckpoint(saved);
       session.release();
-      return { losses, created, times, isolated: crossOriginIsolated, saved: saved.length, locations: [...locations] };
+      return {
+        ...{ losses, created, downloaded, times, saving, written, isolated: crossOriginIsolated },
+        ...{ saved: saved.length, locations: [...locations] },
+      };
     },
-    { folder: `/${relative(root, folderOf(net))}`, runtime, threads, steps, warmUp, warm, executionProviders },
+    { folder: `/${relative(root, folderOf(net))}`, runtime, threads, steps, warmUp, warm, files, executionProviders },
   );
 }

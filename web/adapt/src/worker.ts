@@ -51,17 +51,18 @@ function drawn(scores: Float32Array): number {
   return weights.indexOf(Math.max(...weights));
 }
 
-/** Opens the model on a device. */
+/** Opens the model on a device. If that fails, the session before is still there. */
 async function create(device: Device): Promise<void> {
-  ort = await (device === "webgpu" ? import("onnxruntime-web/webgpu") : import("onnxruntime-web/wasm"));
-  ort.env.wasm.numThreads = 1;
-  session = await TrainingSession.create(ort, {
+  const runtime = await (device === "webgpu" ? import("onnxruntime-web/webgpu") : import("onnxruntime-web/wasm"));
+  runtime.env.wasm.numThreads = 1;
+  const created = await TrainingSession.create(runtime, {
     artifacts: new URL("model/", import.meta.url),
     cache: "teach-it-your-text",
     warmUp: false,
     executionProviders: [device],
   });
-  start = await session.saveCheckpoint({ delta: true });
+  start = await created.saveCheckpoint({ delta: true });
+  [ort, session] = [runtime, created];
 }
 
 /** Runs what the page runs, and leaves the adapter and the random numbers as they were. */
@@ -103,7 +104,7 @@ const methods: Implementation = {
         device = "webgpu";
       } catch (error) {
         if (session !== before) session?.release();
-        reason = `WebGPU does not run this model (${(error as Error).message.split("\n")[0]})`;
+        reason = `WebGPU does not run this model (${(error as Error).message.split(/\.?\s*\n|\. /)[0]})`;
       }
     }
     if (device === "wasm") await create("wasm");

@@ -12,7 +12,7 @@ import { maxDifference } from "../../test/support.mjs";
 
 const root = join(dirname(fileURLToPath(import.meta.url)), "..", "..", "..");
 const dist = join(root, "web", "adapt", "dist");
-const LIMIT = { timeout: 300_000 };
+const LIMIT = { timeout: 900_000 };
 let server;
 before(async () => {
   server = await serve(0, dist);
@@ -31,7 +31,7 @@ async function open(t, options, query = "") {
   return { context, page, problems };
 }
 
-const idle = (page) => page.locator('[aria-busy="false"]').waitFor({ timeout: 120_000 });
+const idle = (page) => page.locator('[aria-busy="false"]').waitFor();
 const button = (page, name) => page.getByRole("button", { name, exact: true });
 const value = async (page, label) => Number(await page.getByLabel(label, { exact: true }).textContent());
 const status = (page) => page.getByRole("status").first().textContent();
@@ -41,7 +41,7 @@ async function train(page, steps) {
   const end = (await value(page, "Steps")) + steps;
   await button(page, "Train").click();
   await page.waitForFunction((count) => Number(document.getElementById("steps").textContent) >= count, end, {
-    timeout: 240_000,
+    timeout: 600_000,
   });
   await button(page, "Stop").click();
   await idle(page);

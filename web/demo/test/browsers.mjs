@@ -15,7 +15,7 @@ import { fileURLToPath } from "node:url";
 import { CHROMIUM, startBrowser } from "./support.mjs";
 
 // Nothing waits so long unless it fails; WebKit without a GPU on a busy machine takes a minute to open the page.
-const LONG = 300_000;
+const LONG = 600_000;
 const found = (names) => names.find(existsSync);
 const onPath = (name) => spawnSync("which", [name], { encoding: "utf8" }).stdout.trim() || undefined;
 const FIREFOX = process.env.FIREFOX ?? onPath("firefox-esr") ?? onPath("firefox");

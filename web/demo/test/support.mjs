@@ -40,6 +40,8 @@ export async function startBrowser({ webgpu = false, preferences, ...options } =
     acceptDownloads: true,
     ...options,
   });
+  // Nothing waits so long unless it fails, or the machine is busy.
+  context.setDefaultTimeout(300_000);
   const close = async () => {
     await context.close();
     rmSync(profile, { recursive: true, force: true });

@@ -1,10 +1,10 @@
 /**
  * Measures both pages in headless Chromium, as a phone and as a desktop: node web/scripts/figures.mjs [demo|adapt ...]
  *
- * The pages must have been built (make web-page web-adapt-page). Prints a row of a table per page, device and colour scheme:
- * the first paint, what the first visit downloads, and by axe-core (the engine of Lighthouse's accessibility audits) how
- * many rules the page keeps and breaks, and on how many texts it could measure the contrast. Each rule that is broken
- * follows below the table.
+ * The pages must have been built (make web-page web-adapt-page). Prints a row of a table per page, device and colour
+ * scheme: the first paint, what the first visit downloads, and by axe-core (the engine of Lighthouse's accessibility
+ * audits) how many rules the page keeps and breaks, and how many texts have enough contrast. Below the table it prints
+ * each rule that is broken and each error of the console, and exits with 1 if there are any.
  */
 
 import { readFileSync } from "node:fs";
@@ -47,8 +47,8 @@ async function measure(url, device, colorScheme) {
 
 const names = process.argv.length > 2 ? process.argv.slice(2) : ["demo", "adapt"];
 const notes = [];
-console.log("| page | device | colours | first paint | downloaded | rules kept | rules broken | texts of enough contrast |");
-console.log("|---|---|---|---|---|---|---|---|");
+const columns = ["page", "device", "colours", "first paint", "downloaded", "rules kept", "rules broken", "texts readable"];
+console.log(`| ${columns.join(" | ")} |\n${"|---".repeat(columns.length)}|`);
 for (const name of names) {
   const server = await serve(0, join(web, name, "dist"));
   for (const device of Object.keys(DEVICES))

@@ -190,9 +190,9 @@ devices.addEventListener("change", () => {
 });
 
 text.value = EXAMPLE;
-// ?device=webgpu and ?device=wasm choose from the start.
+// ?device=webgpu, for example, chooses from the start.
 const asked = new URLSearchParams(location.search).get("device");
-if (asked === "webgpu" || asked === "wasm") devices.value = asked;
+if (asked && [...devices.options].some(({ value }) => value === asked)) devices.value = asked;
 void run("Loading the model.", async () => {
   const { parameters } = await open();
   await write();

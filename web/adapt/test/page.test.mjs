@@ -129,7 +129,7 @@ describe("WebGPU", () => {
   const used = (page) => page.locator("#used").textContent();
 
   it("is left alone where there is none, or none in hardware", LIMIT, async (t) => {
-    const { page } = await open(t);
+    const { page } = await open(t, {}, "?device=auto");
     assert.match(
       await used(page),
       /^WebAssembly computes, as (this browser has no WebGPU|WebGPU finds no graphics card here)\.$/,
@@ -142,11 +142,11 @@ describe("WebGPU", () => {
   });
 
   it("computes if one chooses it, and takes the adapter over", LIMIT, async (t) => {
-    const { page, problems } = await open(t, { webgpu: true }, "?device=wasm");
+    const { page, problems } = await open(t, { webgpu: true });
     assert.equal(await used(page), "WebAssembly computes.");
     await train(page, 3);
     const steps = await value(page, "Steps");
-    await page.getByLabel("Computes on").selectOption("WebGPU");
+    await page.getByLabel("Computes on").selectOption("webgpu");
     await idle(page);
     assert.equal(await used(page), "WebGPU computes.");
     assert.equal(await status(page), "Ready. The adapter is as it was.");

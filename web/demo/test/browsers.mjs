@@ -1,7 +1,7 @@
 /**
  * Chromium, Firefox and WebKit as the distribution ships them, with the same few verbs.
  *
- * Playwright drives stock Chromium, but only builds of its own of the other two. Those speak the W3C's WebDriver commands:
+ * Playwright drives stock Chromium, but only its own builds of the other two. Those speak the W3C's WebDriver commands:
  * Firefox over its Marionette socket, as geckodriver does, and WebKitGTK over HTTP by WebKitWebDriver.
  */
 
@@ -481,7 +481,8 @@ class WebKit extends Session {
       this.display = spawn(XVFB, ["-displayfd", "3", "-screen", "0", "1600x1200x24", "-nolisten", "tcp"], {
         stdio: ["ignore", "ignore", "ignore", "pipe"],
       });
-      env.DISPLAY = `:${await new Promise((resolve) => this.display.stdio[3].once("data", (data) => resolve(String(data).trim())))}`;
+      const number = await new Promise((resolve) => this.display.stdio[3].once("data", resolve));
+      env.DISPLAY = `:${String(number).trim()}`;
     }
     const port = await new Promise((resolve) => {
       const probe = createServer().listen(0, "127.0.0.1", () => {

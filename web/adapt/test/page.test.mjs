@@ -134,7 +134,7 @@ describe("WebGPU", () => {
       await used(page),
       /^WebAssembly computes, as (this browser has no WebGPU|WebGPU finds no graphics card here)\.$/,
     );
-    const { page: software } = await open(t, { webgpu: true });
+    const { page: software } = await open(t, { webgpu: true }, "?device=auto");
     assert.equal(
       await used(software),
       "WebAssembly computes, as WebGPU has no graphics card here and would be slower.",

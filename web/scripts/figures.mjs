@@ -22,21 +22,23 @@ const DEVICES = {
 
 /** Opens a page in an empty profile, and returns its figures. */
 async function measure(url, device, colorScheme) {
-  const { context, close } = await startBrowser({ ...DEVICES[device], colorScheme });
+  // The service worker would download the same files once more into its cache.
+  const { context, close } = await startBrowser({ ...DEVICES[device], colorScheme, serviceWorkers: "block" });
   try {
     const page = context.pages()[0];
-    const sizes = [];
+    const requests = [];
     const errors = [];
-    page.on("requestfinished", (request) => {
-      // The service worker then downloads the same files once more into its cache.
-      if (!request.serviceWorker()) sizes.push(request.sizes());
-    });
+    page.on("request", (request) => requests.push(request));
     page.on("pageerror", (error) => errors.push(String(error)));
     page.on("console", (message) => message.type() === "error" && errors.push(message.text()));
     await page.goto(url);
     await page.locator('[aria-busy="false"]').waitFor();
     const paint = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0].startTime);
-    const bytes = (await Promise.all(sizes)).reduce((sum, { responseBodySize }) => sum + responseBodySize, 0);
+    let bytes = 0;
+    for (const request of requests) {
+      await (await request.response())?.finished();
+      bytes += (await request.sizes()).responseBodySize;
+    }
     await page.evaluate(axe);
     const { passes, violations } = await page.evaluate(() => globalThis.axe.run());
     return { paint, bytes, errors, passes, violations };

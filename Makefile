@@ -150,9 +150,11 @@ test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)
 	rm -rf build/web-reference
 	$(WEB_TEST) web/test/*.test.mjs
 
-# The same in Chromium, and the pages.
+# The same in Chromium, and the pages: in Chromium, and in Firefox and WebKit where they are installed.
+# BROWSER=Firefox tests that one alone where there are several.
 test-web: test-web-node web-page web-adapt-page | check-chromium
-	CHROMIUM=$(CHROMIUM) $(WEB_TEST) --test-concurrency=1 web/demo/test/*.test.mjs web/adapt/test/*.test.mjs
+	CHROMIUM=$(CHROMIUM) ONNXTRAIN_WEB_BROWSER=$(BROWSER) $(WEB_TEST) --test-concurrency=1 web/demo/test/*.test.mjs web/adapt/test/*.test.mjs
+	@$(NODE) web/demo/test/browsers.mjs
 
 # The projects on the page about bundlers, built and served as their users do: npm installs Vite, webpack, esbuild and Next.js.
 # BUNDLER=vite tests one of them.

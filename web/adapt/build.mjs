@@ -19,7 +19,10 @@ for (const name of readdirSync(dist)) if (name !== "model") rmSync(join(dist, na
 const runtime = {
   name: "runtime",
   setup: ({ onResolve }) =>
-    onResolve({ filter: /^onnxruntime-web\/wasm$/ }, () => ({ path: "./ort/ort.wasm.min.mjs", external: true })),
+    onResolve({ filter: /^onnxruntime-web\/(wasm|webgpu)$/ }, ({ path }) => ({
+      path: `./ort/ort.${path.split("/")[1]}.min.mjs`,
+      external: true,
+    })),
 };
 await build({
   bundle: true,
@@ -34,6 +37,14 @@ await build({
 });
 const ort = dirname(createRequire(import.meta.url).resolve("onnxruntime-web/ort-wasm-simd-threaded.wasm"));
 mkdirSync(join(dist, "ort"));
-for (const name of ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"])
+// A browser loads one of the two builds: that for WebGPU only where a graphics card was found.
+for (const name of [
+  "ort.wasm.min.mjs",
+  "ort-wasm-simd-threaded.mjs",
+  "ort-wasm-simd-threaded.wasm",
+  "ort.webgpu.min.mjs",
+  "ort-wasm-simd-threaded.asyncify.mjs",
+  "ort-wasm-simd-threaded.asyncify.wasm",
+])
   cpSync(join(ort, name), join(dist, "ort", name));
 for (const name of ["index.html", "style.css"]) cpSync(join(here, name), join(dist, name));

@@ -1,6 +1,6 @@
 /** The page on which a language model learns to write like a text. */
 
-import type { Answer, Arguments, Call, Name, Result } from "./protocol.js";
+import type { Answer, Arguments, Call, Device, Name, Opened, Result } from "./protocol.js";
 
 const EXAMPLE = `Twinkle, twinkle, little star,
 How I wonder what you are!
@@ -24,7 +24,8 @@ const prompt = element<HTMLInputElement>("prompt");
 const file = element<HTMLInputElement>("load");
 const status = element<HTMLElement>("status");
 const trainButton = element<HTMLButtonElement>("train");
-const others = ["reset", "save", "write"].map((id) => element<HTMLButtonElement>(id));
+const devices = element<HTMLSelectElement>("device");
+const others = ["reset", "save", "write", "device"].map((id) => element<HTMLButtonElement | HTMLSelectElement>(id));
 
 /** Calls the worker. */
 class Client {
@@ -173,10 +174,28 @@ file.addEventListener("change", () => {
   });
 });
 
+/** Opens the model on the device that is chosen, and shows which computes. */
+async function open(): Promise<Opened> {
+  const opened = await client.call("open", devices.value as Device | "auto");
+  const name = { webgpu: "WebGPU", wasm: "WebAssembly" }[opened.device];
+  element("used").textContent = opened.reason ? `${name} computes, as ${opened.reason}.` : `${name} computes.`;
+  return opened;
+}
+
+devices.addEventListener("change", () => {
+  void run("Loading the model.", async () => {
+    await open();
+    return "Ready. The adapter is as it was.";
+  });
+});
+
 text.value = EXAMPLE;
+// ?device=webgpu, for example, chooses from the start.
+const asked = new URLSearchParams(location.search).get("device");
+if (asked && [...devices.options].some(({ value }) => value === asked)) devices.value = asked;
 void run("Loading the model.", async () => {
-  const count = await client.call("open");
+  const { parameters } = await open();
   await write();
   element("before").textContent = element("now").textContent;
-  return `Ready: ${count.toLocaleString("en")} numbers to train.`;
+  return `Ready: ${parameters.toLocaleString("en")} numbers to train.`;
 });

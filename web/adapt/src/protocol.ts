@@ -1,9 +1,21 @@
 /** Messages between the page and the worker that trains. */
 
+/** What computes. */
+export type Device = "webgpu" | "wasm";
+
+/** How a model was opened. */
+export interface Opened {
+  /** Number of trained parameters. */
+  readonly parameters: number;
+  readonly device: Device;
+  /** Why WebGPU does not compute: the end of a sentence; "" if it does, or was not asked for. */
+  readonly reason: string;
+}
+
 /** Per method of the worker, its arguments and its result. */
 export interface Methods {
-  /** Opens the model; returns the number of trained parameters. */
-  open(): number;
+  /** Opens the model, with the adapter that is there: on WebGPU if it can, with "auto" only if that is hardware. */
+  open(device: Device | "auto"): Opened;
   /** Trains on a text until `stop` is called; `progress` messages tell how far it is. */
   train(text: string): void;
   /** Ends the training after the present step. */

@@ -1,8 +1,8 @@
 /** Trains in a worker, so that the page stays responsive. */
 
-import * as ort from "onnxruntime-web/wasm";
+import type * as Runtime from "onnxruntime-web/wasm";
 import { TrainingSession } from "onnxtrain-web";
-import type { Answer, Call, Methods, Name } from "./protocol.js";
+import type { Answer, Call, Device, Methods, Name } from "./protocol.js";
 
 /** Number of bytes that the model reads at a time. */
 const LENGTH = 64;
@@ -12,7 +12,8 @@ const TEMPERATURE = 0.7;
 /** Steps over which the speed is averaged. */
 const AVERAGED = 10;
 
-let session: TrainingSession;
+let ort: typeof Runtime;
+let session: TrainingSession | undefined;
 let start: Uint8Array;
 let stopped = true;
 
@@ -20,15 +21,22 @@ function post(answer: Answer, transfer: Transferable[] = []): void {
   (self as unknown as { postMessage(message: Answer, transfer: Transferable[]): void }).postMessage(answer, transfer);
 }
 
-function tensor(tokens: BigInt64Array): ort.Tensor {
+/** Returns the session, which is open while the page lets one press anything. */
+function present(): TrainingSession {
+  if (!session) throw new Error("The model is not open. Reload the page.");
+  return session;
+}
+
+function tensor(tokens: BigInt64Array): Runtime.Tensor {
   return new ort.Tensor("int64", tokens, [tokens.length / LENGTH, LENGTH]);
 }
 
 /** Draws pieces of a text. */
-function pieces(bytes: Uint8Array): ort.Tensor {
+function pieces(bytes: Uint8Array): Runtime.Tensor {
+  const { random } = present();
   const tokens = new BigInt64Array(BATCH * LENGTH);
   for (let row = 0; row < BATCH; row++) {
-    const first = Math.floor(session.random.uniform() * (bytes.length - LENGTH + 1));
+    const first = Math.floor(random.uniform() * (bytes.length - LENGTH + 1));
     for (let i = 0; i < LENGTH; i++) tokens[row * LENGTH + i] = BigInt(bytes[first + i]!);
   }
   return tensor(tokens);
@@ -38,25 +46,77 @@ function pieces(bytes: Uint8Array): ort.Tensor {
 function drawn(scores: Float32Array): number {
   const largest = scores.reduce((a, b) => Math.max(a, b));
   const weights = scores.map((score) => Math.exp((score - largest) / TEMPERATURE));
-  let rest = session.random.uniform() * weights.reduce((a, b) => a + b);
+  let rest = present().random.uniform() * weights.reduce((a, b) => a + b);
   for (const [byte, weight] of weights.entries()) if ((rest -= weight) < 0) return byte;
   return weights.indexOf(Math.max(...weights));
+}
+
+/** Opens the model on a device. If that fails, the session before is still there. */
+async function create(device: Device): Promise<void> {
+  const runtime = await (device === "webgpu" ? import("onnxruntime-web/webgpu") : import("onnxruntime-web/wasm"));
+  runtime.env.wasm.numThreads = 1;
+  const created = await TrainingSession.create(runtime, {
+    artifacts: new URL("model/", import.meta.url),
+    cache: "teach-it-your-text",
+    warmUp: false,
+    executionProviders: [device],
+  });
+  start = await created.saveCheckpoint({ delta: true });
+  [ort, session] = [runtime, created];
+}
+
+/** Runs what the page runs, and leaves the adapter and the random numbers as they were. */
+async function rehearse(): Promise<void> {
+  const tokens = tensor(new BigInt64Array(BATCH * LENGTH));
+  const { loss } = await present().trainStep({ tokens, labels: tokens });
+  if (!Number.isFinite(loss)) throw new Error("it computes a loss that is no number");
+  await present().optimizerStep();
+  await present().lazyResetGrad();
+  await present().predict({ tokens: tensor(new BigInt64Array(LENGTH)) });
+  await present().loadCheckpoint(start);
+}
+
+interface Adapter {
+  readonly info?: { readonly isFallbackAdapter?: boolean };
+}
+
+/** Returns why WebGPU cannot or, unless the user wants it, should not compute; "" if nothing speaks against it. */
+async function objection(wanted: boolean): Promise<string> {
+  const { gpu } = navigator as { gpu?: { requestAdapter(): Promise<Adapter | null> } };
+  if (!gpu) return "this browser has no WebGPU";
+  const adapter = await gpu.requestAdapter().catch(() => null);
+  if (!adapter) return "WebGPU finds no graphics card here";
+  return adapter.info?.isFallbackAdapter && !wanted ? "WebGPU has no graphics card here and would be slower" : "";
 }
 
 type Implementation = { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<ReturnType<Methods[N]>> };
 
 const methods: Implementation = {
-  async open() {
-    ort.env.wasm.numThreads = 1;
-    const artifacts = new URL("model/", import.meta.url);
-    session = await TrainingSession.create(ort, { artifacts, cache: "teach-it-your-text", warmUp: false });
-    start = await session.saveCheckpoint({ delta: true });
-    return (await session.exportParameters(true)).length;
+  async open(wanted) {
+    const before = session;
+    const adapter = await before?.saveCheckpoint({ delta: true, optimizer: true });
+    let device: Device = "wasm";
+    let reason = wanted === "wasm" ? "" : await objection(wanted === "webgpu");
+    if (wanted !== "wasm" && !reason) {
+      try {
+        await create("webgpu");
+        await rehearse();
+        device = "webgpu";
+      } catch (error) {
+        if (session !== before) session?.release();
+        reason = `WebGPU does not run this model (${(error as Error).message.split(/\.?\s*\n|\. /)[0]})`;
+      }
+    }
+    if (device === "wasm") await create("wasm");
+    before?.release();
+    if (adapter) await present().loadCheckpoint(adapter);
+    return { parameters: (await present().exportParameters(true)).length, device, reason };
   },
   async train(text) {
     const bytes = new TextEncoder().encode(text);
     if (bytes.length < LENGTH) throw new Error(`Paste a text of at least ${LENGTH} letters.`);
     stopped = false;
+    const session = present();
     const times: number[] = [];
     session.setLearningRate(LEARNING_RATE);
     while (!stopped) {
@@ -83,7 +143,7 @@ const methods: Implementation = {
       const recent = bytes.slice(-LENGTH);
       // What follows the last byte does not matter: the model looks back only.
       const tokens = BigInt64Array.from({ length: LENGTH }, (_, place) => BigInt(recent[place] ?? 0));
-      const { logits } = await session.predict({ tokens: tensor(tokens) });
+      const { logits } = await present().predict({ tokens: tensor(tokens) });
       const classes = logits!.dims[2]!;
       const last = (recent.length - 1) * classes;
       bytes.push(drawn((logits!.data as Float32Array).slice(last, last + classes)));
@@ -91,13 +151,13 @@ const methods: Implementation = {
     return new TextDecoder().decode(Uint8Array.from(bytes));
   },
   async save() {
-    return session.saveCheckpoint({ delta: true, optimizer: true });
+    return present().saveCheckpoint({ delta: true, optimizer: true });
   },
   async load(adapter) {
-    await session.loadCheckpoint(adapter);
+    await present().loadCheckpoint(adapter);
   },
   async reset() {
-    await session.loadCheckpoint(start);
+    await present().loadCheckpoint(start);
   },
 };
 

@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { chromium } from "playwright-core";
 import { serve } from "../serve.mjs";
 
-const CHROMIUM =
+export const CHROMIUM =
   process.env.CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].find(existsSync);
 
 /**
@@ -40,6 +40,8 @@ export async function startBrowser({ webgpu = false, preferences, ...options } =
     acceptDownloads: true,
     ...options,
   });
+  // Nothing waits so long unless it fails, or the machine is busy.
+  context.setDefaultTimeout(300_000);
   const close = async () => {
     await context.close();
     rmSync(profile, { recursive: true, force: true });

@@ -6,6 +6,7 @@ import {
   type Content,
   type Drawn,
   type Entry,
+  HANDWRITING,
   Journal,
   type Plan,
   Refusal,
@@ -16,6 +17,7 @@ import {
   undoable,
 } from "./journal.js";
 import { Model } from "./model.js";
+import { keepOffline } from "./offline.js";
 import { Pad } from "./pad.js";
 import { preprocess } from "./preprocess.js";
 import type { Drawing } from "./protocol.js";
@@ -38,7 +40,7 @@ const loader = element<HTMLInputElement>("load");
 const { radios, showBars } = digitChoice(element("digits"));
 
 const model = new Model();
-const journal = new Journal();
+const journal = new Journal(HANDWRITING);
 const pad = new Pad(element<HTMLCanvasElement>("pad"), (text) => (guess.textContent = text));
 // Key of the journal's entry whose model the worker has; 0 for the base model.
 let present = 0;
@@ -407,24 +409,4 @@ void working(async () => {
   else say("Ready: draw a digit, choose which one it is, and press Add");
 });
 
-// Not on file: URLs, nor over plain HTTP from another machine.
-if ("serviceWorker" in navigator) {
-  navigator.serviceWorker
-    .register("sw.js", { type: "module" })
-    .then((registration) => {
-      const offer = (): void => {
-        // Without a controller this is the first version, which does not wait.
-        element("update").hidden = !(registration.waiting && navigator.serviceWorker.controller);
-      };
-      offer();
-      registration.addEventListener("updatefound", () =>
-        registration.installing?.addEventListener("statechange", offer),
-      );
-      element("update").addEventListener("click", () => {
-        // Other tabs go on with the files that they have.
-        navigator.serviceWorker.addEventListener("controllerchange", () => location.reload());
-        registration.waiting?.postMessage("activate");
-      });
-    })
-    .catch((error: unknown) => console.warn("This page will not work offline:", error));
-}
+keepOffline(element("update"));

@@ -33,26 +33,8 @@ export interface Modelled {
 
 export type Content = Drawn | Modelled;
 export type Entry = Content & { readonly key: number };
-/** Content with its place in the journal. */
-export type Kept<C> = C & { readonly key: number };
 /** What to do to the journal, given its entries. May run twice. */
-export type Plan<C = Content> = (entries: readonly Kept<C>[]) => {
-  add?: C | readonly C[];
-  remove?: readonly number[];
-};
-
-/** What the journals of pages differ in. */
-export interface Design<C> {
-  /** Name of the database, and of the channel on which tabs tell each other of changes. */
-  readonly name: string;
-  readonly version: number;
-  /** Brings a database of an older version, 0 for a new one, to this one. */
-  upgrade(request: IDBOpenDBRequest, from: number): void;
-  /** True for content that this page has written: what other programs wrote is not trusted. */
-  isContent(value: unknown): value is C;
-  /** What the user loses that the browser does not keep, e.g. "your drawings". */
-  readonly work: string;
-}
+export type Plan = (entries: readonly Entry[]) => { add?: Content; remove?: readonly number[] };
 
 /** A change that cannot be made, with a message to the user. Nothing has changed. */
 export class Refusal extends Error {}
@@ -81,44 +63,32 @@ export function undoable(entries: readonly Entry[]): Entry | undefined {
 
 const NAME = "onnxtrain-handwriting";
 const STORE = "journal";
+const VERSION = 2;
 // A tab with an old version of the page may block the upgrade of the database.
 const PATIENCE = 5000;
 
-/** Makes the store of the entries. */
-export const createStore = (database: IDBDatabase): IDBObjectStore =>
-  database.createObjectStore(STORE, { keyPath: "key", autoIncrement: true });
-
-/** The journal of handwriting, of which version 1 held one record with all drawings and the model. */
-export const HANDWRITING: Design<Content> = {
-  name: NAME,
-  version: 2,
-  work: "your drawings and your model",
-  isContent,
-  upgrade(request) {
-    const database = request.result;
-    const journal = createStore(database);
-    if (!database.objectStoreNames.contains("state")) return;
-    const reading = request.transaction!.objectStore("state").get("kept") as IDBRequest<Record<string, unknown>>;
-    reading.onsuccess = () => {
-      const { drawings, checkpoint, losses } = reading.result ?? {};
-      if (Array.isArray(drawings))
-        for (const drawing of drawings) journal.add({ kind: "drawings", drawings: [drawing], strokes: [] });
-      if (checkpoint) journal.add({ kind: "model", by: "training", checkpoint, losses, first: true });
-      database.deleteObjectStore("state");
-    };
-  },
-};
-
-/** Opens the database. */
-function open<C>({ name, version, upgrade }: Design<C>): Promise<IDBDatabase> {
+/** Opens the database, of which version 1 held one record with all drawings and the model. */
+function open(): Promise<IDBDatabase> {
   return new Promise((resolve, reject) => {
-    const request = indexedDB.open(name, version);
+    const request = indexedDB.open(NAME, VERSION);
     let late = false;
     const timer = setTimeout(() => {
       late = true;
       reject(new DOMException("", "TimeoutError"));
     }, PATIENCE);
-    request.onupgradeneeded = ({ oldVersion }) => upgrade(request, oldVersion);
+    request.onupgradeneeded = () => {
+      const database = request.result;
+      const journal = database.createObjectStore(STORE, { keyPath: "key", autoIncrement: true });
+      if (!database.objectStoreNames.contains("state")) return;
+      const reading = request.transaction!.objectStore("state").get("kept") as IDBRequest<Record<string, unknown>>;
+      reading.onsuccess = () => {
+        const { drawings, checkpoint, losses } = reading.result ?? {};
+        if (Array.isArray(drawings))
+          for (const drawing of drawings) journal.add({ kind: "drawings", drawings: [drawing], strokes: [] });
+        if (checkpoint) journal.add({ kind: "model", by: "training", checkpoint, losses, first: true });
+        database.deleteObjectStore("state");
+      };
+    };
     request.onsuccess = () => {
       clearTimeout(timer);
       if (late) request.result.close();
@@ -145,7 +115,7 @@ export function isDrawing(value: unknown): value is Drawing {
   );
 }
 
-function isContent(value: unknown): value is Content {
+function isEntry(value: unknown): value is Entry {
   const entry = (value ?? {}) as Record<string, unknown>;
   const isList = (list: unknown, test: (item: unknown) => boolean): boolean => Array.isArray(list) && list.every(test);
   if (entry.kind === "model")
@@ -164,8 +134,8 @@ function isContent(value: unknown): value is Content {
 }
 
 /** Returns why the browser does not keep a change, and what the user can do. */
-function explain(error: unknown, work: string): string {
-  const save = `save ${work} as files before you leave.`;
+function explain(error: unknown): string {
+  const save = "save your drawings and your model as files before you leave.";
   switch ((error as Error | null)?.name) {
     case "QuotaExceededError":
       return `The browser's storage is full, so this is not kept: free some space, or ${save}`;
@@ -178,31 +148,31 @@ function explain(error: unknown, work: string): string {
   }
 }
 
-/** A journal, as this tab knows it. */
-export class Journal<C extends object> {
+/** The journal, as this tab knows it. */
+export class Journal {
   /** Called when another tab has changed the journal. */
   onChange: () => void = () => {};
   /** Why the last change is not kept, "" if everything is. */
   trouble = "";
   /** Number of entries that could not be read and have been removed. */
   damaged = 0;
-  #stored: Kept<C>[] = [];
+  #stored: Entry[] = [];
   // What the browser has not kept yet: entries to add, with keys below 0, and keys to remove. The next change tries again.
-  #waiting: Kept<C>[] = [];
+  #waiting: Entry[] = [];
   #removed = new Set<number>();
   #keys = 0;
   #channel: BroadcastChannel | null = null;
 
-  constructor(private readonly design: Design<C>) {
+  constructor() {
     try {
-      this.#channel = new BroadcastChannel(design.name);
+      this.#channel = new BroadcastChannel(NAME);
       this.#channel.addEventListener("message", () => this.onChange());
     } catch {
       // Old browsers, and those that refuse all storage: the other tabs learn of a change at their next one.
     }
   }
 
-  get entries(): readonly Kept<C>[] {
+  get entries(): readonly Entry[] {
     return [...this.#stored.filter(({ key }) => !this.#removed.has(key)), ...this.#waiting];
   }
 
@@ -210,7 +180,7 @@ export class Journal<C extends object> {
    * Changes the journal; without a plan only reads what other tabs have written. Where the browser keeps nothing, the
    * change is made in memory, and `trouble` says why.
    */
-  async change(plan: Plan<C> = () => ({})): Promise<void> {
+  async change(plan: Plan = () => ({})): Promise<void> {
     try {
       await this.#commit(plan);
       this.trouble = "";
@@ -218,23 +188,23 @@ export class Journal<C extends object> {
       if (error instanceof Refusal) throw error;
       console.info(error);
       [this.#waiting, this.#removed] = this.#applied(plan, this.#stored);
-      this.trouble = explain(error, this.design.work);
+      this.trouble = explain(error);
     }
   }
 
   /** Returns entries to add and keys to remove, with those of earlier changes that the browser has not kept. */
-  #applied(plan: Plan<C>, stored: readonly Kept<C>[]): [Kept<C>[], Set<number>] {
-    const { add = [], remove = [] } = plan([...stored.filter(({ key }) => !this.#removed.has(key)), ...this.#waiting]);
+  #applied(plan: Plan, stored: readonly Entry[]): [Entry[], Set<number>] {
+    const { add, remove = [] } = plan([...stored.filter(({ key }) => !this.#removed.has(key)), ...this.#waiting]);
     const waiting = this.#waiting.filter(({ key }) => !remove.includes(key));
-    for (const content of [add].flat() as C[]) waiting.push({ ...content, key: --this.#keys });
+    if (add) waiting.push({ ...add, key: --this.#keys });
     return [waiting, new Set([...this.#removed, ...remove.filter((key) => key > 0)])];
   }
 
-  async #commit(plan: Plan<C>): Promise<void> {
-    const database = await open(this.design);
+  async #commit(plan: Plan): Promise<void> {
+    const database = await open();
     // Entries never change: one that is known stays the same object.
     const known = new Map(this.#stored.map((entry) => [entry.key, entry]));
-    let [stored, added, changed, damaged, failure]: [Kept<C>[], Kept<C>[], boolean, number, unknown] = [
+    let [stored, added, changed, damaged, failure]: [Entry[], Entry[], boolean, number, unknown] = [
       [],
       [],
       false,
@@ -251,14 +221,14 @@ export class Journal<C extends object> {
         reading.onsuccess = () => {
           try {
             const all = reading.result.map((entry) => known.get(entry.key) ?? entry);
-            stored = all.filter((entry): entry is Kept<C> => this.design.isContent(entry));
-            const broken = all.filter((entry) => !this.design.isContent(entry)).map(({ key }) => key);
+            stored = all.filter(isEntry);
+            const broken = all.filter((entry) => !isEntry(entry)).map(({ key }) => key);
             const [waiting, removed] = this.#applied(plan, stored);
             stored = stored.filter(({ key }) => !removed.has(key));
             for (const key of [...broken, ...removed]) store.delete(key);
             for (const { key: _, ...content } of waiting) {
               const adding = store.add(content) as IDBRequest<number>;
-              adding.onsuccess = () => added.push({ ...(content as unknown as C), key: adding.result });
+              adding.onsuccess = () => added.push({ ...(content as Content), key: adding.result });
             }
             damaged = broken.length;
             changed = damaged + waiting.length + removed.size > 0;
@@ -278,8 +248,8 @@ export class Journal<C extends object> {
   }
 }
 
-/** Runs `job` unless another tab runs one; returns false if one does. `name` is that of the page's journal. */
-export async function alone(job: () => Promise<void>, name = NAME): Promise<boolean> {
+/** Runs `job` unless another tab runs one; returns false if one does. */
+export async function alone(job: () => Promise<void>): Promise<boolean> {
   let begun = false;
   const run = async (lock: Lock | null): Promise<boolean> => {
     if (!lock) return false;
@@ -288,7 +258,7 @@ export async function alone(job: () => Promise<void>, name = NAME): Promise<bool
     return true;
   };
   try {
-    return await navigator.locks.request(name, { ifAvailable: true }, run);
+    return await navigator.locks.request(NAME, { ifAvailable: true }, run);
   } catch (error) {
     if (begun) throw error;
     // Without HTTPS and where the browser refuses all storage there are no locks.

@@ -1,12 +1,12 @@
 /** The page: connects the drawing area, the buttons, the journal and the model. */
 
+import { keepOffline } from "./offline.js";
 import { drawCurve } from "./chart.js";
 import { MAX_BYTES, decodeDrawings, download, encodeDrawings } from "./files.js";
 import {
   type Content,
   type Drawn,
   type Entry,
-  HANDWRITING,
   Journal,
   type Plan,
   Refusal,
@@ -17,7 +17,6 @@ import {
   undoable,
 } from "./journal.js";
 import { Model } from "./model.js";
-import { keepOffline } from "./offline.js";
 import { Pad } from "./pad.js";
 import { preprocess } from "./preprocess.js";
 import type { Drawing } from "./protocol.js";
@@ -40,7 +39,7 @@ const loader = element<HTMLInputElement>("load");
 const { radios, showBars } = digitChoice(element("digits"));
 
 const model = new Model();
-const journal = new Journal(HANDWRITING);
+const journal = new Journal();
 const pad = new Pad(element<HTMLCanvasElement>("pad"), (text) => (guess.textContent = text));
 // Key of the journal's entry whose model the worker has; 0 for the base model.
 let present = 0;

@@ -2,9 +2,10 @@
 
 import { drawCurve } from "../../demo/src/chart.js";
 import { download } from "../../demo/src/files.js";
-import { Journal, type Plan, Refusal, alone } from "../../demo/src/journal.js";
+import { Refusal } from "../../demo/src/journal.js";
 import { Model } from "../../demo/src/model.js";
 import { keepOffline } from "../../demo/src/offline.js";
+import { type Plan, Store, alone } from "../../demo/src/store.js";
 import { digestOf } from "../../src/sha256.js";
 import { Camera } from "./camera.js";
 import { blobOf, pictureOf, pixelsOf, pixelsOfVideo, snapshot } from "./pictures.js";
@@ -45,7 +46,7 @@ const shown = element<HTMLImageElement>("shown");
 const files = element("files");
 
 const model = new Model<Methods>();
-const journal = new Journal(PHOTOS);
+const journal = new Store(PHOTOS);
 const camera = new Camera(video);
 const cards = new Cards(element("list"), {
   rename: (id, name) => act(() => rename(id, name)),

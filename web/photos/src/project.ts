@@ -1,6 +1,6 @@
 /** What the page keeps: classes, their photos, the head, and a backbone of the user's. */
 
-import { type Design, type Kept, createStore } from "../../demo/src/journal.js";
+import { type Design, type Kept, createStore } from "../../demo/src/store.js";
 import type { Column, OwnBackbone } from "./protocol.js";
 
 export const MAX_PHOTOS = 1000;

@@ -49,6 +49,8 @@ export class Camera {
         this.stop();
         this.onEnd();
       });
+      // Some browsers play no video that is hidden.
+      this.#video.hidden = false;
       await this.#video.play();
     } catch (error) {
       this.stop();

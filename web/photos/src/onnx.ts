@@ -32,6 +32,21 @@ function declaration(field: number, name: string, shape: readonly (number | stri
 
 const graphOf = (model: Bytes): Bytes => messages(model, MODEL_GRAPH).at(-1) ?? new Uint8Array();
 
+/** Returns a function that makes names which the model does not have yet. */
+function namer(model: Bytes): (text: string) => string {
+  const used = new Set<string>();
+  for (const { payload, number } of parseMessage(graphOf(model))) {
+    if (number === GRAPH.node) [...texts(payload, 1), ...texts(payload, 2)].forEach((name) => used.add(name));
+    else if (number === GRAPH.initializer) used.add(textOf(payload, 8));
+    else if (number === GRAPH.input) used.add(textOf(payload, 1));
+  }
+  return (text) => {
+    let name = text;
+    while (used.has(name)) name += "_";
+    return name;
+  };
+}
+
 /** Returns the model with `before` and `behind` around what its graph holds but the input `replaced` and the outputs. */
 function around(model: Bytes, before: readonly Bytes[], behind: readonly Bytes[], replaced?: string): Bytes {
   const kept = parseMessage(graphOf(model)).filter(
@@ -69,32 +84,27 @@ export interface FeatureModel {
 /** Returns the backbone with pixels of its range before it, and behind it vectors whose mean square is 1. */
 export function featureModel(backbone: Bytes, description: Description): FeatureModel {
   const { input, output, shape, isMap, mean, deviation, features } = description;
-  const used = new Set<string>();
-  for (const { payload, number } of parseMessage(graphOf(backbone))) {
-    if (number === GRAPH.node) [...texts(payload, 1), ...texts(payload, 2)].forEach((name) => used.add(name));
-    if (number === GRAPH.input) used.add(textOf(payload, 1));
-  }
-  // A backbone that has been through this page has such names already.
-  let suffix = "";
-  while (["image", "features", "scores"].some((name) => used.has(name + suffix))) suffix += "_";
-  const name = (text: string): string => `teach${suffix}/${text}`;
-  const [image, named] = [`image${suffix}`, `features${suffix}`];
+  const name = namer(backbone);
+  const [photo, named] = [name("photo"), name("features")];
+  const [means, deviations, centred] = [name("photo/mean"), name("photo/deviation"), name("photo/centred")];
+  const [pooled, flat, direction] = [name("features/pooled"), name("features/flat"), name("features/direction")];
+  const length = name("features/length");
   const before = [
-    tensor(name("mean"), Float32Array.from(mean), 1, 3, 1, 1),
-    tensor(name("deviation"), Float32Array.from(deviation), 1, 3, 1, 1),
-    node("Sub", [image, name("mean")], name("centred")),
-    node("Div", [name("centred"), name("deviation")], input),
+    tensor(means, Float32Array.from(mean), 1, 3, 1, 1),
+    tensor(deviations, Float32Array.from(deviation), 1, 3, 1, 1),
+    node("Sub", [photo, means], centred),
+    node("Div", [centred, deviations], input),
   ];
   const behind = [
-    tensor(name("length"), Float32Array.of(Math.sqrt(features)), 1),
-    ...(isMap ? [node("GlobalAveragePool", [output], name("pooled"))] : []),
-    node("Flatten", [isMap ? name("pooled") : output], name("flat"), { axis: 1 }),
-    node("LpNormalization", [name("flat")], name("direction"), { axis: 1, p: 2 }),
-    node("Mul", [name("direction"), name("length")], named),
-    declaration(GRAPH.input, image, shape),
+    tensor(length, Float32Array.of(Math.sqrt(features)), 1),
+    ...(isMap ? [node("GlobalAveragePool", [output], pooled)] : []),
+    node("Flatten", [isMap ? pooled : output], flat, { axis: 1 }),
+    node("LpNormalization", [flat], direction, { axis: 1, p: 2 }),
+    node("Mul", [direction, length], named),
+    declaration(GRAPH.input, photo, shape),
     declaration(GRAPH.output, named, [shape[0]!, features]),
   ];
-  return { bytes: around(backbone, before, behind, input), input: image, output: named };
+  return { bytes: around(backbone, before, behind, input), input: photo, output: named };
 }
 
 /**
@@ -108,20 +118,20 @@ export function classifier(
   columns: readonly { readonly weights: Float32Array; readonly bias: number }[],
   names: readonly string[],
 ): Bytes {
-  const prefix = output.replace("features", "teach") + "/head";
-  const scores = output.replace("features", "scores");
+  const name = namer(bytes);
+  const [weight, biases, logits, scores] = [name("head.weight"), name("head.bias"), name("logits"), name("scores")];
   const [features, classes] = [columns[0]!.weights.length, columns.length];
   const weights = new Float32Array(features * classes);
   columns.forEach((column, c) => column.weights.forEach((weight, f) => (weights[f * classes + c] = weight)));
   const behind = [
-    tensor(`${prefix}.weight`, weights, features, classes),
+    tensor(weight, weights, features, classes),
     tensor(
-      `${prefix}.bias`,
+      biases,
       Float32Array.from(columns, ({ bias }) => bias),
       classes,
     ),
-    node("Gemm", [output, `${prefix}.weight`, `${prefix}.bias`], `${prefix}.logits`),
-    node("Softmax", [`${prefix}.logits`], scores, { axis: 1 }),
+    node("Gemm", [output, weight, biases], logits),
+    node("Softmax", [logits], scores, { axis: 1 }),
     declaration(GRAPH.output, scores, ["n", classes]),
   ];
   const metadata = embed(MODEL_METADATA, textField(1, "classes"), textField(2, JSON.stringify(names)));

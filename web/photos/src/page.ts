@@ -17,6 +17,7 @@ import {
   PHOTOS,
   type Photo,
   type Project,
+  type Trained,
   decode,
   encode,
   isHeldOut,
@@ -33,6 +34,7 @@ const STEPS = 40;
 const STRIDE = 5;
 // Screen readers hear what the camera sees at most this often, in milliseconds.
 const PAUSE = 2000;
+const RETRY = 500;
 
 const element = <T extends Element = HTMLElement>(id: string): T => document.getElementById(id) as unknown as T;
 const page = element("page");
@@ -113,7 +115,7 @@ function refresh(): void {
     save: journal.entries.length > 0,
     clear: journal.entries.length > 0,
     standard: !!project.own,
-    "save-model": labels.length > 0,
+    "save-model": labels.length > 1,
   };
   for (const [id, enabled] of Object.entries(possible)) element<HTMLButtonElement>(id).disabled = !opened || !enabled;
 }
@@ -130,8 +132,8 @@ async function follow(): Promise<void> {
   project = projectOf(journal.entries);
   await followBackbone();
   await followFeatures();
-  const { head } = project;
-  if (!learning && (head?.key ?? 0) !== present) await takeHead();
+  const gone = labels.some((label) => !project.classes.some(({ id }) => id === label));
+  if (!learning && (gone || (project.head?.key ?? 0) !== present)) await takeHead();
   await measure();
 }
 
@@ -152,7 +154,8 @@ async function followBackbone(): Promise<void> {
 
 /** Computes the features of photos that another backbone has computed. */
 async function followFeatures(): Promise<void> {
-  const fits = (photo: Photo): boolean => photo.backbone === backbone.digest;
+  const fits = (photo: Photo): boolean =>
+    photo.backbone === backbone.digest && photo.features.length === backbone.features;
   const old = project.photos.filter((photo) => !fits(photo));
   if (!old.length) return;
   const done = new Map<string, Float32Array | null>();
@@ -175,15 +178,20 @@ async function followFeatures(): Promise<void> {
   say(damaged ? `${damaged} damaged photos have been removed` : "All photos have been looked at", damaged > 0);
 }
 
+/** Returns the classes of the journal's head, none if it is for another backbone. */
+function knownColumns(): Trained["columns"] {
+  const { head } = project;
+  if (head?.backbone !== backbone.digest) return [];
+  return head.columns.filter(({ weights }) => weights.length === backbone.features);
+}
+
 /** Gives the worker the head of the journal, without the classes that are gone. */
 async function takeHead(): Promise<void> {
-  const { head, classes } = project;
-  const fits = head?.backbone === backbone.digest;
-  const columns = fits ? head.columns.filter(({ label }) => classes.some(({ id }) => id === label)) : [];
+  const columns = knownColumns().filter(({ label }) => project.classes.some(({ id }) => id === label));
   await model.call("setHead", columns);
   labels = columns.map(({ label }) => label);
-  present = head?.key ?? 0;
-  losses = fits ? head.losses : [];
+  present = project.head?.key ?? 0;
+  losses = columns.length ? project.head!.losses : [];
 }
 
 /** Lets the head read all photos, and shows the results. */
@@ -219,10 +227,11 @@ let pausing = false;
 /** Trains until there is nothing new to learn, unless another tab does. */
 async function learn(): Promise<void> {
   if (learning || !opened || pausing || !isBehind()) return;
+  let ran = true;
   learning = alone(async () => {
     while (!pausing && isBehind()) await learnLesson();
   }, PHOTOS.name)
-    .then(() => {})
+    .then((done) => void (ran = done))
     .catch((error: unknown) => {
       console.info(error);
       say(`The training has failed: ${error instanceof Error ? error.message : String(error)}`, true);
@@ -232,8 +241,10 @@ async function learn(): Promise<void> {
     });
   refresh();
   await learning;
+  // Another tab trains: its head will be in the journal.
+  if (!ran) await new Promise((resolve) => setTimeout(resolve, RETRY));
   learning = null;
-  await act(follow);
+  await act(ran ? follow : () => update());
 }
 
 let failed = "";
@@ -256,7 +267,7 @@ async function learnLesson(): Promise<void> {
   const photos = project.photos.filter(
     ({ label, heldOut, backbone: by }) => !heldOut && by === digest && classes.includes(label),
   );
-  const known = project.head?.backbone === digest ? project.head.columns : [];
+  const known = knownColumns();
   const columns = classes.map((id) => known.find(({ label }) => label === id) ?? null);
   await model.call("setHead", columns);
   [labels, present] = [classes, -1];
@@ -332,23 +343,23 @@ let watching = false;
 async function watch(): Promise<void> {
   if (watching) return;
   watching = true;
-  try {
-    while (camera.on) {
-      if (!chosen && labels.length) {
+  while (camera.on) {
+    try {
+      if (!chosen && labels.length > 1) {
         const by = labels;
         const features = await model.call("features", pixelsOfVideo(video, backbone.size));
         const [reading] = await model.call("read", [features]);
         if (by === labels && !chosen && camera.on && reading!.length === by.length)
           show({ labels: by, reading: reading! });
       } else if (!chosen) show(null);
-      await new Promise(requestAnimationFrame);
+    } catch (error) {
+      // The backbone has been changed meanwhile, or fails.
+      console.info(error);
+      await new Promise((resolve) => setTimeout(resolve, RETRY));
     }
-  } catch (error) {
-    // A backbone has been changed meanwhile, or fails: the next start of the camera tries again.
-    console.info(error);
-  } finally {
-    watching = false;
+    await new Promise(requestAnimationFrame);
   }
+  watching = false;
 }
 
 async function toggleCamera(other = false): Promise<void> {
@@ -482,10 +493,11 @@ async function snap(label: string): Promise<void> {
 }
 
 async function saveModel(): Promise<void> {
-  await pauseLearning();
+  await learning;
+  if (present !== (project.head?.key ?? 0)) await takeHead();
   const names = labels.map((label) => project.classes.find(({ id }) => id === label)!.name);
   download("things.onnx", (await model.call("export", names)) as Uint8Array<ArrayBuffer>);
-  say("Saved the model as things.onnx: image to scores, its classes in the metadata");
+  say("Saved the model as things.onnx: photo to scores, with the names in its metadata");
 }
 
 async function save(): Promise<void> {
@@ -508,7 +520,8 @@ async function withFile(input: HTMLInputElement, job: (file: File) => Promise<vo
 }
 
 async function load(file: File): Promise<void> {
-  let content: Content[];
+  let content: readonly Content[];
+  say(`Loading ${file.name}`);
   try {
     content = decode(await file.text());
   } catch (error) {

@@ -191,5 +191,9 @@ export function decode(text: string): Content[] {
   const content: unknown[] = Array.isArray(file.content) ? file.content : [];
   const broken = content.findIndex((item) => !isContent(item));
   if (broken >= 0) throw new Error(`its entry ${broken + 1} is damaged`);
+  const ids = (content as Content[]).flatMap((item) =>
+    item.kind === "class" ? [item.id, item.name] : item.kind === "photo" ? [item.hash] : [],
+  );
+  if (new Set(ids).size < ids.length) throw new Error("it has a class or a photo twice");
   return content as Content[];
 }

@@ -47,7 +47,7 @@ export interface Methods {
   head(): Column[];
   /** Returns what the head reads in pictures with these features. */
   read(features: readonly Float32Array[]): Reading[];
-  /** Returns the model as an ONNX file, from `image` to `scores`; the names of its classes are in its metadata. */
+  /** Returns the model as an ONNX file, from `photo` to `scores`; the names of its classes are in its metadata. */
   export(names: readonly string[]): Uint8Array;
 }
 

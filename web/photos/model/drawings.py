@@ -1,7 +1,7 @@
 """Draws pictures of things that do not exist: shapes, textures and colours on any background.
 
-A *thing* is a random number generator's choice of an outline, a texture and colours. Its pictures differ as photos of one
-thing do: in place, size, angle, light, sharpness and background.
+A *thing* has an outline, a texture and colours, which its seed chooses. Its pictures differ in what photos of one thing
+differ in: place, size, angle, light, sharpness and background.
 """
 
 from __future__ import annotations

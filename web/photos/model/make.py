@@ -2,8 +2,8 @@
 
     python web/photos/model/make.py web/photos/dist/model
 
-The folder gets `backbone.onnx` (picture to features, float16 weights) and the artifacts of a linear head whose number of
-classes and of features is chosen as it runs: see :func:`head`.
+The folder gets `backbone.onnx` (picture to features, float16 weights) and the artifacts of a linear head whose numbers
+of classes and features are chosen at run time: see :func:`head`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from onnxtrain.optimizers import AdamW
 # Channels, kernel and stride of the convolutions.
 LAYERS = [(24, 5, 2), (48, 3, 2), (80, 3, 2), (112, 3, 2)]
 FEATURES = sum(channels for channels, _, _ in LAYERS[1:])
-THINGS, PICTURES = 128, 48
-STEPS, BATCH, LEARNING_RATE = 420, 64, 0.004
+THINGS, PICTURES = 128, 56
+STEPS, BATCH, LEARNING_RATE = 550, 64, 0.004
 # Room of the head: features of most backbones, and classes.
 MAX_FEATURES, MAX_CLASSES = 1280, 32
 OPSET = 17
@@ -53,7 +53,7 @@ def model(
 
 
 def backbone_nodes() -> list[onnx.NodeProto]:
-    """Returns the nodes from `image` [n, 3, 64, 64] to `pooled` [n, FEATURES], the means of all layers but the first."""
+    """Returns the nodes from `image` [n, 3, 64, 64] to `pooled` [n, FEATURES]: the means of layers 2 to 4."""
     nodes, x, pooled = [], "image", []
     for number, (_, kernel, stride) in enumerate(LAYERS, start=1):
         sizes = {"kernel_shape": [kernel] * 2, "pads": [kernel // 2] * 4, "strides": [stride] * 2}
@@ -154,9 +154,8 @@ def train() -> tuple[dict[str, np.ndarray], np.ndarray]:
 def head() -> onnx.ModelProto:
     """Returns a linear head for any number of features and classes up to MAX_FEATURES and MAX_CLASSES.
 
-    `logits` = `features` · W + b + `mask`. Features that a backbone does not have are 0, and `mask` is -1e30 for the
-    classes that are not there, 0 for the others. Both have gradients of exactly 0, so that the head learns as one of just
-    the right size does.
+    `logits` = `features` · W + b + `mask`. Unused features are 0, and `mask` is -1e30 for unused classes, 0 for the
+    others. The gradients of their weights are exactly 0, so the head learns as one of just the right size does.
     """
     nodes = [
         helper.make_node("Gemm", ["features", "head.weight", "head.bias"], ["scores"]),

@@ -2,8 +2,8 @@
 
     python web/photos/test/exported.py things.onnx pictures.json
 
-The file has a list of pictures as the browser has scaled them, {"pixels": [3 * size * size numbers], "jpeg": base64}. Each is
-read twice: as it is, and as Pillow decodes and scales the JPEG.
+The JSON file has a list of pictures: {"pixels": [3 * size * size numbers, as the browser scales them], "jpeg": base64}.
+Each is read twice: from the browser's pixels, and from the JPEG as Pillow decodes and scales it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Prints how well heads on the backbone's features tell things apart after five pictures of each, as JSON.
+"""Prints, as JSON, the accuracy of heads on the backbone's features that have learned five pictures of each thing.
 
     python web/photos/test/features.py web/photos/dist/model/backbone.onnx
 
-Beside the trained backbone, one with random weights is measured in the same way. The things are drawn, none of which the
-backbone was trained on, or parts of the two photos that scikit-learn brings.
+A backbone with random weights is measured in the same way. The pictures are of drawn things that the backbone was not
+trained on, and parts of the two photos in scikit-learn.
 """
 
 from __future__ import annotations

@@ -56,10 +56,12 @@ def strange_files(folder: Path) -> None:
 def backbone(
     shape: list[int | str], out: list[int | str], last: str = "Conv", dtype: int = TensorProto.FLOAT
 ) -> onnx.ModelProto:
-    """Returns a small backbone: a convolution and what `last` says, whose values `image` and `scores` have usual names."""
+    """Returns a small backbone from `image` to `scores`: a convolution, and the nodes that `last` names."""
     rng = np.random.default_rng(0)
     weight = numpy_helper.from_array(rng.normal(0, 0.3, (6, 3, 3, 3)).astype(np.float32), "weight")
-    conv = helper.make_node("Conv", ["image", "weight"], ["scores" if last == "Conv" else "map"], strides=[2, 2])
+    conv = helper.make_node(
+        "Conv", ["image", "weight"], ["scores" if last == "Conv" else "map"], strides=[2, 2]
+    )
     nodes = {
         "Conv": [conv],
         "Flatten": [

@@ -1,7 +1,7 @@
-"""Trains heads of exactly as many classes and features as there are, in PyTorch in float64, and prints data and results as JSON.
+"""Trains linear heads of exactly the right size in PyTorch, in float64, and prints data and results as JSON.
 
-Three lessons, one after the other: two classes; a third one, which begins with weights of 0; without the first one. Each lesson
-has an optimizer of its own, as on the page.
+There are three lessons: two classes; one more class, which begins with weights of 0; without the first class. Each lesson
+has its own optimizer, as on the page.
 """
 
 import json

@@ -18,7 +18,9 @@ export const serve = () => serveFolder(0, dist);
 
 /** Runs a Python script of this folder and returns the JSON that it prints. */
 export function runPython(script, ...args) {
-  const options = { encoding: "utf8", stdio: ["ignore", "pipe", "inherit"], maxBuffer: 2 ** 26 };
+  // One thread: more of them would wait for each other.
+  const env = { ...process.env, OMP_NUM_THREADS: "1" };
+  const options = { encoding: "utf8", stdio: ["ignore", "pipe", "inherit"], maxBuffer: 2 ** 26, env };
   return JSON.parse(execFileSync(python, [join(here, script), ...args], options));
 }
 

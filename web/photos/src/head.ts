@@ -3,7 +3,7 @@
 import { type OrtModule, TrainingSession } from "onnxtrain-web";
 import type { Column, Reading } from "./protocol.js";
 
-const LEARNING_RATE = 0.001;
+const LEARNING_RATE = 0.002;
 /** Most pictures of a step. */
 const BATCH = 256;
 // Weights of the classes that are not there: e^-1e30 is 0, and so are their gradients.

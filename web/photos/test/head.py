@@ -1,7 +1,7 @@
 """Trains linear heads of exactly the right size in PyTorch, in float64, and prints data and results as JSON.
 
-There are three lessons: two classes; one more class, which begins with weights of 0; without the first class. Each lesson
-has its own optimizer, as on the page.
+There are three lessons: two classes; one more class, which begins with weights of 0; without the first class. Each
+lesson has its own optimizer, as on the page.
 """
 
 import json
@@ -30,7 +30,7 @@ def main() -> None:
             for i, name in enumerate(classes):
                 weight, bias = known.get(name, (torch.zeros(FEATURES), torch.zeros(())))
                 layer.weight[i], layer.bias[i] = weight, bias
-        optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3, weight_decay=0.01)
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=2e-3, weight_decay=0.01)
         losses = []
         for _ in range(STEPS):
             loss = torch.nn.functional.cross_entropy(layer(x), y)

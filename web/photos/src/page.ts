@@ -162,7 +162,16 @@ async function followFeatures(): Promise<void> {
   for (const photo of old) {
     say(`Looking at your photos again: ${done.size + 1} of ${old.length}`);
     const pixels = await pixelsOf(photo.picture, backbone.size).catch(() => null);
-    done.set(photo.hash, pixels && (await model.call("features", pixels)));
+    try {
+      done.set(photo.hash, pixels && (await model.call("features", pixels)));
+    } catch (error) {
+      if (!used) throw error;
+      const { name, key } = project.own!;
+      unusable.add(key);
+      await followBackbone();
+      await followFeatures();
+      return say(`${name} fails on one of the photos: this page's own backbone is used`, true);
+    }
   }
   const { digest } = backbone;
   await journal.change((entries) => {

@@ -135,7 +135,7 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
     const image = new ort.Tensor("float32", pixels, [1, 3, size, size]);
     const values = (await session.run({ [model.input]: image }))[model.output]!.data as Float32Array;
     if (values.length !== features || !values.every(Number.isFinite))
-      throw new Error("The backbone's features of this picture are not finite numbers");
+      throw new Error("has no finite features with this backbone");
     return values.slice();
   },
   setHead: (columns) => head.set(backbone.features, columns),

@@ -75,7 +75,9 @@ function values(canvas: HTMLCanvasElement): Float32Array {
 /** Returns the pixels of a picture, [3, size, size], of 0 to 1. */
 export async function pixelsOf(picture: Uint8Array, size: number): Promise<Float32Array> {
   const image = await opened(blobOf(picture));
-  return values(square(image, image.naturalWidth, image.naturalHeight, size));
+  // In full first: browsers may decode a JPEG at a smaller size, which gives other pixels than those of the camera.
+  const whole = square(image, image.naturalWidth, image.naturalHeight, SIDE);
+  return values(square(whole, SIDE, SIDE, size));
 }
 
 /** Returns the pixels of what the camera sees; by way of a picture of the size of those that are kept, as theirs are. */

@@ -109,7 +109,8 @@ it("learns classes from files, grows by one, exports and keeps everything", LIMI
   for (const [i, { name }] of pictures.entries()) {
     const shown = Object.values(await bars(page, new RegExp(`^Photo ${++numbers[name]} of ${name}`)));
     const { browser, pillow } = exported.results[i];
-    browser.forEach((score, c) => assert.ok(Math.abs(score - shown[c]) < 0.002, `${name} ${browser} ${shown}`));
+    // Browsers scale a bitmap and an image a little differently.
+    browser.forEach((score, c) => assert.ok(Math.abs(score - shown[c]) < 0.01, `${name} ${browser} ${shown}`));
     pillow.forEach((score, c) => assert.ok(Math.abs(score - shown[c]) < 0.1, `${name} ${pillow} ${shown}`));
   }
 

@@ -67,10 +67,11 @@ CHROMIUM ?= $(firstword $(wildcard /usr/bin/chromium /usr/bin/chromium-browser /
 WEB_TOOLS := web/node_modules/.installed
 WEB_MODEL := web/demo/dist/model/manifest.json
 WEB_ADAPT_MODEL := web/adapt/dist/model/manifest.json
+WEB_PHOTOS_MODEL := web/photos/dist/model/manifest.json
 # Of a test the environment that has PyTorch, which makes the reference nets.
 WEB_TEST := PYTHON=$(abspath $(TEST_VENV))/bin/python $(NODE) --test --test-timeout=900000
 
-.PHONY: kernels test-all test-cuda test-levels test-flower test-gallery test-gallery-quick web web-page web-adapt web-adapt-page test-web test-web-node test-bundlers check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
+.PHONY: kernels test-all test-cuda test-levels test-flower test-gallery test-gallery-quick web web-page web-adapt web-adapt-page web-photos web-photos-page test-web test-web-node test-bundlers check-node check-chromium demo test docs test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -144,6 +145,15 @@ web-adapt: web-adapt-page
 web-adapt-page: $(WEB_ADAPT_MODEL) $(WEB_TOOLS)
 	$(NODE) web/adapt/build.mjs
 
+# The page on which photos and the camera teach a model. It has a port of its own: the page of `make web`, which browsers keep for
+# visits without a network, would come in its place.
+web-photos: PORT = 8001
+web-photos: web-photos-page
+	$(NODE) web/photos/serve.mjs $(PORT) $(HOST)
+
+web-photos-page: $(WEB_PHOTOS_MODEL) $(WEB_TOOLS)
+	$(NODE) web/photos/build.mjs
+
 # The package against onnxruntime-node, and against onnxruntime-web in Node; its types and its size.
 test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)
 	cd web && npm run format && npm run build && npm run types && npm run size
@@ -152,8 +162,9 @@ test-web-node: $(TEST_VENV)/.installed $(WEB_TOOLS)
 
 # The same in Chromium, and the pages: in Chromium, and in Firefox and WebKit where they are installed.
 # BROWSER=Firefox tests that one alone where there are several.
-test-web: test-web-node web-page web-adapt-page | check-chromium
-	CHROMIUM=$(CHROMIUM) ONNXTRAIN_WEB_BROWSER=$(BROWSER) $(WEB_TEST) --test-concurrency=1 web/demo/test/*.test.mjs web/adapt/test/*.test.mjs
+test-web: test-web-node web-page web-adapt-page web-photos-page | check-chromium
+	CHROMIUM=$(CHROMIUM) ONNXTRAIN_WEB_BROWSER=$(BROWSER) $(WEB_TEST) --test-concurrency=1 \
+		web/demo/test/*.test.mjs web/adapt/test/*.test.mjs web/photos/test/*.test.mjs
 	@$(NODE) web/demo/test/browsers.mjs
 
 # The projects on the page about bundlers, built and served as their users do: npm installs Vite, webpack, esbuild and Next.js.
@@ -173,6 +184,9 @@ $(WEB_MODEL): $(wildcard web/demo/model/*.py) | $(WEB_VENV)/.installed
 
 $(WEB_ADAPT_MODEL): web/adapt/model/make.py | $(WEB_VENV)/.installed
 	$(WEB_VENV)/bin/python web/adapt/model/make.py $(@D)
+
+$(WEB_PHOTOS_MODEL): $(wildcard web/photos/model/*.py) | $(WEB_VENV)/.installed
+	$(WEB_VENV)/bin/python web/photos/model/make.py $(@D)
 
 check-node:
 	@$(NODE) -e 'if (parseInt(process.versions.node) < 20) { console.error("onnxtrain-web needs Node.js 20 or newer; this is " + process.version); process.exit(1) }' && npm --version >/dev/null || \
@@ -291,4 +305,4 @@ check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "onnxtrain needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 
 clean:
-	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(GALLERY_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist web/adapt/dist web/bundlers/*/node_modules
+	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(FLOWER_VENV) $(GALLERY_VENV) $(DOCS_VENV) $(TORCH_VENV)-* demo-output build dist web/node_modules web/dist web/demo/dist web/adapt/dist web/photos/dist web/bundlers/*/node_modules

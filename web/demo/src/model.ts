@@ -1,11 +1,11 @@
 /** Calls the worker that trains, from the page. */
 
-import type { Answer, Arguments, Name, Result } from "./protocol.js";
+import type { Answer, Methods } from "./protocol.js";
 
 export type Progress = Extract<Answer, { kind: "progress" }>;
 
-/** The model, in its worker. */
-export class Model {
+/** The model, in its worker, which has the methods `M`. */
+export class Model<M extends { [N in keyof M]: (...args: never[]) => unknown } = Methods> {
   /** Called at each training step. */
   onProgress: (progress: Progress) => void = () => {};
   readonly #worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
@@ -34,7 +34,7 @@ export class Model {
   }
 
   /** Calls a method of the worker; an error has the name of the worker's. */
-  call<N extends Name>(name: N, ...args: Arguments<N>): Promise<Result<N>> {
+  call<N extends keyof M>(name: N, ...args: Parameters<M[N]>): Promise<ReturnType<M[N]>> {
     if (this.#broken) return Promise.reject(this.#broken);
     const id = this.#calls++;
     return new Promise((resolve, reject) => {

@@ -1,5 +1,6 @@
 /** The page: connects the drawing area, the buttons, the journal and the model. */
 
+import { keepOffline } from "./offline.js";
 import { drawCurve } from "./chart.js";
 import { MAX_BYTES, decodeDrawings, download, encodeDrawings } from "./files.js";
 import {
@@ -407,24 +408,4 @@ void working(async () => {
   else say("Ready: draw a digit, choose which one it is, and press Add");
 });
 
-// Not on file: URLs, nor over plain HTTP from another machine.
-if ("serviceWorker" in navigator) {
-  navigator.serviceWorker
-    .register("sw.js", { type: "module" })
-    .then((registration) => {
-      const offer = (): void => {
-        // Without a controller this is the first version, which does not wait.
-        element("update").hidden = !(registration.waiting && navigator.serviceWorker.controller);
-      };
-      offer();
-      registration.addEventListener("updatefound", () =>
-        registration.installing?.addEventListener("statechange", offer),
-      );
-      element("update").addEventListener("click", () => {
-        // Other tabs go on with the files that they have.
-        navigator.serviceWorker.addEventListener("controllerchange", () => location.reload());
-        registration.waiting?.postMessage("activate");
-      });
-    })
-    .catch((error: unknown) => console.warn("This page will not work offline:", error));
-}
+keepOffline(element("update"));

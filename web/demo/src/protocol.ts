@@ -32,8 +32,6 @@ export interface Methods {
 }
 
 export type Name = keyof Methods;
-export type Arguments<N extends Name> = Parameters<Methods[N]>;
-export type Result<N extends Name> = ReturnType<Methods[N]>;
 
 /** A call from the page. */
 export interface Call {

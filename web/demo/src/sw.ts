@@ -1,6 +1,7 @@
 /** The service worker: after the first load the page works without a network. */
 
-// Filled in by the build: all files of the page, and a digest of their content.
+// Filled in by the build: the page's name, all of its files, and a digest of their content.
+declare const PAGE: string;
 declare const FILES: string[];
 declare const VERSION: string;
 
@@ -22,7 +23,7 @@ const worker = self as unknown as {
   skipWaiting(): Promise<void>;
   clients: { claim(): Promise<void> };
 };
-const NAME = `onnxtrain-handwriting-${VERSION}`;
+const NAME = `onnxtrain-${PAGE}-${VERSION}`;
 
 worker.addEventListener("install", (event) => {
   event.waitUntil(
@@ -43,7 +44,7 @@ worker.addEventListener("activate", (event) => {
   event.waitUntil(
     (async () => {
       for (const name of await caches.keys())
-        if (name.startsWith("onnxtrain-handwriting-") && name !== NAME) await caches.delete(name);
+        if (name.startsWith(`onnxtrain-${PAGE}-`) && name !== NAME) await caches.delete(name);
       await worker.clients.claim();
     })(),
   );

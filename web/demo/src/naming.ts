@@ -36,7 +36,7 @@ export class NameMenu {
     const full = classes.size >= MAX_NAMES;
     for (const control of this.form.querySelectorAll<HTMLInputElement | HTMLButtonElement>("input, button"))
       control.disabled = full;
-    this.#input.placeholder = full ? `${MAX_NAMES} names are the most` : "";
+    this.#input.placeholder = full ? `${MAX_NAMES} names are the most` : "New name, e.g. cat";
     if (JSON.stringify([...classes]) === JSON.stringify([...this.#classes])) return;
     this.#classes = classes;
     const focused = this.list.contains(document.activeElement);
@@ -65,7 +65,7 @@ export class NameMenu {
     try {
       const name = nameFrom(input.value);
       if ([...this.#classes].some(([other, taken]) => other !== id && taken === name))
-        throw new Error(`There is a name ${name} already`);
+        throw new Error(`There is a name “${name}” already`);
       return name;
     } catch (error) {
       input.setCustomValidity((error as Error).message);

@@ -319,9 +319,10 @@ function takeBack({ drawings, strokes }: Drawn, known: Classes): void {
 /** Returns what an undo has changed in the names. */
 function difference(before: Classes, now: Classes): string {
   const gone = [...before].filter(([id]) => !now.has(id)).map(([, name]) => name);
-  if (gone.length) return `Took back the name${gone.length > 1 ? "s" : ""} ${gone.join(", ")}`;
+  if (gone.length)
+    return `Took back the name${gone.length > 1 ? "s" : ""} ${gone.map((name) => `“${name}”`).join(", ")}`;
   const [id, name] = [...now].find(([key, value]) => before.get(key) !== value)!;
-  return before.has(id) ? `${before.get(id)} is called ${name} again` : `${name} is back, with its drawings`;
+  return before.has(id) ? `“${before.get(id)}” is called “${name}” again` : `“${name}” is back, with its drawings`;
 }
 
 /** Adds a model, of the classes that the task has unless it says others. */
@@ -363,10 +364,10 @@ const menu = new NameMenu(element<HTMLFormElement>("new-name"), element("name-li
     void working(async () => {
       await update((entries) => {
         const { added } = assign(entries, [name], name);
-        if (!added.length) throw new Refusal(`There is a name ${name} already`);
+        if (!added.length) throw new Refusal(`There is a name “${name}” already`);
         return { add: added };
       });
-      say(`Added the name ${name}: draw it`);
+      say(`Added the name “${name}”: draw it`);
       choice.choose(classes().size - 1);
     }),
   rename: (id, name) =>
@@ -376,10 +377,10 @@ const menu = new NameMenu(element<HTMLFormElement>("new-name"), element("name-li
         const known = classesIn(entries);
         if (!known.has(id)) throw new Refusal("Another tab has removed this name");
         if ([...known].some(([other, taken]) => other !== id && taken === name))
-          throw new Refusal(`There is a name ${name} already`);
+          throw new Refusal(`There is a name “${name}” already`);
         return { add: [{ kind: "names", names: [[id, name]] }] };
       });
-      say(`${old} is called ${name} now`);
+      say(`“${old}” is called “${name}” now`);
     }),
   remove: (id) =>
     void working(async () => {
@@ -389,7 +390,7 @@ const menu = new NameMenu(element<HTMLFormElement>("new-name"), element("name-li
           ? { add: [{ kind: "names", names: [[id, null]] }], remove: forgotten(entries, id) }
           : {},
       );
-      say(`Removed the name ${old} and its drawings: Undo brings them back`);
+      say(`Removed “${old}” and its drawings: Undo brings them back`);
     }),
 });
 

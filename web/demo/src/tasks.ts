@@ -83,6 +83,6 @@ export const TASKS: readonly Task[] = [
     drawings: "sketches.json",
     epochs: 10,
     least: 2,
-    one: (name) => `a drawing of ${name}`,
+    one: (name) => `a drawing of “${name}”`,
   },
 ];

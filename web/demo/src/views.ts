@@ -79,7 +79,8 @@ export function sentence({ before, after }: Readings, classes: Classes): string 
     const percent = bestOf(reading) < 0 ? "" : ` (${Math.round(100 * Math.max(...reading))}%)`;
     return nameOf(reading, classes) + percent;
   });
-  return second ? `Before: ${first}. Now: ${second}` : `The model reads ${first}`;
+  if (!second) return `The model reads ${first}`;
+  return bestOf(before) < 0 ? `Now: ${second}` : `Before: ${first}. Now: ${second}`;
 }
 
 /** Shows the drawings as small pictures, the last one first, with ticks and crosses for what the models read. */

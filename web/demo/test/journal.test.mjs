@@ -319,7 +319,7 @@ it("says what to do if another version of the page holds the storage", async (t)
   await page.reload();
   await ready(page);
   assert.deepEqual([await labels(page), await notice(page)], [[6, 8], ""]);
-  await inDatabase(page, 3, "");
+  await inDatabase(page, 4, "");
   await page.reload();
   await ready(page);
   assert.match(await notice(page), /^A newer version of this page has been here: reload this tab/);
@@ -338,21 +338,27 @@ it("leaves out what is damaged, and keeps the rest", async (t) => {
           const transaction = request.result.transaction("journal", "readwrite");
           const store = transaction.objectStore("journal");
           const image = new Float32Array(256).fill(0.5);
-          const drawings = (drawing) => ({ kind: "drawings", drawings: [drawing], strokes: [] });
+          const drawings = (drawing) => ({ task: "digits", kind: "drawings", drawings: [drawing], strokes: [] });
+          const model = { task: "digits", kind: "model", by: "training", losses: [1], classes: [1], first: true };
           for (const entry of [
             {},
             { kind: "drawings" },
             { kind: "drawings", drawings: [], strokes: [] },
+            { ...drawings({ image, label: 1, heldOut: false }), task: "other" },
             drawings(null),
             drawings({ image: new Float32Array(255), label: 1, heldOut: false }),
             drawings({ image: new Float32Array(256).fill(NaN), label: 1, heldOut: false }),
             drawings({ image, label: 10, heldOut: false }),
             { ...drawings({ image, label: 1, heldOut: false }), strokes: [[]] },
-            { kind: "model", by: "training", checkpoint: "no bytes", losses: [], first: true },
+            { ...model, checkpoint: "no bytes" },
+            { ...model, checkpoint: null, classes: [10] },
+            { task: "sketches", kind: "names", names: [[0, " spaces "]] },
+            { task: "sketches", kind: "names", names: [["0", "cat"]] },
+            { task: "sketches", kind: "names", names: null },
           ])
             store.add(entry);
           // Of this form, but no checkpoint: perhaps one of a later version.
-          store.add({ kind: "model", by: "training", checkpoint: new Uint8Array(100), losses: [1], first: true });
+          store.add({ ...model, checkpoint: new Uint8Array(100) });
           transaction.oncomplete = () => (request.result.close(), resolve());
           transaction.onabort = () => reject(transaction.error);
         };
@@ -360,7 +366,7 @@ it("leaves out what is damaged, and keeps the rest", async (t) => {
     DATABASE,
   );
   await page.reload();
-  await message(page, "9 of the entries kept here were damaged and have been removed: the others are here");
+  await message(page, "14 of the entries kept here were damaged and have been removed: the others are here");
   assert.deepEqual([await labels(page), await isOwn(page)], [[2, 2], false]);
   await page.reload();
   await message(page, "Your last model does not fit this version of the page: press Train to make a new one");

@@ -13,20 +13,21 @@ export interface NameActions {
 /** A form for a new name, and a list of the names. */
 export class NameMenu {
   #classes: Classes = new Map();
-  readonly #input: HTMLInputElement;
+  /** Where a new name is typed. */
+  readonly field: HTMLInputElement;
 
   constructor(
     private readonly form: HTMLFormElement,
     private readonly list: Element,
     private readonly actions: NameActions,
   ) {
-    this.#input = form.querySelector("input")!;
-    this.#input.addEventListener("input", () => this.#input.setCustomValidity(""));
+    this.field = form.querySelector("input")!;
+    this.field.addEventListener("input", () => this.field.setCustomValidity(""));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      const name = this.#checked(this.#input, null);
+      const name = this.#checked(this.field, null);
       if (name === null) return;
-      this.#input.value = "";
+      this.field.value = "";
       actions.add(name);
     });
   }
@@ -36,12 +37,10 @@ export class NameMenu {
     const full = classes.size >= MAX_NAMES;
     for (const control of this.form.querySelectorAll<HTMLInputElement | HTMLButtonElement>("input, button"))
       control.disabled = full;
-    this.#input.placeholder = full ? `${MAX_NAMES} names are the most` : "New name, e.g. cat";
+    this.field.placeholder = full ? `At most ${MAX_NAMES} names` : "New name, e.g. cat";
     if (JSON.stringify([...classes]) === JSON.stringify([...this.#classes])) return;
     this.#classes = classes;
-    const focused = this.list.contains(document.activeElement);
     this.list.replaceChildren(...[...classes].map(([id, name]) => this.#row(id, name)));
-    if (focused) this.#input.focus();
   }
 
   #row(id: number, name: string): HTMLLIElement {

@@ -89,7 +89,7 @@ async function working(job: () => Promise<void>): Promise<void> {
     changedElsewhere = false;
     await reporting(async () => {
       const other = wanted() !== task;
-      enter(wanted());
+      if (other) enter(wanted());
       await update();
       if (other) greet();
     });
@@ -98,7 +98,7 @@ async function working(job: () => Promise<void>): Promise<void> {
   refresh();
   // A button that is disabled while it works loses the focus, and the keyboard its place.
   if (document.activeElement === document.body && focused instanceof HTMLElement)
-    focused.focus({ preventScroll: true });
+    (focused.isConnected ? focused : menu.field).focus({ preventScroll: true });
   void reporting(showGuess);
 }
 
@@ -385,29 +385,10 @@ const menu = new NameMenu(element<HTMLFormElement>("new-name"), element("name-li
   remove: (id) =>
     void working(async () => {
       const old = classes().get(id);
-      await update((entries) =>
-        classesIn(entries).has(id)
-          ? { add: [{ kind: "names", names: [[id, null]] }], remove: forgotten(entries, id) }
-          : {},
-      );
+      await update((entries) => (classesIn(entries).has(id) ? { add: [{ kind: "names", names: [[id, null]] }] } : {}));
       say(`Removed “${old}” and its drawings: Undo brings them back`);
     }),
 });
-
-/** Returns the keys of drawings that no longer can be kept for an undo once a class has been removed, too. */
-function forgotten(entries: readonly Entry[], id: number): number[] {
-  const known = classesIn(entries);
-  known.delete(id);
-  const hidden = entries.filter(
-    (entry) => entry.kind === "drawings" && entry.drawings.every(({ label }) => !known.has(label)),
-  );
-  let left = hidden.reduce((sum, entry) => sum + (entry as Drawn).drawings.length, 0);
-  return hidden.flatMap((entry) => {
-    if (left <= MAX_DRAWINGS) return [];
-    left -= (entry as Drawn).drawings.length;
-    return [entry.key];
-  });
-}
 
 async function train(): Promise<void> {
   const ran = await alone(async () => {

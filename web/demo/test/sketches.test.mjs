@@ -112,13 +112,12 @@ const load = (page, file) => page.getByLabel("Load", { exact: true }).setInputFi
 // What ONNX Runtime reads with the saved model, what onnxtrain reads with the checkpoint, and what its command line
 // reads in pictures of the drawings.
 const SCRIPT = `
-import csv, json, sys
+import csv, json, subprocess, sys
 from pathlib import Path
 import numpy as np, onnx, onnxruntime as ort
 from PIL import Image
 from onnxtrain import generate_artifacts
 from onnxtrain.api import CheckpointState, Module
-from onnxtrain.cli import main
 from onnxtrain.optimizers import AdamW
 scratch = Path(sys.argv[1])
 model = onnx.load(scratch / "sketches.onnx")
@@ -138,13 +137,14 @@ pictures = scratch / "pictures"
 pictures.mkdir()
 for i, image in enumerate(images):
     Image.fromarray(np.minimum(np.round(image[0] * 255), 255).astype(np.uint8)).save(pictures / f"{i:03}.png")
-main(["predict", str(scratch / "sketches.onnx"), "--data", str(pictures), "-o", str(scratch / "read.csv")])
+subprocess.run([sys.executable, "-m", "onnxtrain", "predict", scratch / "sketches.onnx", "--data", pictures,
+                "-o", scratch / "read.csv"], check=True, stdout=sys.stderr)
 with open(scratch / "read.csv", newline="", encoding="utf-8") as file:
     read = [row["class"] for row in csv.DictReader(file)]
 print(json.dumps({
     "outputs": [[d.dim_param or d.dim_value for d in o.type.tensor_type.shape.dim] for o in model.graph.output],
     "classes": known["classes"], "properties": json.loads(state.properties["onnxtrain.images"])["classes"],
-    "read": logits.argmax(1).tolist(), "difference": float(np.abs(logits - again).max()), "pictures": read,
+    "read": logits.argmax(1).tolist(), "difference": float(np.abs(logits - again).max() / np.abs(logits).max()), "pictures": read,
     **{key: drawings[key] for key in ("names", "labels", "held_out")},
 }))
 `;

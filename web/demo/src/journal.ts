@@ -61,25 +61,6 @@ export const drawingsIn = (entries: readonly Entry[], classes: ReadonlyMap<numbe
     entry.kind === "drawings" ? entry.drawings.filter(({ label }) => classes.has(label)) : [],
   );
 
-/** Returns the names by the numbers of their classes, in the order in which they were added. */
-export function namesIn(entries: readonly Entry[]): Map<number, string> {
-  const names = new Map<number, string>();
-  for (const [id, name] of entries.flatMap((entry) => (entry.kind === "names" ? entry.names : []))) {
-    if (name === null) names.delete(id);
-    else names.set(id, name);
-  }
-  return names;
-}
-
-/** Returns a number for a class that none has had before, also none of an earlier model. */
-export function newClass(entries: readonly Entry[]): number {
-  const ids = entries.flatMap((entry) => {
-    if (entry.kind === "names") return entry.names.map(([id]) => id);
-    return entry.kind === "model" ? entry.classes : [];
-  });
-  return Math.max(-1, ...ids) + 1;
-}
-
 /**
  * True if the next drawing of a class is held out: the second drawing of all, so that there is something to measure
  * from then on, the second of each class, and then every third of it.

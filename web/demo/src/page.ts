@@ -1,25 +1,22 @@
 /** The page: connects the drawing area, the buttons, the journal and the model. */
 
 import { drawCurve } from "./chart.js";
+import { type Assigned, assign, difference, namesIn } from "./classes.js";
 import { MAX_BYTES, decodeDrawings, download, encodeDrawings } from "./files.js";
 import {
   type Drawn,
   type Entry,
   Journal,
   type Modelled,
-  type Naming,
   type Plan,
   Refusal,
   alone,
   drawingsIn,
   isHeldOut,
   isModel,
-  namesIn,
-  newClass,
   undoable,
 } from "./journal.js";
 import { Model } from "./model.js";
-import { MAX_NAMES } from "./names.js";
 import { NameMenu } from "./naming.js";
 import { Pad, type Stroke } from "./pad.js";
 import { preprocess } from "./preprocess.js";
@@ -316,15 +313,6 @@ function takeBack({ drawings, strokes }: Drawn, known: Classes): void {
   pad.set([...strokes]);
 }
 
-/** Returns what an undo has changed in the names. */
-function difference(before: Classes, now: Classes): string {
-  const gone = [...before].filter(([id]) => !now.has(id)).map(([, name]) => name);
-  if (gone.length)
-    return `Took back the name${gone.length > 1 ? "s" : ""} ${gone.map((name) => `“${name}”`).join(", ")}`;
-  const [id, name] = [...now].find(([key, value]) => before.get(key) !== value)!;
-  return before.has(id) ? `“${before.get(id)}” is called “${name}” again` : `“${name}” is back, with its drawings`;
-}
-
 /** Adds a model, of the classes that the task has unless it says others. */
 async function addModel(
   content: Pick<Modelled, "by" | "checkpoint" | "losses">,
@@ -339,24 +327,6 @@ async function addModel(
     };
   });
   notice.textContent = journal.trouble;
-}
-
-interface Assigned {
-  /** Number of the class per name. */
-  readonly ids: readonly number[];
-  /** An entry with the names that are new. */
-  readonly added: readonly { kind: "names"; names: readonly Naming[] }[];
-}
-
-/** Finds classes for the names of a file; new names become new classes. */
-function assign(entries: readonly Entry[], names: readonly string[], file: string): Assigned {
-  const known = new Map([...classesIn(entries)].map(([id, name]) => [name, id]));
-  const first = newClass(entries);
-  const added = names.filter((name) => !known.has(name)).map((name, i): Naming => [first + i, name]);
-  if (known.size + added.length > MAX_NAMES)
-    throw new Refusal(`${file} has too many new names: ${MAX_NAMES} are the most. Nothing has changed`);
-  for (const [id, name] of added) known.set(name!, id);
-  return { ids: names.map((name) => known.get(name)!), added: added.length ? [{ kind: "names", names: added }] : [] };
 }
 
 const menu = new NameMenu(element<HTMLFormElement>("new-name"), element("name-list"), {

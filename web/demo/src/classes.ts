@@ -23,6 +23,7 @@ function newClass(entries: readonly Entry[]): number {
   return Math.max(-1, ...ids) + 1;
 }
 
+/** The classes of names. */
 export interface Assigned {
   /** Number of the class per name. */
   readonly ids: readonly number[];
@@ -30,13 +31,13 @@ export interface Assigned {
   readonly added: readonly { kind: "names"; names: readonly Naming[] }[];
 }
 
-/** Finds classes for the names of a file; new names become new classes. */
+/** Finds classes for names; new names become new classes. `file`, which has the names, begins the message of an error. */
 export function assign(entries: readonly Entry[], names: readonly string[], file: string): Assigned {
   const known = new Map([...namesIn(entries)].map(([id, name]) => [name, id]));
   const first = newClass(entries);
   const added = names.filter((name) => !known.has(name)).map((name, i): Naming => [first + i, name]);
   if (known.size + added.length > MAX_NAMES)
-    throw new Refusal(`${file} has too many new names: ${MAX_NAMES} are the most. Nothing has changed`);
+    throw new Refusal(`${file} would make more than ${MAX_NAMES} names: nothing has changed`);
   for (const [id, name] of added) known.set(name!, id);
   return { ids: names.map((name) => known.get(name)!), added: added.length ? [{ kind: "names", names: added }] : [] };
 }
@@ -46,6 +47,8 @@ export function difference(before: Classes, now: Classes): string {
   const gone = [...before].filter(([id]) => !now.has(id)).map(([, name]) => name);
   if (gone.length)
     return `Took back the name${gone.length > 1 ? "s" : ""} ${gone.map((name) => `“${name}”`).join(", ")}`;
-  const [id, name] = [...now].find(([key, value]) => before.get(key) !== value)!;
+  const changed = [...now].find(([id, name]) => before.get(id) !== name);
+  if (!changed) return "Took back a change of the names";
+  const [id, name] = changed;
   return before.has(id) ? `“${before.get(id)}” is called “${name}” again` : `“${name}” is back, with its drawings`;
 }

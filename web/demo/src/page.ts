@@ -333,7 +333,7 @@ const menu = new NameMenu(element<HTMLFormElement>("new-name"), element("name-li
   add: (name) =>
     void working(async () => {
       await update((entries) => {
-        const { added } = assign(entries, [name], name);
+        const { added } = assign(entries, [name], `“${name}”`);
         if (!added.length) throw new Refusal(`There is a name “${name}” already`);
         return { add: added };
       });
@@ -346,6 +346,7 @@ const menu = new NameMenu(element<HTMLFormElement>("new-name"), element("name-li
       await update((entries) => {
         const known = classesIn(entries);
         if (!known.has(id)) throw new Refusal("Another tab has removed this name");
+        if (known.get(id) === name) return {};
         if ([...known].some(([other, taken]) => other !== id && taken === name))
           throw new Refusal(`There is a name “${name}” already`);
         return { add: [{ kind: "names", names: [[id, name]] }] };

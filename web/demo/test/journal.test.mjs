@@ -262,7 +262,7 @@ function namesAfter(steps) {
 }
 
 const NAME_CRASHES = Math.ceil(CRASHES / 5);
-it(`loses no name but the one in flight in ${NAME_CRASHES} crashes`, { timeout: 30_000 * NAME_CRASHES }, async (t) => {
+it(`loses no name but the one in flight in ${NAME_CRASHES} crashes`, { timeout: 60_000 * NAME_CRASHES }, async (t) => {
   const { context, open } = await start(t);
   let begun = 0;
   await context.exposeFunction("beginning", (step) => (begun = step));

@@ -185,7 +185,6 @@ it("learns names, and others later; keeps what it knows; Python agrees; offline"
   await rename(page, "cat", "kitten");
   assert.deepEqual(await names(page), ["kitten", "Haus 家", "<b>fish</b>"]);
   assert.equal(await text(page, "Accuracy after"), "100%");
-  if (images) await page.screenshot({ path: join(images, "sketches.png"), fullPage: true });
 
   await remove(page, "Haus 家");
   assert.deepEqual([await names(page), await text(page, "Drawings")], [["kitten", "<b>fish</b>"], "6"]);
@@ -314,6 +313,8 @@ it("keeps each task's drawings, model, ink and way back to itself", async (t) =>
   await add(page, hand, "boat", 2);
   await train(page);
   await hand.draw(page, 2);
+  await page.getByText(/^Now: boat/).waitFor();
+  if (images) await page.screenshot({ path: join(images, "sketches.png"), fullPage: true });
   const link = (one) => page.getByRole("link", { name: one, exact: true });
   await link("Digits").click();
   await message(page, "Ready: draw a digit");

@@ -1,15 +1,17 @@
 /**
- * Keeps what the user did as a journal in the browser's database: an entry adds drawings or replaces the model, and an
- * undo removes the last one.
+ * Keeps what the user did as a journal in the browser's database: an entry adds drawings, changes names or replaces the
+ * model, and an undo removes the last one. Each task has a history of its own.
  *
  * Each change is one transaction that reads the journal and writes one entry. The database runs the transactions of all
  * tabs one after the other and completes each of them or none of it, so that tabs never overwrite each other and a crash
  * loses at most the change in flight.
  */
 
+import { isName } from "./names.js";
 import type { Stroke } from "./pad.js";
 import { SIZE } from "./preprocess.js";
 import type { Drawing } from "./protocol.js";
+import type { TaskId } from "./tasks.js";
 
 /** Drawings that were added together. */
 export interface Drawn {
@@ -25,30 +27,43 @@ export interface Modelled {
   readonly by: "training" | "file" | "reset";
   /** Parameters and optimizer state; null for the base model. */
   readonly checkpoint: Uint8Array | null;
+  /** Its classes in the order of its outputs: digits, or numbers of names. */
+  readonly classes: readonly number[];
   /** Losses of the training, for the curve. */
   readonly losses: readonly number[];
   /** True if no model came before. */
   readonly first: boolean;
 }
 
-export type Content = Drawn | Modelled;
-export type Entry = Content & { readonly key: number };
-/** What to do to the journal, given its entries. May run twice. */
-export type Plan = (entries: readonly Entry[]) => { add?: Content; remove?: readonly number[] };
+/** The number of a class, which it keeps when it is renamed, and its name; null removes it. */
+export type Naming = readonly [id: number, name: string | null];
+
+/** Names that were added, changed or removed together. */
+export interface Named {
+  readonly kind: "names";
+  readonly names: readonly Naming[];
+}
+
+export type Content = Drawn | Modelled | Named;
+export type Entry = Content & { readonly key: number; readonly task: TaskId };
+/** What to do to the journal, given the entries of the task. May run twice. */
+export type Plan = (entries: readonly Entry[]) => { add?: readonly Content[]; remove?: readonly number[] };
 
 /** A change that cannot be made, with a message to the user. Nothing has changed. */
 export class Refusal extends Error {}
 
 /** True if an entry is a model. */
-export const isModel = (entry: Entry): entry is Modelled & { key: number } => entry.kind === "model";
+export const isModel = (entry: Entry): entry is Modelled & Entry => entry.kind === "model";
 
-/** Returns all drawings, in the order in which they were added. */
-export const drawingsIn = (entries: readonly Entry[]): Drawing[] =>
-  entries.flatMap((entry) => (entry.kind === "drawings" ? entry.drawings : []));
+/** Returns the drawings of the classes, in the order in which they were added. */
+export const drawingsIn = (entries: readonly Entry[], classes: ReadonlyMap<number, string>): Drawing[] =>
+  entries.flatMap((entry) =>
+    entry.kind === "drawings" ? entry.drawings.filter(({ label }) => classes.has(label)) : [],
+  );
 
 /**
- * True if the next drawing of a digit is held out: the second drawing of all, so that there is something to measure
- * from then on, the second of each digit, and then every third of it.
+ * True if the next drawing of a class is held out: the second drawing of all, so that there is something to measure
+ * from then on, the second of each class, and then every third of it.
  */
 export function isHeldOut(drawings: readonly Drawing[], label: number): boolean {
   const same = drawings.filter((drawing) => drawing.label === label);
@@ -63,11 +78,15 @@ export function undoable(entries: readonly Entry[]): Entry | undefined {
 
 const NAME = "onnxtrain-handwriting";
 const STORE = "journal";
-const VERSION = 2;
+const VERSION = 3;
+const DIGITS = [...Array(10).keys()];
 // A tab with an old version of the page may block the upgrade of the database.
 const PATIENCE = 5000;
 
-/** Opens the database, of which version 1 held one record with all drawings and the model. */
+/**
+ * Opens the database. Version 1 held one record with all drawings and the model, version 2 a journal of the digits
+ * alone.
+ */
 function open(): Promise<IDBDatabase> {
   return new Promise((resolve, reject) => {
     const request = indexedDB.open(NAME, VERSION);
@@ -76,16 +95,25 @@ function open(): Promise<IDBDatabase> {
       late = true;
       reject(new DOMException("", "TimeoutError"));
     }, PATIENCE);
-    request.onupgradeneeded = () => {
+    request.onupgradeneeded = ({ oldVersion }) => {
       const database = request.result;
+      if (oldVersion === 2) {
+        const journal = request.transaction!.objectStore(STORE);
+        const reading = journal.getAll() as IDBRequest<Record<string, unknown>[]>;
+        reading.onsuccess = () => {
+          for (const entry of reading.result) journal.put({ ...entry, task: "digits", classes: DIGITS });
+        };
+        return;
+      }
       const journal = database.createObjectStore(STORE, { keyPath: "key", autoIncrement: true });
       if (!database.objectStoreNames.contains("state")) return;
       const reading = request.transaction!.objectStore("state").get("kept") as IDBRequest<Record<string, unknown>>;
       reading.onsuccess = () => {
         const { drawings, checkpoint, losses } = reading.result ?? {};
+        const add = (content: object): unknown => journal.add({ ...content, task: "digits", classes: DIGITS });
         if (Array.isArray(drawings))
-          for (const drawing of drawings) journal.add({ kind: "drawings", drawings: [drawing], strokes: [] });
-        if (checkpoint) journal.add({ kind: "model", by: "training", checkpoint, losses, first: true });
+          for (const drawing of drawings) add({ kind: "drawings", drawings: [drawing], strokes: [] });
+        if (checkpoint) add({ kind: "model", by: "training", checkpoint, losses, first: true });
         database.deleteObjectStore("state");
       };
     };
@@ -101,27 +129,37 @@ function open(): Promise<IDBDatabase> {
   });
 }
 
-/** True if a value is a drawing: what other programs wrote is not trusted. */
-export function isDrawing(value: unknown): value is Drawing {
+/** True if a value is a drawing of a class from 0 to `last`: what other programs wrote is not trusted. */
+export function isDrawing(value: unknown, last: number): value is Drawing {
   const { image, label, heldOut } = (value ?? {}) as Partial<Drawing>;
   return (
     image instanceof Float32Array &&
     image.length === SIZE * SIZE &&
     image.every((pixel) => pixel >= 0 && pixel <= 1) &&
-    Number.isInteger(label) &&
-    label! >= 0 &&
-    label! <= 9 &&
+    isClass(label, last) &&
     typeof heldOut === "boolean"
   );
 }
 
+const isClass = (value: unknown, last: number): boolean =>
+  Number.isInteger(value) && (value as number) >= 0 && (value as number) <= last;
+
 function isEntry(value: unknown): value is Entry {
   const entry = (value ?? {}) as Record<string, unknown>;
   const isList = (list: unknown, test: (item: unknown) => boolean): boolean => Array.isArray(list) && list.every(test);
+  if (entry.task !== "digits" && entry.task !== "sketches") return false;
+  const last = entry.task === "digits" ? 9 : 2 ** 31;
   if (entry.kind === "model")
     return (
-      (entry.checkpoint === null || entry.checkpoint instanceof Uint8Array) && isList(entry.losses, Number.isFinite)
+      (entry.checkpoint === null || entry.checkpoint instanceof Uint8Array) &&
+      isList(entry.losses, Number.isFinite) &&
+      isList(entry.classes, (id) => isClass(id, last))
     );
+  if (entry.kind === "names")
+    return isList(entry.names, (naming) => {
+      const [id, name] = Array.isArray(naming) ? (naming as unknown[]) : [];
+      return isClass(id, last) && (name === null || isName(name));
+    });
   const isPoint = (point: unknown): boolean => {
     const { x, y } = (point ?? {}) as Record<string, unknown>;
     return Number.isFinite(x) && Number.isFinite(y);
@@ -129,7 +167,10 @@ function isEntry(value: unknown): value is Entry {
   const isStroke = (stroke: unknown): boolean => isList(stroke, isPoint) && (stroke as unknown[]).length > 0;
   const { drawings } = entry as Partial<Drawn>;
   return (
-    entry.kind === "drawings" && isList(drawings, isDrawing) && drawings!.length > 0 && isList(entry.strokes, isStroke)
+    entry.kind === "drawings" &&
+    isList(drawings, (drawing) => isDrawing(drawing, last)) &&
+    drawings!.length > 0 &&
+    isList(entry.strokes, isStroke)
   );
 }
 
@@ -156,6 +197,8 @@ export class Journal {
   trouble = "";
   /** Number of entries that could not be read and have been removed. */
   damaged = 0;
+  /** The task whose entries are read and changed. */
+  task: TaskId = "digits";
   #stored: Entry[] = [];
   // What the browser has not kept yet: entries to add, with keys below 0, and keys to remove. The next change tries again.
   #waiting: Entry[] = [];
@@ -172,8 +215,14 @@ export class Journal {
     }
   }
 
+  /** The entries of the task. */
   get entries(): readonly Entry[] {
-    return [...this.#stored.filter(({ key }) => !this.#removed.has(key)), ...this.#waiting];
+    return this.#present(this.#stored);
+  }
+
+  #present(stored: readonly Entry[]): Entry[] {
+    const entries = [...stored.filter(({ key }) => !this.#removed.has(key)), ...this.#waiting];
+    return entries.filter(({ task }) => task === this.task);
   }
 
   /**
@@ -194,9 +243,9 @@ export class Journal {
 
   /** Returns entries to add and keys to remove, with those of earlier changes that the browser has not kept. */
   #applied(plan: Plan, stored: readonly Entry[]): [Entry[], Set<number>] {
-    const { add, remove = [] } = plan([...stored.filter(({ key }) => !this.#removed.has(key)), ...this.#waiting]);
+    const { add = [], remove = [] } = plan(this.#present(stored));
     const waiting = this.#waiting.filter(({ key }) => !remove.includes(key));
-    if (add) waiting.push({ ...add, key: --this.#keys });
+    for (const content of add) waiting.push({ ...content, task: this.task, key: --this.#keys });
     return [waiting, new Set([...this.#removed, ...remove.filter((key) => key > 0)])];
   }
 
@@ -228,7 +277,7 @@ export class Journal {
             for (const key of [...broken, ...removed]) store.delete(key);
             for (const { key: _, ...content } of waiting) {
               const adding = store.add(content) as IDBRequest<number>;
-              adding.onsuccess = () => added.push({ ...(content as Content), key: adding.result });
+              adding.onsuccess = () => added.push({ ...content, key: adding.result } as Entry);
             }
             damaged = broken.length;
             changed = damaged + waiting.length + removed.size > 0;

@@ -14,6 +14,8 @@ const STEP = 6;
 /** A square canvas that collects strokes. */
 export class Pad {
   strokes: Stroke[] = [];
+  /** Shown while nothing is drawn. */
+  hint = "";
   /** Called after each change, and while a stroke is drawn. */
   onChange: () => void = () => {};
   readonly #canvas: HTMLCanvasElement;
@@ -149,7 +151,7 @@ export class Pad {
       context.fillStyle = style.getPropertyValue("--soft");
       context.font = "16px system-ui, sans-serif";
       context.textAlign = "center";
-      context.fillText("Draw a digit here", EXTENT / 2, EXTENT / 2);
+      context.fillText(this.hint, EXTENT / 2, EXTENT / 2);
     }
     if (!this.#keyboard) return;
     context.beginPath();

@@ -2,12 +2,13 @@
 
 import { keepOffline } from "./offline.js";
 import { drawCurve } from "./chart.js";
+import { type Assigned, assign, difference, namesIn } from "./classes.js";
 import { MAX_BYTES, decodeDrawings, download, encodeDrawings } from "./files.js";
 import {
-  type Content,
   type Drawn,
   type Entry,
   Journal,
+  type Modelled,
   type Plan,
   Refusal,
   alone,
@@ -17,12 +18,13 @@ import {
   undoable,
 } from "./journal.js";
 import { Model } from "./model.js";
-import { Pad } from "./pad.js";
+import { NameMenu } from "./naming.js";
+import { Pad, type Stroke } from "./pad.js";
 import { preprocess } from "./preprocess.js";
 import type { Drawing } from "./protocol.js";
-import { type Readings, digitChoice, sentence, showAccuracy, showDrawings } from "./views.js";
+import { TASKS, type Task } from "./tasks.js";
+import { Choice, type Classes, type Readings, sentence, showAccuracy, showDrawings } from "./views.js";
 
-const EPOCHS = 5;
 const MAX_DRAWINGS = 1000;
 // So many models can be undone.
 const MAX_MODELS = 8;
@@ -36,13 +38,18 @@ const progress = element<HTMLProgressElement>("progress");
 const curve = element<SVGSVGElement>("curve");
 const files = element("files");
 const loader = element<HTMLInputElement>("load");
-const { radios, showBars } = digitChoice(element("digits"));
+const choice = new Choice(element("digits"));
 
 const model = new Model();
 const journal = new Journal();
 const pad = new Pad(element<HTMLCanvasElement>("pad"), (text) => (guess.textContent = text));
-// Key of the journal's entry whose model the worker has; 0 for the base model.
-let present = 0;
+// The task that the user wants is in the address, so that it can be linked to, and the browser's Back works.
+const wanted = (): Task => TASKS.find(({ id }) => location.hash === `#/${id}`) ?? TASKS[0]!;
+let task = wanted();
+// What was on the drawing area when the user left a task.
+const inks = new Map<Task, Stroke[]>();
+// Which model the worker has, as `signature` tells.
+let present = "";
 // Keys of models that do not fit this version of the page.
 const unreadable = new Set<number>();
 let losses: readonly number[] = [];
@@ -51,10 +58,18 @@ let busy = true;
 let opened = false;
 let changedElsewhere = false;
 // What the models read, by drawing: of the model with the key `by`.
-const read = new WeakMap<Drawing, Readings & { by: number }>();
+const read = new WeakMap<Drawing, Readings & { by: string }>();
 
-const latestModel = (): (Entry & { kind: "model" }) | undefined =>
+const latestModel = (): (Entry & Modelled) | undefined =>
   journal.entries.filter(isModel).findLast(({ key }) => !unreadable.has(key));
+
+/** Returns the classes of the task by their numbers, which drawings have as labels. */
+const classesIn = (entries: readonly Entry[]): Map<number, string> =>
+  task.names ? new Map(task.names.entries()) : namesIn(entries);
+const classes = (): Map<number, string> => classesIn(journal.entries);
+const drawn = (entries: readonly Entry[] = journal.entries): Drawing[] => drawingsIn(entries, classesIn(entries));
+
+const signature = (model = latestModel()): string => `${task.id} ${model?.key ?? 0} ${[...classes().keys()].join()}`;
 
 function say(text: string, failed = false): void {
   status.textContent = text;
@@ -70,13 +85,18 @@ async function working(job: () => Promise<void>): Promise<void> {
   // What other tabs did meanwhile.
   while (changedElsewhere && opened) {
     changedElsewhere = false;
-    await reporting(update);
+    await reporting(async () => {
+      const other = wanted() !== task;
+      if (other) enter(wanted());
+      await update();
+      if (other) greet();
+    });
   }
   busy = false;
   refresh();
   // A button that is disabled while it works loses the focus, and the keyboard its place.
   if (document.activeElement === document.body && focused instanceof HTMLElement)
-    focused.focus({ preventScroll: true });
+    (focused.isConnected ? focused : menu.field).focus({ preventScroll: true });
   void reporting(showGuess);
 }
 
@@ -93,19 +113,59 @@ async function reporting(job: () => Promise<void>): Promise<void> {
 /** Enables and disables the buttons. */
 function refresh(): void {
   page.setAttribute("aria-busy", String(busy));
-  const drawings = drawingsIn(journal.entries);
+  const drawings = drawn();
+  const some = classes().size > 0;
   const possible: Record<string, boolean> = {
-    add: true,
+    names: true,
+    add: some,
     undo: pad.strokes.length > 0 || !!undoable(journal.entries),
-    train: drawings.some((drawing) => !drawing.heldOut),
+    train: learnable(drawings),
     base: !!latestModel()?.checkpoint,
-    "save-model": true,
-    save: true,
+    "save-model": some,
+    save: some,
     "save-drawings": drawings.length > 0,
     load: true,
   };
   for (const [id, enabled] of Object.entries(possible))
     element<HTMLButtonElement>(id).disabled = busy || !opened || !enabled;
+  element<HTMLFieldSetElement>("naming").disabled = busy || !opened;
+}
+
+/** True if there are drawings to learn, of enough classes. */
+function learnable(drawings: readonly Drawing[]): boolean {
+  return new Set(drawings.filter(({ heldOut }) => !heldOut).map(({ label }) => label)).size >= task.least;
+}
+
+/** Shows a task, without what the journal holds. */
+function enter(next: Task): void {
+  inks.set(task, pad.strokes);
+  task = next;
+  journal.task = task.id;
+  for (const { id } of TASKS) {
+    const link = element(`task-${id}`);
+    if (id === task.id) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = task.title;
+  const texts: Record<string, string> = {
+    title: task.title,
+    intro: task.intro,
+    legend: task.legend,
+    keys: task.keys,
+    measured: task.measured,
+  };
+  for (const [id, text] of Object.entries(texts)) element(id).textContent = text;
+  element("pad").setAttribute("aria-label", task.area);
+  element("list").dataset.empty = task.empty;
+  page.classList.toggle("named", !task.names);
+  element("names").hidden = !!task.names;
+  pad.hint = task.hint;
+  pad.set(inks.get(task) ?? []);
+}
+
+/** Says what to do first. */
+function greet(): void {
+  say(latestModel()?.checkpoint ? "Ready: your own model" : task.ready);
 }
 
 /** Changes the journal, and shows what it holds then. */
@@ -117,26 +177,36 @@ async function update(plan?: Plan): Promise<void> {
 
 /** Brings the worker and the page in line with the journal. */
 async function follow(): Promise<void> {
-  for (let entry = latestModel(); (entry?.key ?? 0) !== present; entry = latestModel()) {
+  for (let entry = latestModel(); signature(entry) !== present; entry = latestModel()) {
+    const ids = [...classes().keys()];
     try {
-      if (entry?.checkpoint) await model.call("load", entry.checkpoint);
-      else await model.call("reset");
+      // Without names there is nothing to read.
+      if (ids.length)
+        await model.call(
+          "load",
+          entry?.checkpoint ?? null,
+          ids.map((id) => entry?.classes.indexOf(id) ?? -1),
+          !!task.names,
+        );
     } catch (error) {
-      if ((error as Error).name !== "FileError") throw error;
-      unreadable.add(entry!.key);
+      if ((error as Error).name !== "FileError" || !entry) throw error;
+      unreadable.add(entry.key);
       continue;
     }
-    present = entry?.key ?? 0;
+    present = signature(entry);
     losses = entry?.losses ?? [];
     steps = losses.length;
     progress.value = 0;
   }
+  choice.show(classes());
+  menu.show(classes());
   await measure();
 }
 
 /** Lets the models read the drawings that they have not read yet, and shows the results. */
 async function measure(): Promise<void> {
-  const drawings = drawingsIn(journal.entries);
+  const drawings = drawn();
+  const known = classes();
   const own = !!latestModel()?.checkpoint;
   const unknown = drawings.filter((drawing) => read.get(drawing)?.by !== present);
   const { before, after } = await model.call(
@@ -151,9 +221,9 @@ async function measure(): Promise<void> {
   element("held-out").textContent = drawings.length
     ? `${drawings.length - heldOut.length} to learn, ${heldOut.length} held out`
     : "";
-  showDrawings(element("list"), drawings, (drawing) => read.get(drawing));
-  showAccuracy(element("before"), element("before-count"), heldOut, (drawing) => read.get(drawing)?.before);
-  showAccuracy(element("after"), element("after-count"), heldOut, (drawing) => read.get(drawing)?.after);
+  showDrawings(element("list"), drawings, known, (drawing) => read.get(drawing));
+  showAccuracy(element("before"), element("before-count"), heldOut, known, (drawing) => read.get(drawing)?.before);
+  showAccuracy(element("after"), element("after-count"), heldOut, known, (drawing) => read.get(drawing)?.after);
   page.classList.toggle("own", own);
   drawCurve(curve, losses, Math.max(steps, losses.length));
 }
@@ -169,17 +239,17 @@ async function showGuess(): Promise<void> {
     while (asked && !busy && opened) {
       asked = false;
       const image = prepared();
-      if (!image) {
-        showBars(null);
+      if (!image || !classes().size) {
+        choice.showBars(null);
         if (!pad.drawing) guess.textContent = "";
         continue;
       }
       const own = !!latestModel()?.checkpoint;
       const { before, after } = await model.call("read", [image]);
       const readings = { before: before[0]!, after: own ? after[0]! : null };
-      showBars(readings);
+      choice.showBars(readings);
       // Screen readers hear the result of a stroke only.
-      if (!pad.drawing) guess.textContent = sentence(readings);
+      if (!pad.drawing) guess.textContent = sentence(readings, classes());
     }
   } finally {
     asking = false;
@@ -194,33 +264,35 @@ function prepared(): Float32Array | null {
 
 function add(): void {
   const image = prepared();
-  const chosen = radios.find((radio) => radio.checked);
-  if (!image) return say("Draw a digit first, then choose which one it is", true);
-  if (!chosen) return say("Choose which digit this is, then press Add", true);
-  const label = Number(chosen.value);
+  const label = choice.chosen;
+  if (!image) return say(task.draw, true);
+  if (label === null) return say(task.choose, true);
   const strokes = pad.strokes;
   pad.set([]);
   void working(async () => {
     let heldOut = false;
     try {
       await update((entries) => {
-        const drawings = drawingsIn(entries);
+        const drawings = drawn(entries);
+        if (!classesIn(entries).has(label)) throw new Refusal("Another tab has removed this name: choose another one");
         if (drawings.length >= MAX_DRAWINGS)
           throw new Refusal(`There are ${MAX_DRAWINGS} drawings, which is the most: undo some first`);
         heldOut = isHeldOut(drawings, label);
-        return { add: { kind: "drawings", drawings: [{ image, label, heldOut }], strokes } };
+        return { add: [{ kind: "drawings", drawings: [{ image, label, heldOut }], strokes }] };
       });
     } catch (error) {
       if (error instanceof Refusal) pad.set(strokes);
       throw error;
     }
-    say(`Added a ${label}${heldOut ? ", held out to measure the accuracy" : ""}`);
+    const more = learnable(drawn()) || task.least < 2 ? "" : "; Train needs drawings of two names to learn";
+    say(`Added ${task.one(classes().get(label)!)}${heldOut ? ", held out to measure the accuracy" : ""}${more}`);
   });
 }
 
 async function undo(): Promise<void> {
   if (pad.strokes.length) return pad.set(pad.strokes.slice(0, -1));
   const shown = undoable(journal.entries)!;
+  const before = classes();
   let changed = false;
   await update((entries) => {
     changed = undoable(entries)?.key !== shown.key;
@@ -229,29 +301,66 @@ async function undo(): Promise<void> {
   if (changed)
     throw new Refusal("Another tab has just changed the drawings or the model: look at them, then press Undo again");
   if (shown.kind === "model") say(latestModel()?.checkpoint ? "Back to the model before" : "Back to the base model");
-  else takeBack(shown);
+  else if (shown.kind === "names") say(difference(before, classes()));
+  else takeBack(shown, before);
 }
 
-function takeBack({ drawings, strokes }: Drawn): void {
-  say(drawings.length > 1 ? `Took back ${drawings.length} drawings` : `Took back a ${drawings[0]!.label}`);
+function takeBack({ drawings, strokes }: Drawn, known: Classes): void {
+  say(
+    drawings.length > 1
+      ? `Took back ${drawings.length} drawings`
+      : `Took back ${task.one(known.get(drawings[0]!.label) ?? "")}`,
+  );
   pad.set([...strokes]);
 }
 
-/** Adds a model that the worker already has, unless it is the base model. */
-async function addModel(content: Omit<Content & { kind: "model" }, "kind" | "first">): Promise<void> {
+/** Adds a model, of the classes that the task has unless it says others. */
+async function addModel(
+  content: Pick<Modelled, "by" | "checkpoint" | "losses">,
+  classesFor?: (entries: readonly Entry[]) => Assigned,
+): Promise<void> {
   await journal.change((entries) => {
     const models = entries.filter(isModel);
+    const { ids, added } = classesFor?.(entries) ?? { ids: [...classesIn(entries).keys()], added: [] };
     return {
-      add: { kind: "model", ...content, first: !models.length },
+      add: [...added, { kind: "model", ...content, classes: ids, first: !models.length }],
       remove: models.slice(0, Math.max(0, models.length + 1 - MAX_MODELS)).map(({ key }) => key),
     };
   });
   notice.textContent = journal.trouble;
-  present = content.checkpoint ? latestModel()!.key : present;
-  ({ losses } = content);
-  steps = losses.length;
-  await follow();
 }
+
+const menu = new NameMenu(element<HTMLFormElement>("new-name"), element("name-list"), {
+  add: (name) =>
+    void working(async () => {
+      await update((entries) => {
+        const { added } = assign(entries, [name], `“${name}”`);
+        if (!added.length) throw new Refusal(`There is a name “${name}” already`);
+        return { add: added };
+      });
+      say(`Added the name “${name}”: draw it`);
+      choice.choose(classes().size - 1);
+    }),
+  rename: (id, name) =>
+    void working(async () => {
+      const old = classes().get(id);
+      await update((entries) => {
+        const known = classesIn(entries);
+        if (!known.has(id)) throw new Refusal("Another tab has removed this name");
+        if (known.get(id) === name) return {};
+        if ([...known].some(([other, taken]) => other !== id && taken === name))
+          throw new Refusal(`There is a name “${name}” already`);
+        return { add: [{ kind: "names", names: [[id, name]] }] };
+      });
+      say(`“${old}” is called “${name}” now`);
+    }),
+  remove: (id) =>
+    void working(async () => {
+      const old = classes().get(id);
+      await update((entries) => (classesIn(entries).has(id) ? { add: [{ kind: "names", names: [[id, null]] }] } : {}));
+      say(`Removed “${old}” and its drawings: Undo brings them back`);
+    }),
+});
 
 async function train(): Promise<void> {
   const ran = await alone(async () => {
@@ -263,20 +372,28 @@ async function train(): Promise<void> {
       learned.push(loss);
       progress.max = all;
       progress.value = step;
-      say(`Training: epoch ${epoch} of ${EPOCHS}`);
+      say(`Training: epoch ${epoch} of ${task.epochs}`);
       drawCurve(curve, learned, all);
     };
     const begin = performance.now();
     try {
-      const { times } = await model.call("train", drawingsIn(journal.entries), EPOCHS);
+      const ids = [...classes().keys()];
+      const labelled = drawn().map((drawing) => ({ ...drawing, label: ids.indexOf(drawing.label) }));
+      const { times } = await model.call("train", labelled, task.epochs);
       performance.measure("personalisation", { start: begin, detail: { times } });
     } catch (error) {
       // The worker's model has learned a part of it.
-      present = -Infinity;
+      present = "";
       await follow();
       throw error;
     }
-    await addModel({ by: "training", checkpoint: await model.call("save"), losses: learned });
+    // The worker has this model already, unless another tab has changed the names meanwhile.
+    const ids = [...classes().keys()];
+    const checkpoint = await model.call("save", [...classes().values()]);
+    await addModel({ by: "training", checkpoint, losses: learned }, () => ({ ids, added: [] }));
+    if ([...classes().keys()].join() === ids.join()) present = signature();
+    [losses, steps] = [learned, learned.length];
+    await follow();
     say("Trained");
   });
   if (!ran) say("Another tab is training: wait until it has finished, then press Train again", true);
@@ -284,17 +401,19 @@ async function train(): Promise<void> {
 
 async function backToBase(): Promise<void> {
   await addModel({ by: "reset", checkpoint: null, losses: [] });
+  await follow();
   say("Back to the base model: Undo brings yours back");
 }
 
-async function save(name: string, call: "save" | "export"): Promise<void> {
-  download(name, (await model.call(call)) as Uint8Array<ArrayBuffer>);
+async function save(ending: string, call: "save" | "export"): Promise<void> {
+  const name = `${task.file}.${ending}`;
+  download(name, (await model.call(call, [...classes().values()])) as Uint8Array<ArrayBuffer>);
   say(`Saved the model as ${name}`);
 }
 
 async function saveDrawings(): Promise<void> {
-  download("drawings.json", encodeDrawings(drawingsIn(journal.entries)));
-  say("Saved the drawings as drawings.json");
+  download(task.drawings, encodeDrawings(drawn(), task.names ? undefined : classes()));
+  say(`Saved the drawings as ${task.drawings}`);
 }
 
 async function load(): Promise<void> {
@@ -313,37 +432,54 @@ async function load(): Promise<void> {
   }
 }
 
+/** Throws a Refusal if a file is one of the other task. */
+function requireTask(name: string, names: readonly string[] | null): void {
+  if (!!names === !task.names) return;
+  const right = names ? "sketches with names: choose My sketches" : "digits: choose Digits";
+  throw new Refusal(`${name} holds ${right}, then load it. Nothing has changed`);
+}
+
 async function loadDrawings(name: string, bytes: Uint8Array): Promise<void> {
-  let loaded: Drawing[];
+  let file: ReturnType<typeof decodeDrawings>;
   try {
-    loaded = decodeDrawings(new TextDecoder().decode(bytes));
+    file = decodeDrawings(new TextDecoder().decode(bytes));
   } catch (error) {
     throw new Refusal(`${name} holds no drawings of this page, as ${(error as Error).message}: nothing has changed`);
   }
-  let added: Drawing[] = [];
+  requireTask(name, file.names);
+  let count = 0;
   await update((entries) => {
-    const drawings = drawingsIn(entries);
+    const { ids, added } = file.names ? assign(entries, file.names, name) : { ids: [...classes().keys()], added: [] };
+    const loaded = file.drawings.map((drawing) => ({ ...drawing, label: ids[drawing.label]! }));
+    const drawings = drawn(entries);
     const text = ({ image, label }: Drawing): string => `${label} ${image.join()}`;
     // A drawing that is here already may be held out here and not there.
     const known = new Set(drawings.map(text));
-    added = loaded.filter((drawing) => known.size < known.add(text(drawing)).size);
-    if (!added.length) throw new Refusal(`${name} has no drawings that are not here already`);
-    if (drawings.length + added.length > MAX_DRAWINGS)
+    const fresh = loaded.filter((drawing) => known.size < known.add(text(drawing)).size);
+    count = fresh.length;
+    if (!count) throw new Refusal(`${name} has no drawings that are not here already`);
+    if (drawings.length + count > MAX_DRAWINGS)
       throw new Refusal(`${name} has too many drawings: ${MAX_DRAWINGS} are the most. Nothing has changed`);
-    return { add: { kind: "drawings", drawings: added, strokes: [] } };
+    return { add: [...added, { kind: "drawings", drawings: fresh, strokes: [] }] };
   });
-  say(`Added ${added.length} drawing${added.length > 1 ? "s" : ""} of ${name}`);
+  say(`Added ${count} drawing${count > 1 ? "s" : ""} of ${name}`);
 }
 
 async function loadModel(name: string, bytes: Uint8Array): Promise<void> {
-  try {
-    await model.call("load", bytes);
-  } catch (error) {
-    if ((error as Error).name !== "FileError") throw error;
+  const noModel = new Refusal(`${name} is no model of this page: yours is unchanged`);
+  const file = await model.call("parse", bytes).catch((error: Error) => {
+    if (error.name !== "FileError") throw error;
     console.info(error);
-    throw new Refusal(`${name} is no model of this page: yours is unchanged`);
-  }
-  await addModel({ by: "file", checkpoint: await model.call("save"), losses: [] });
+    throw noModel;
+  });
+  // Of the ten digits, as files of earlier versions of the page are, which name no classes.
+  const digits = file.count === 10 && (!file.names || file.names.join("") === "0123456789");
+  if (!file.names && !digits) throw noModel;
+  requireTask(name, digits ? null : file.names);
+  await addModel({ by: "file", checkpoint: file.checkpoint, losses: [] }, (entries) =>
+    digits ? { ids: [...classes().keys()], added: [] } : assign(entries, file.names!, name),
+  );
+  await follow();
   say(`Loaded ${name}`);
 }
 
@@ -351,8 +487,8 @@ const actions: Record<string, () => Promise<void>> = {
   undo,
   train,
   base: backToBase,
-  save: () => save("handwriting.safetensors", "save"),
-  "save-model": () => save("handwriting.onnx", "export"),
+  save: () => save("safetensors", "save"),
+  "save-model": () => save("onnx", "export"),
   "save-drawings": saveDrawings,
 };
 const act = (job: () => Promise<void>): void => {
@@ -368,9 +504,8 @@ pad.onChange = () => {
   void reporting(showGuess);
 };
 element("pad").addEventListener("keydown", (event) => {
-  // On the drawing area the digits choose the label, and Enter adds the drawing: no hand leaves the keys.
-  const radio = radios.find(({ value }) => value === event.key);
-  if (radio) radio.checked = true;
+  // On the drawing area the digits choose the class, and Enter adds the drawing: no hand leaves the keys.
+  if (event.key.length === 1 && task.choosing.includes(event.key)) choice.choose(task.choosing.indexOf(event.key));
   else if (event.key === "Enter" && !element<HTMLButtonElement>("add").disabled) add();
 });
 new ResizeObserver(() => drawCurve(curve, losses, Math.max(steps, losses.length))).observe(curve);
@@ -383,6 +518,8 @@ const catchUp = (): void => {
 journal.onChange = catchUp;
 // A tab that comes back from the history has heard nothing.
 addEventListener("pageshow", (event) => event.persisted && catchUp());
+addEventListener("hashchange", catchUp);
+enter(task);
 
 void working(async () => {
   // The number of threads can be chosen for comparison: ?threads=2. Small nets are fastest with one.
@@ -404,8 +541,7 @@ void working(async () => {
     say(`${journal.damaged} of the entries kept here were damaged and have been removed: the others are here`, true);
   else if (unreadable.size)
     say("Your last model does not fit this version of the page: press Train to make a new one", true);
-  else if (latestModel()?.checkpoint) say("Ready: your own model");
-  else say("Ready: draw a digit, choose which one it is, and press Add");
+  else greet();
 });
 
 keepOffline(element("update"));

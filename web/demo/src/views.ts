@@ -1,4 +1,4 @@
-/** Shows readings: bars over the digits, pictures with ticks and crosses, accuracies. */
+/** Shows readings: bars at the classes, pictures with ticks and crosses, accuracies. */
 
 import { SIZE } from "./preprocess.js";
 import type { Drawing, Reading } from "./protocol.js";
@@ -9,50 +9,85 @@ export interface Readings {
   readonly after: Reading | null;
 }
 
-/** Returns the digit that a reading gives the highest probability. */
-export const bestOf = (reading: Reading): number => reading.indexOf(Math.max(...reading));
+/** Names by the numbers of their classes, in the order of the models' outputs. */
+export type Classes = ReadonlyMap<number, string>;
 
-/** Fills `digits` with a choice of ten digits, each with a bar per model; returns the inputs and how to set the bars. */
-export function digitChoice(digits: Element): {
-  radios: HTMLInputElement[];
-  showBars: (readings: Readings | null) => void;
-} {
-  const labels = Array.from({ length: 10 }, (_, digit) => {
-    const label = document.createElement("label");
-    label.innerHTML =
-      `<input type="radio" name="digit" value="${digit}" />` +
-      `<i class="before"></i><i class="after"></i><span>${digit}</span>`;
-    return label;
-  });
-  digits.replaceChildren(...labels);
-  return {
-    radios: labels.map((label) => label.querySelector("input")!),
-    showBars: (readings) => {
-      labels.forEach((label, digit) => {
-        for (const model of ["before", "after"] as const) {
-          const bar = label.querySelector<HTMLElement>(`.${model}`)!;
-          bar.hidden = !!readings && !readings[model];
-          bar.style.setProperty("--p", (readings?.[model]?.[digit] ?? 0).toFixed(3));
-        }
-      });
-    },
-  };
+/** Returns the class that a reading gives the highest probability; -1 if several have it: the model knows none of them. */
+export function bestOf(reading: Reading): number {
+  const highest = Math.max(...reading);
+  const best = reading.indexOf(highest);
+  return best === reading.lastIndexOf(highest) ? best : -1;
+}
+
+const nameOf = (reading: Reading, classes: Classes): string => [...classes.values()][bestOf(reading)] ?? "nothing";
+const isRight = (reading: Reading, { label }: Drawing, classes: Classes): boolean =>
+  [...classes.keys()][bestOf(reading)] === label;
+
+/** A choice of one class, each with a bar per model. */
+export class Choice {
+  #inputs: HTMLInputElement[] = [];
+  #shown = "";
+
+  constructor(private readonly container: Element) {}
+
+  /** Shows these classes; the chosen one stays chosen. */
+  show(classes: Classes): void {
+    const shown = JSON.stringify([...classes]);
+    if (shown === this.#shown) return;
+    this.#shown = shown;
+    const { chosen } = this;
+    const labels = [...classes].map(([id, name]) => {
+      const label = document.createElement("label");
+      label.innerHTML =
+        `<input type="radio" name="digit" value="${id}" />` +
+        `<i class="before"></i><i class="after"></i><span><bdi></bdi></span>`;
+      label.querySelector("bdi")!.textContent = label.title = name;
+      return label;
+    });
+    this.container.replaceChildren(...labels);
+    this.#inputs = labels.map((label) => label.querySelector("input")!);
+    if (chosen !== null) this.choose([...classes.keys()].indexOf(chosen));
+  }
+
+  /** The chosen class, null if none is. */
+  get chosen(): number | null {
+    const input = this.#inputs.find(({ checked }) => checked);
+    return input ? Number(input.value) : null;
+  }
+
+  /** Chooses a class by its place, if there is one. */
+  choose(place: number): void {
+    if (this.#inputs[place]) this.#inputs[place].checked = true;
+  }
+
+  /** Sets the bars; null stands for no drawing. */
+  showBars(readings: Readings | null): void {
+    this.#inputs.forEach((input, place) => {
+      for (const model of ["before", "after"] as const) {
+        const bar = input.parentElement!.querySelector<HTMLElement>(`.${model}`)!;
+        bar.hidden = !!readings && !readings[model];
+        bar.style.setProperty("--p", (readings?.[model]?.[place] ?? 0).toFixed(3));
+      }
+    });
+  }
 }
 
 /** Returns a sentence on a reading, e.g. "The model reads 4 (97%)". */
-export function sentence({ before, after }: Readings): string {
+export function sentence({ before, after }: Readings, classes: Classes): string {
   const [first, second] = [before, after].map((reading) => {
     if (!reading) return "";
-    const best = bestOf(reading);
-    return `${best} (${Math.round(100 * reading[best]!)}%)`;
+    const percent = bestOf(reading) < 0 ? "" : ` (${Math.round(100 * Math.max(...reading))}%)`;
+    return nameOf(reading, classes) + percent;
   });
-  return second ? `Before: ${first}. Now: ${second}` : `The model reads ${first}`;
+  if (!second) return `The model reads ${first}`;
+  return bestOf(before) < 0 ? `Now: ${second}` : `Before: ${first}. Now: ${second}`;
 }
 
 /** Shows the drawings as small pictures, the last one first, with ticks and crosses for what the models read. */
 export function showDrawings(
   list: Element,
   drawings: readonly Drawing[],
+  classes: Classes,
   of: (drawing: Drawing) => Readings | undefined,
 ): void {
   list.replaceChildren(
@@ -68,20 +103,22 @@ export function showDrawings(
       canvas.setAttribute("role", "img");
       item.classList.toggle("held-out", drawing.heldOut);
       const marks = document.createElement("span");
-      marks.textContent = `${drawing.label} `;
-      let name = `Drawing of ${drawing.label}${drawing.heldOut ? ", held out" : ""}`;
+      const called = document.createElement("bdi");
+      called.textContent = classes.get(drawing.label)!;
+      marks.append(called, " ");
+      let name = `Drawing of ${called.textContent}${drawing.heldOut ? ", held out" : ""}`;
       const readings = of(drawing);
       for (const [when, reading] of [
         ["before training", readings?.before],
         ["now", readings?.after],
       ] as const) {
         if (!reading) continue;
-        const right = bestOf(reading) === drawing.label;
+        const right = isRight(reading, drawing, classes);
         const mark = document.createElement("b");
         mark.className = right ? "right" : "wrong";
         mark.textContent = right ? "✓" : "✗";
         marks.append(mark);
-        name += `, ${when} read as ${bestOf(reading)}`;
+        name += `, ${when} read as ${nameOf(reading, classes)}`;
       }
       canvas.setAttribute("aria-label", name);
       marks.setAttribute("aria-hidden", "true");
@@ -96,11 +133,12 @@ export function showAccuracy(
   percent: Element,
   count: Element,
   heldOut: readonly Drawing[],
+  classes: Classes,
   read: (drawing: Drawing) => Reading | null | undefined,
 ): void {
   const readings = heldOut.map(read);
   const known = heldOut.length > 0 && readings.every((reading) => reading);
-  const right = readings.filter((reading, i) => reading && bestOf(reading) === heldOut[i]!.label).length;
+  const right = readings.filter((reading, i) => reading && isRight(reading, heldOut[i]!, classes)).length;
   percent.textContent = known ? `${Math.round((100 * right) / heldOut.length)}%` : "–";
   count.textContent = known ? `${right} of ${heldOut.length}` : "";
 }

@@ -7,6 +7,26 @@ const [MODEL_GRAPH, GRAPH_INITIALIZER] = [7, 5];
 const TENSOR = { dims: 1, type: 2, floats: 4, name: 8, raw: 9 };
 const FLOAT = 1;
 
+const tensorsIn = (file: Uint8Array): Map<string, Uint8Array> =>
+  new Map(
+    messages(messages(file, MODEL_GRAPH).at(-1) ?? new Uint8Array(), GRAPH_INITIALIZER).map((tensor) => [
+      textOf(tensor, TENSOR.name),
+      tensor,
+    ]),
+  );
+
+// Each size is a field of its own, or all of them are the payload of one.
+const dimsOf = (tensor: Uint8Array): number[] =>
+  parseMessage(tensor)
+    .filter(({ number }) => number === TENSOR.dims)
+    .flatMap(({ payload, integer }) => (payload.length ? varints(payload) : [integer]));
+
+/** Returns the number of elements of a parameter along its last axis, 0 if the file has no such parameter. */
+export function lastSizeOf(file: Uint8Array, parameter: string): number {
+  const tensor = tensorsIn(file).get(parameter);
+  return (tensor && dimsOf(tensor).at(-1)) ?? 0;
+}
+
 /**
  * Returns the values of `parameters` in one array, in their order.
  *
@@ -16,18 +36,13 @@ export function weightsOf(
   file: Uint8Array,
   parameters: readonly { readonly name: string; readonly shape: readonly number[] }[],
 ): Float32Array {
-  const graph = messages(file, MODEL_GRAPH).at(-1) ?? new Uint8Array();
-  const tensors = new Map(messages(graph, GRAPH_INITIALIZER).map((tensor) => [textOf(tensor, TENSOR.name), tensor]));
+  const tensors = tensorsIn(file);
   const chunks = parameters.map(({ name, shape }) => {
     const tensor = tensors.get(name);
     if (!tensor) throw new Error(`it has no parameter '${name}'`);
     const fields = parseMessage(tensor);
-    // Each size is a field of its own, or all of them are the payload of one.
-    const dims = fields
-      .filter(({ number }) => number === TENSOR.dims)
-      .flatMap(({ payload, integer }) => (payload.length ? varints(payload) : [integer]));
     const type = fields.findLast(({ number }) => number === TENSOR.type)?.integer;
-    if (type !== FLOAT || dims.join() !== shape.join())
+    if (type !== FLOAT || dimsOf(tensor).join() !== shape.join())
       throw new Error(`its parameter '${name}' is not float32 of the shape [${shape.join(", ")}]`);
     const data = fields.findLast(({ number }) => number === TENSOR.raw || number === TENSOR.floats)?.payload;
     if (data?.length !== 4 * shape.reduce((a, b) => a * b, 1))

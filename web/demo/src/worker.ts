@@ -3,22 +3,32 @@
 import * as ort from "onnxruntime-web/wasm";
 import { TrainingSession } from "onnxtrain-web";
 import { variant } from "./augment.js";
+import { DESCRIPTION, describe, described, descriptionOf, namesIn } from "./description.js";
+import { type Files, MANIFEST, classesOf, withClasses, withColumns } from "./head.js";
+import { MAX_NAMES } from "./names.js";
 import { SIZE } from "./preprocess.js";
 import type { Answer, Call, Drawing, Methods, Name, Reading } from "./protocol.js";
-import { weightsOf } from "./weights.js";
+import { lastSizeOf, weightsOf } from "./weights.js";
 
 const PIXELS = SIZE * SIZE;
 const BATCH = 16;
 // Of each batch, this many digits are those on which the base model was trained: it does not forget them.
 const REHEARSED = 4;
+const DIGITS = 10;
+const FILES = ["training_model.onnx", "eval_model.onnx", "inference_model.onnx", "optimizer_model.onnx"];
+const CHECKPOINT = "checkpoint";
 // Per epoch, variants of each drawing.
 const VARIANTS = 8;
 const LEARNING_RATE = 0.003;
 const SEED = 1;
 
+// The run of the digits' network, from which those of other numbers of classes are made.
+let files: Files;
 let session: TrainingSession;
-// The base model: as a checkpoint, with which the optimizer starts afresh, and its parameters.
-let baseCheckpoint: Uint8Array;
+// Number of classes of the session's network.
+let classes = 0;
+// What the base model knows: the digits, or none of the classes; and its parameters.
+let knowsDigits = true;
 let base: Float32Array;
 let rehearsal: Uint8Array;
 let warming = new AbortController();
@@ -45,7 +55,7 @@ function rehearsed(): { image: Float32Array; label: number } {
   const count = rehearsal.length / PIXELS;
   const index = Math.floor(session.random.uniform() * count);
   const bytes = rehearsal.subarray(index * PIXELS, (index + 1) * PIXELS);
-  return { image: Float32Array.from(bytes, (value) => value / 256), label: Math.floor(index / (count / 10)) };
+  return { image: Float32Array.from(bytes, (value) => value / 256), label: Math.floor(index / (count / DIGITS)) };
 }
 
 /** Runs steps whose results are thrown away, until a training begins. */
@@ -54,24 +64,45 @@ function warm(): void {
   const blank = Array.from({ length: BATCH }, () => new Float32Array(PIXELS).fill(0.5));
   const feeds = labelled(
     blank,
-    blank.map((_, i) => i % 10),
+    blank.map((_, i) => i % classes),
   );
   void session.warmUp(feeds, { steps: 300, milliseconds: 5000, signal: warming.signal }).catch(() => {
     // What is wrong shows in the first step that counts, too, with a message to the user.
   });
 }
 
-/** Returns per image the probabilities of the digits, with the parameters that the session has. */
+/** Returns per image the probabilities of the classes, with the parameters that the session has. */
 async function probabilities(images: readonly Float32Array[]): Promise<Reading[]> {
   const { logits } = await session.predict({ image: tensor(images) });
   const values = logits!.data as Float32Array;
   return images.map((_, i) => {
-    const row = values.subarray(i * 10, i * 10 + 10);
+    const row = values.subarray(i * classes, (i + 1) * classes);
     const highest = Math.max(...row);
     const powers = Array.from(row, (value) => Math.exp(value - highest));
     const total = powers.reduce((sum, power) => sum + power, 0);
     return powers.map((power) => power / total);
   });
+}
+
+/** Returns the checkpoint of the base model. */
+const baseCheckpoint = (count: number, digits: boolean): Uint8Array =>
+  withColumns(files[CHECKPOINT]!, digits ? [...Array(count).keys()] : Array<number>(count).fill(-1));
+
+/** Opens the network with this number of classes. */
+function create(count: number): Promise<TrainingSession> {
+  const run = count === DIGITS ? files : withClasses(files, count);
+  const artifacts = { ...run, [CHECKPOINT]: baseCheckpoint(count, count === DIGITS) };
+  // `warm` does more, while the page can be used already.
+  return TrainingSession.create(ort, { artifacts, seed: SEED, warmUp: false });
+}
+
+/** Puts a session into the place of the present one. */
+async function use(next: TrainingSession, count: number): Promise<void> {
+  warming.abort();
+  session?.release();
+  [session, classes] = [next, count];
+  await session.predict({ image: tensor([new Float32Array(PIXELS)]) });
+  warm();
 }
 
 /** A file that is no model of this page. */
@@ -86,14 +117,19 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
     ort.env.wasm.numThreads = threads;
     ort.env.wasm.wasmPaths = new URL("ort/", self.location.href).href;
     const folder = new URL("model/", self.location.href);
-    const digits = fetch(new URL("digits.bin", folder)).then((response) => response.arrayBuffer());
-    // `warm` does more, while the page can be used already.
-    session = await TrainingSession.create(ort, { artifacts: folder, seed: SEED, warmUp: false });
-    rehearsal = new Uint8Array(await digits);
-    baseCheckpoint = await session.saveCheckpoint();
-    base = await session.exportParameters();
-    await session.predict({ image: tensor([new Float32Array(PIXELS)]) });
-    warm();
+    const fetched = async (name: string): Promise<Uint8Array> => {
+      const response = await fetch(new URL(name, folder));
+      if (!response.ok) throw new Error(`${name}: the server answered ${response.status}`);
+      return new Uint8Array(await response.arrayBuffer());
+    };
+    const digits = fetched("digits.bin");
+    const names = [MANIFEST, CHECKPOINT, ...FILES];
+    const contents = await Promise.all(names.map(fetched));
+    files = Object.fromEntries(names.map((name, i) => [name, contents[i]!]));
+    const first = await create(DIGITS);
+    rehearsal = await digits;
+    base = await first.exportParameters();
+    await use(first, DIGITS);
     return { milliseconds: performance.now() - start };
   },
 
@@ -109,7 +145,8 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
   async train(drawings, epochs) {
     warming.abort();
     const learned = drawings.filter((drawing: Drawing) => !drawing.heldOut);
-    const perEpoch = Math.max(1, Math.ceil((learned.length * VARIANTS) / (BATCH - REHEARSED)));
+    const kept = knowsDigits ? REHEARSED : 0;
+    const perEpoch = Math.max(1, Math.ceil((learned.length * VARIANTS) / (BATCH - kept)));
     const losses: number[] = [];
     const times: number[] = [];
     session.setLearningRate(LEARNING_RATE);
@@ -118,8 +155,8 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
       for (let i = 0; i < perEpoch; i++) {
         const begin = performance.now();
         const batch = Array.from({ length: BATCH }, (_, k) => {
-          if (k < REHEARSED) return rehearsed();
-          const drawing = learned[order[(i * (BATCH - REHEARSED) + k - REHEARSED) % order.length]!]!;
+          if (k < kept) return rehearsed();
+          const drawing = learned[order[(i * (BATCH - kept) + k - kept) % order.length]!]!;
           return { image: variant(drawing.image, session.random), label: drawing.label };
         });
         const step = session.trainStep(
@@ -141,33 +178,51 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
     return { losses, times };
   },
 
-  async save() {
+  async save(names) {
+    session.properties[DESCRIPTION] = describe(names);
     return session.saveCheckpoint({ optimizer: true });
   },
 
-  async export() {
-    return session.exportModel();
+  async export(names) {
+    return described(await session.exportModel(), names);
   },
 
-  async load(file) {
-    const present = await session.saveCheckpoint({ optimizer: true });
+  async load(checkpoint, columns, digits) {
+    const initial = baseCheckpoint(columns.length, digits);
+    let content = initial;
+    if (checkpoint) {
+      try {
+        content = withColumns(checkpoint, columns);
+      } catch (error) {
+        throw new FileError(String(error));
+      }
+    }
+    if (columns.length !== classes) await use(await create(columns.length), columns.length);
+    await session.loadCheckpoint(initial);
+    [base, knowsDigits] = [await session.exportParameters(), digits];
+    await session.loadCheckpoint(content).catch((error: unknown) => {
+      throw new FileError(String(error));
+    });
+  },
+
+  async parse(file) {
+    let trial: TrainingSession | null = null;
     try {
       // A checkpoint begins with the length of its header, in eight bytes, and the header with "{".
-      if (file[8] === 0x7b && file.subarray(4, 8).every((byte) => byte === 0)) await session.loadCheckpoint(file);
-      else {
-        const weights = weightsOf(file, session.manifest.parameters);
-        await session.loadCheckpoint(baseCheckpoint);
-        await session.loadParameters(weights);
-      }
-      if (!(await session.exportParameters()).every(Number.isFinite)) throw new Error("its parameters are not finite");
+      const isCheckpoint = file[8] === 0x7b && file.subarray(4, 8).every((byte) => byte === 0);
+      const count = isCheckpoint ? classesOf(file) : lastSizeOf(file, "head.bias");
+      if (!(count >= 1 && count <= MAX_NAMES)) throw new Error(`it has ${count} classes`);
+      trial = await create(count);
+      if (isCheckpoint) await trial.loadCheckpoint(file);
+      else await trial.loadParameters(weightsOf(file, trial.manifest.parameters));
+      if (!(await trial.exportParameters()).every(Number.isFinite)) throw new Error("its parameters are not finite");
+      const description = isCheckpoint ? trial.properties[DESCRIPTION] : descriptionOf(file);
+      return { checkpoint: await trial.saveCheckpoint({ optimizer: true }), count, names: namesIn(description, count) };
     } catch (error) {
-      await session.loadCheckpoint(present);
       throw new FileError(error instanceof Error ? error.message : String(error));
+    } finally {
+      trial?.release();
     }
-  },
-
-  async reset() {
-    await session.loadCheckpoint(baseCheckpoint);
   },
 };
 

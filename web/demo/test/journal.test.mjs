@@ -235,6 +235,61 @@ it(`loses nothing but the step in flight in ${CRASHES} crashes`, { timeout: 20_0
   t.diagnostic(`${done.length} steps; the step in flight was kept ${counts.kept} times and lost ${counts.lost} times`);
 });
 
+/** In the page: adds, changes and removes names, and reports each step before it begins. */
+async function driveNames(first) {
+  const element = (id) => document.getElementById(id);
+  for (let step = first; ; step++) {
+    while (element("page").ariaBusy === "true") await new Promise((resolve) => setTimeout(resolve, 1));
+    await globalThis.beginning(step);
+    const [field, row] = [element("new-name").querySelector("input"), element("name-list").firstChild];
+    if (step % 2 === 0) {
+      field.value = `n${step}`;
+      element("new-name").requestSubmit();
+    } else if (step % 4 === 1) {
+      row.querySelector("input").value = `r${step}`;
+      row.querySelector("input").dispatchEvent(new Event("change"));
+    } else row.querySelector("button").click();
+  }
+}
+
+/** Returns the names after so many steps. */
+function namesAfter(steps) {
+  const list = [];
+  for (let step = 0; step < steps; step++) {
+    if (step % 2 === 0) list.push(`n${step}`);
+    else if (step % 4 === 1) list[0] = `r${step}`;
+    else list.shift();
+  }
+  return list;
+}
+
+const NAME_CRASHES = Math.ceil(CRASHES / 5);
+it(`loses no name but the one in flight in ${NAME_CRASHES} crashes`, { timeout: 60_000 * NAME_CRASHES }, async (t) => {
+  const { context, open } = await start(t);
+  let begun = 0;
+  await context.exposeFunction("beginning", (step) => (begun = step));
+  // Twelve names are the most: none are left at the end of four steps but one.
+  let [page, done] = [await open("#/sketches"), 0];
+  for (let crash = 0; crash < NAME_CRASHES && done < 36; crash++) {
+    await ready(page);
+    const cdp = await context.newCDPSession(page);
+    const crashed = page.waitForEvent("crash");
+    const last = done + 1 + ((crash * 5) % 7);
+    page.evaluate(`(${driveNames})(${done})`).catch(() => {});
+    while (begun < last) await new Promise((resolve) => setTimeout(resolve, 1));
+    await new Promise((resolve) => setTimeout(resolve, (crash * 37) % 60));
+    cdp.send("Page.crash").catch(() => {});
+    await crashed;
+    await page.close();
+    page = await open("#/sketches");
+    await ready(page);
+    const found = JSON.stringify(await page.locator("#digits bdi").allTextContents());
+    const [without, with_] = [begun, begun + 1].map((steps) => JSON.stringify(namesAfter(steps)));
+    assert.ok([without, with_].includes(found), `crash ${crash} in step ${begun}: ${found}, not ${without}, ${with_}`);
+    done = found === with_ ? begun + 1 : begun;
+  }
+});
+
 it("goes on when the storage is full, and keeps everything once there is room", async (t) => {
   const { context, open } = await start(t);
   // From the start: browsers remember for a while how much room there was.
@@ -307,6 +362,54 @@ it("takes over what version 1 of the storage held", async (t) => {
   await message(page, "Took back a 8");
 });
 
+it("takes over the journal of version 2, and its way back", async (t) => {
+  const { open } = await start(t);
+  const page = await open();
+  const hand = new Hand(0.7);
+  for (const digit of [7, 7, 4]) await hand.add(page, digit);
+  await train(page);
+  await ready(page);
+  const accuracy = await text(page, "Accuracy after");
+  await page.goto(`${server.url}icon.svg`);
+  // As version 2 wrote the same entries: without tasks, and models without classes.
+  await page.evaluate(
+    (name) =>
+      new Promise((resolve, reject) => {
+        const reading = indexedDB.open(name);
+        reading.onsuccess = () => {
+          const all = reading.result.transaction("journal").objectStore("journal").getAll();
+          all.onsuccess = () => {
+            reading.result.close();
+            indexedDB.deleteDatabase(name);
+            const writing = indexedDB.open(name, 2);
+            writing.onupgradeneeded = () => {
+              const store = writing.result.createObjectStore("journal", { keyPath: "key", autoIncrement: true });
+              for (const { task: _, classes: __, ...entry } of all.result) store.add(entry);
+              store.add({ kind: "model", by: "reset", checkpoint: null, losses: [], first: false });
+            };
+            writing.onsuccess = () => (writing.result.close(), resolve());
+            writing.onerror = () => reject(writing.error);
+          };
+        };
+      }),
+    DATABASE,
+  );
+  await page.goto(server.url);
+  await ready(page);
+  assert.deepEqual([await labels(page), await isOwn(page), await notice(page)], [[7, 7, 4], false, ""]);
+  await button(page, "Undo").click();
+  await message(page, "Back to the model before");
+  assert.deepEqual([await isOwn(page), await text(page, "Accuracy after")], [true, accuracy]);
+  await button(page, "Undo").click();
+  await message(page, "Back to the base model");
+  await button(page, "Undo").click();
+  await message(page, "Took back a 4");
+  // The sketches have a history of their own.
+  await page.getByRole("link", { name: "My sketches", exact: true }).click();
+  await message(page, "Ready: press Names");
+  assert.deepEqual([await labels(page), await button(page, "Undo").isDisabled()], [[], true]);
+});
+
 it("says what to do if another version of the page holds the storage", async (t) => {
   const { open } = await start(t);
   const old = await open("icon.svg");
@@ -321,7 +424,7 @@ it("says what to do if another version of the page holds the storage", async (t)
   await page.reload();
   await ready(page);
   assert.deepEqual([await labels(page), await notice(page)], [[6, 8], ""]);
-  await inDatabase(page, 3, "");
+  await inDatabase(page, 4, "");
   await page.reload();
   await ready(page);
   assert.match(await notice(page), /^A newer version of this page has been here: reload this tab/);
@@ -340,21 +443,27 @@ it("leaves out what is damaged, and keeps the rest", async (t) => {
           const transaction = request.result.transaction("journal", "readwrite");
           const store = transaction.objectStore("journal");
           const image = new Float32Array(256).fill(0.5);
-          const drawings = (drawing) => ({ kind: "drawings", drawings: [drawing], strokes: [] });
+          const drawings = (drawing) => ({ task: "digits", kind: "drawings", drawings: [drawing], strokes: [] });
+          const model = { task: "digits", kind: "model", by: "training", losses: [1], classes: [1], first: true };
           for (const entry of [
             {},
             { kind: "drawings" },
             { kind: "drawings", drawings: [], strokes: [] },
+            { ...drawings({ image, label: 1, heldOut: false }), task: "other" },
             drawings(null),
             drawings({ image: new Float32Array(255), label: 1, heldOut: false }),
             drawings({ image: new Float32Array(256).fill(NaN), label: 1, heldOut: false }),
             drawings({ image, label: 10, heldOut: false }),
             { ...drawings({ image, label: 1, heldOut: false }), strokes: [[]] },
-            { kind: "model", by: "training", checkpoint: "no bytes", losses: [], first: true },
+            { ...model, checkpoint: "no bytes" },
+            { ...model, checkpoint: null, classes: [10] },
+            { task: "sketches", kind: "names", names: [[0, " spaces "]] },
+            { task: "sketches", kind: "names", names: [["0", "cat"]] },
+            { task: "sketches", kind: "names", names: null },
           ])
             store.add(entry);
           // Of this form, but no checkpoint: perhaps one of a later version.
-          store.add({ kind: "model", by: "training", checkpoint: new Uint8Array(100), losses: [1], first: true });
+          store.add({ ...model, checkpoint: new Uint8Array(100) });
           transaction.oncomplete = () => (request.result.close(), resolve());
           transaction.onabort = () => reject(transaction.error);
         };
@@ -362,7 +471,7 @@ it("leaves out what is damaged, and keeps the rest", async (t) => {
     DATABASE,
   );
   await page.reload();
-  await message(page, "9 of the entries kept here were damaged and have been removed: the others are here");
+  await message(page, "14 of the entries kept here were damaged and have been removed: the others are here");
   assert.deepEqual([await labels(page), await isOwn(page)], [[2, 2], false]);
   await page.reload();
   await message(page, "Your last model does not fit this version of the page: press Train to make a new one");

@@ -15,6 +15,14 @@ const SIZES = [
   [1366, 768],
   [1920, 1080],
 ];
+const NAMES = [
+  "cat",
+  "a bird on a roof at dusk",
+  "Donaudampfschifffahrtsge",
+  "MMMMMMMMMMMMMMMMMMMMMMMM",
+  "家",
+  ...Array.from({ length: 7 }, (_, i) => `name ${i}`),
+];
 const SCHEMES = [
   { colorScheme: "light", forcedColors: "none" },
   { colorScheme: "dark", forcedColors: "none" },
@@ -26,7 +34,9 @@ const screens = process.env.ONNXTRAIN_WEB_SCREENS;
 
 let server;
 let browser;
+// The page of the digits, which most tests look at, and one with as many names as there may be.
 let page;
+let sketches;
 before(async () => {
   server = await serve();
   browser = await startBrowser({ hasTouch: true });
@@ -39,32 +49,65 @@ before(async () => {
   await ready(page);
   await hand.draw(page, 4);
   await page.getByText(/^Before: \d/).waitFor();
+  sketches = await browser.context.newPage();
+  await sketches.goto(`${server.url}#/sketches`);
+  await ready(sketches);
+  const drawings = Array.from({ length: 3 * NAMES.length }, (_, i) => ({
+    image: bars(i),
+    label: i % NAMES.length,
+    heldOut: i % 3 === 1,
+  }));
+  const file = {
+    format: "onnxtrain-drawings",
+    names: NAMES,
+    images: drawings.map(({ image }) => [image]),
+    labels: drawings.map(({ label }) => label),
+    held_out: drawings.map(({ heldOut }) => heldOut),
+  };
+  const buffer = Buffer.from(JSON.stringify(file));
+  await sketches.locator("#load").setInputFiles({ name: "all.json", mimeType: "application/json", buffer });
+  await message(sketches, `Added ${drawings.length} drawings of all.json`);
+  await train(sketches);
+  await sketches.getByRole("radio", { name: NAMES[1], exact: true }).check();
+  await hand.draw(sketches, 4);
+  await sketches.getByText(/^Now: /).waitFor();
 });
+
+/** A picture with bars that differ from one to the next. */
+function bars(number) {
+  const row = (i) =>
+    Array.from({ length: 16 }, (_, k) => Number((number % 12) + 2 === i || (k % 7) + 3 === number % 9));
+  return Array.from({ length: 16 }, (_, i) => row(i));
+}
 after(async () => {
   await browser.close();
   await server.close();
 });
 
-for (const [width, height] of SIZES) {
-  it(`has everything on a screen of ${width} x ${height}`, async () => {
-    await page.setViewportSize({ width, height });
+for (const [width, height, task] of SIZES.flatMap((size) => ["digits", "sketches"].map((task) => [...size, task]))) {
+  it(`has everything on a screen of ${width} x ${height}: ${task}`, async () => {
+    const named = task === "sketches";
+    const shown = named ? sketches : page;
+    await shown.bringToFront();
+    await shown.setViewportSize({ width, height });
     for (const scheme of SCHEMES) {
-      await page.emulateMedia(scheme);
-      await page.waitForTimeout(50);
+      await shown.emulateMedia(scheme);
+      await shown.waitForTimeout(50);
       if (screens) {
         const { colorScheme, forcedColors } = scheme;
-        const name = `${width}x${height}-${colorScheme}${forcedColors === "active" ? "-forced" : ""}.png`;
-        await page.screenshot({ path: join(screens, name) });
+        const name = `${task}-${width}x${height}-${colorScheme}${forcedColors === "active" ? "-forced" : ""}.png`;
+        await shown.screenshot({ path: join(screens, name) });
       }
     }
-    const size = await page.evaluate(() => {
+    const size = await shown.evaluate(() => {
       const { scrollWidth, scrollHeight } = document.documentElement;
       return [scrollWidth, scrollHeight];
     });
     assert.ok(size[0] <= width && size[1] <= height, `the page takes ${size}`);
     const ids = ["pad", "guess", "digits", "status", "add", "undo", "train", "before", "after", "curve", "list"];
+    ids.push(...(named ? ["names"] : []));
     const boxes = new Map();
-    for (const id of ids) boxes.set(id, await page.locator(`#${id}`).boundingBox());
+    for (const id of ids) boxes.set(id, await shown.locator(`#${id}`).boundingBox());
     for (const [id, box] of boxes) {
       assert.ok(box.x >= 0 && box.y >= 0 && box.x + box.width <= width && box.y + box.height <= height + 0.5, id);
       assert.ok(box.width >= 20 && box.height >= 16, `${id}: ${JSON.stringify(box)}`);
@@ -80,15 +123,23 @@ for (const [width, height] of SIZES) {
     const pad = boxes.get("pad");
     assert.ok(Math.abs(pad.width - pad.height) < 1 && pad.width >= 250, JSON.stringify(pad));
     // The files: on the screen, or in a menu that fits on it.
-    const more = page.getByRole("button", { name: "Files", exact: true });
+    const more = shown.getByRole("button", { name: "Files", exact: true });
     if (await more.isVisible()) await more.click();
     for (const id of ["base", "save-model", "save", "save-drawings", "load"]) {
-      const box = await page.locator(`#${id}`).boundingBox();
+      const box = await shown.locator(`#${id}`).boundingBox();
       assert.ok(box.y >= 0 && box.y + box.height <= height && box.height >= 24 && box.width >= 24, id);
     }
-    await page.keyboard.press("Escape");
+    await shown.keyboard.press("Escape");
+    if (named) {
+      await shown.getByRole("button", { name: "Names", exact: true }).click();
+      if (screens) await shown.screenshot({ path: join(screens, `names-${width}x${height}.png`) });
+      const box = await shown.locator("#name-menu").boundingBox();
+      assert.ok(box.x >= 0 && box.y >= 0 && box.x + box.width <= width && box.y + box.height <= height, "names");
+      await shown.getByRole("button", { name: "Done", exact: true }).click();
+      await shown.locator("#name-menu").waitFor({ state: "hidden" });
+    }
     // Texts do not leave their boxes.
-    const cut = await page.evaluate(() =>
+    const cut = await shown.evaluate(() =>
       [...document.querySelectorAll("button, dt, dd, output, #guess, #status, #digits span, h1, .hint")]
         .filter((item) => getComputedStyle(item).clipPath === "none" && item.scrollWidth > item.clientWidth + 1)
         .filter((item) => getComputedStyle(item).display !== "inline")
@@ -99,6 +150,7 @@ for (const [width, height] of SIZES) {
 }
 
 it("opens its menu by the keyboard, and closes it for the message", async () => {
+  await page.bringToFront();
   await page.setViewportSize({ width: 390, height: 844 });
   await page.getByRole("button", { name: "Files", exact: true }).focus();
   const focused = () => page.evaluate(() => document.activeElement.textContent);

@@ -454,12 +454,12 @@ def test_long_sums_are_exact(shape: tuple[int, ...], axes: int, level: str) -> N
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 1), (7, 13), (300, 16), (300, 17), (40, 130), (1000, 1009), (3, 50_000), (50_000, 3)], ids=str
+    "shape", [(1, 1), (300, 16), (300, 17), (40, 1009), (3, 9000), (9000, 3)], ids=str
 )
 @pytest.mark.parametrize("axes", [1, -1])
 @at_every_level
 def test_maxima_and_minima(shape: tuple[int, ...], axes: int, level: str) -> None:  # noqa: F811
-    """The numbers themselves, wherever the extreme one is, on one thread and on several."""
+    """The numbers themselves, wherever the extreme one is, on one thread and on two."""
     rng = np.random.default_rng(0)
     over = (-1,) if axes > 0 else (0,)
     attributes = {
@@ -467,13 +467,14 @@ def test_maxima_and_minima(shape: tuple[int, ...], axes: int, level: str) -> Non
         "outputs": [1, 1],
         "reductions": [MAX, axes, 0, MIN, axes, 1],
     }
-    wide = rng.standard_normal(shape).astype(np.float32)
-    with_nan = np.where(rng.random(shape) < 1 / max(shape), np.float32(np.nan), wide)
+    usual = rng.standard_normal(shape).astype(np.float32)
+    with_nan = np.where(rng.random(shape) < 1 / max(shape), np.float32(np.nan), usual)
     zeros = np.where(rng.random(shape) < 0.5, np.float32(-0.0), np.float32(0))
     infinite = np.full(shape, np.inf, np.float32)
-    for x in (wide, wide + 100, wide - 100, with_nan, zeros, infinite, -infinite):
-        for threads in (1, 2, 5):
-            most, least = run(attributes, [x], 2, threads)
+    for threads in (1, 2):
+        session = session_of(model_of(attributes, [2], ["most", "least"]), threads)
+        for x in (usual, usual + 100, usual - 100, with_nan, zeros, infinite, -infinite):
+            most, least = session.run(None, {"x0": x})
             assert_same_bits(most, extremes(-x, over, MAX, False))
             assert_same_bits(least, extremes(-x, over, MIN, True))
 

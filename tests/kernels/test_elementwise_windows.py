@@ -453,9 +453,7 @@ def test_long_sums_are_exact(shape: tuple[int, ...], axes: int, level: str) -> N
         np.testing.assert_array_equal(value, results[0])
 
 
-@pytest.mark.parametrize(
-    "shape", [(1, 1), (300, 16), (300, 17), (40, 1009), (3, 9000), (9000, 3)], ids=str
-)
+@pytest.mark.parametrize("shape", [(1, 1), (300, 16), (300, 17), (40, 1009), (3, 9000), (9000, 3)], ids=str)
 @pytest.mark.parametrize("axes", [1, -1])
 @at_every_level
 def test_maxima_and_minima(shape: tuple[int, ...], axes: int, level: str) -> None:  # noqa: F811

@@ -59,7 +59,9 @@ class Domain:
             size != dims[place] for place, size in enumerate(other.dims) if place != len(dims) - axis
         ) or any(size != dims[place] for place, size in enumerate(self.dims) if place != len(dims) - axis):
             return None
-        domain = Domain(tuple(dims), axis, min(sizes), self.reduced or other.reduced, self.whole or other.whole)
+        domain = Domain(
+            tuple(dims), axis, min(sizes), self.reduced or other.reduced, self.whole or other.whole
+        )
         return domain if domain._is_possible() else None
 
     def contains(self, dims: Dims | None) -> bool:

@@ -320,8 +320,9 @@ def test_sines_of_all_angles(name: str, level: str) -> None:
     value = alone(name, x, level=level)
     exact = EXACT[name](torch.from_numpy(x).double()).numpy()
     np.testing.assert_array_equal(np.isnan(value), ~np.isfinite(x))
+    x, value, exact = (numbers[np.isfinite(x)] for numbers in (x, value, exact))
     ulp = np.spacing(np.maximum(np.abs(exact).astype(np.float32), SMALLEST)).astype(np.float64)
-    error = np.where(np.isfinite(x), np.abs(value - exact), 0) / ulp
+    error = np.abs(value - exact) / ulp
     for limit, most in ((8192, 1.6), (np.inf, 1.9)):
         within = np.abs(x) <= limit
         worst = int(np.argmax(np.where(within, error, 0)))

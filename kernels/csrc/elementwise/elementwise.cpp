@@ -101,7 +101,8 @@ void join(Reduction reduction, float* all, const Place& place, std::size_t n) {
     });
   };
   if (is_sum(reduction)) return each([](vfloat a, vfloat b) { return a + b; });
-  reduction == Reduction::Max ? each(Largest::of) : each(Smallest::of);
+  if (reduction == Reduction::Max) return each([](vfloat a, vfloat b) { return larger(a, b); });
+  each([](vfloat a, vfloat b) { return smaller(a, b); });
 }
 
 }  // namespace

@@ -5,7 +5,7 @@ from pathlib import Path
 
 __all__ = ["FUNCTIONS", "NUMBERED", "level", "library"]
 
-FUNCTIONS = 3
+FUNCTIONS = 4
 """Version of the functions that the kernels compute; onnxtrain uses kernels of its own version only."""
 
 NUMBERED = "onnxtrain.numbered"

@@ -107,6 +107,27 @@ def test_a_comparison_is_part_of_its_readers() -> None:
     assert ops(model) == {"Elementwise0_float": 1}
 
 
+def test_what_only_comparisons_of_the_chain_read_is_not_returned() -> None:
+    body = "a = Abs(x) c = Less(a, b) n = Not(c) h = Mul(a, a) s = Sub(a, b) y = Where(n, s, h)"
+    model = check(net(body, "float[n, 4] x, float[4] b", "float[n, 4] y"))
+    assert ops(model) == {"Elementwise0_float": 1}
+    assert [value.name for value in calls(model)[0].outputs] == ["y"]
+
+
+@pytest.mark.parametrize(
+    ("more", "outputs"),
+    [
+        ("p = MatMul(y, w)", "float[n, 4] p, bool[n, 4] c"),
+        ("i = Cast<to = 7>(c) p = MatMul(y, w)", "float[n, 4] p, int64[n, 4] i"),
+        ("q = MatMul(y, w) p = Where(c, q, x)", "float[n, 4] p"),
+    ],
+)
+def test_what_comparisons_outside_of_the_chain_read_is_returned(more: str, outputs: str) -> None:
+    body = f"a = Abs(x) c = Less(a, b) h = Mul(a, a) y = Where(c, h, x) {more}"
+    model = check(net(body, "float[n, 4] x, float[4] b, float[4, 4] w", outputs))
+    assert [value.name for value in calls(model)[0].outputs] == ["a", "y"]
+
+
 def test_a_comparison_that_others_read_remains() -> None:
     body = "c = Greater(x, z) f = Cast<to = 1>(c) y = Mul(f, x)"
     model = check(net(body, "float[n, 4] x, float[4] z", "float[n, 4] y, bool[n, 4] c"))
@@ -301,7 +322,9 @@ def test_slices_of_a_broadcast_input_are_computed_again() -> None:
 @pytest.mark.parametrize(
     ("op", "axes", "keep", "shape"),
     [("ReduceSum", [2], 1, "n, 3, 1"), ("ReduceSum", [-1, 1], 0, "n"), ("ReduceSum", [0], 0, "3, 7"),
-     ("ReduceMean", [0, 1], 1, "1, 1, 7"), ("ReduceMean", [0, 1, 2], 0, ""), ("ReduceSum", [], 0, "")],
+     ("ReduceMean", [0, 1], 1, "1, 1, 7"), ("ReduceMean", [0, 1, 2], 0, ""), ("ReduceSum", [], 0, ""),
+     ("ReduceMax", [2], 1, "n, 3, 1"), ("ReduceMin", [-1, 1], 0, "n"), ("ReduceMax", [0], 0, "3, 7"),
+     ("ReduceMin", [], 0, "")],
 )  # fmt: skip
 def test_a_reduction_ends_a_chain(op: str, axes: list[int], keep: int, shape: str) -> None:
     given = "a, axes" if axes else "a"
@@ -336,6 +359,27 @@ def test_sums_are_added_before_they_are_summed() -> None:
     assert calls(model)[0].attributes["outputs"].as_ints() == (
         calls(model)[0].attributes["outputs"].as_ints()[0],
     )
+
+
+def test_maxima_are_not_added_before_they_are_found() -> None:
+    body = "a = Exp(x) b = Neg(a) r = ReduceMax(a, axes) s = ReduceMax(b, axes) y = Add(r, s)"
+    model = check_closely(constants(net(body, "float[n, 9] x", "float[n, 1] y"), axes=[1]))
+    assert ops(model) == {"Elementwise0_float": 1, "Add": 1}
+
+
+def test_rows_of_a_maximum_have_no_further_columns() -> None:
+    """The zeros behind a shorter row would be its maximum."""
+    body = """a = Neg(x) b = Slice(a, zero, last, axes) c = Exp(a) r = ReduceMax(b, axes)"""
+    proto = constants(
+        net(body, "float[n, 9] x", "float[n, 1] r, float[n, 9] c"), zero=[0], last=[-1], axes=[1]
+    )
+    model = rewritten(proto, ElementwisePass())
+    x = np.abs(feeds(proto)["x"]) + np.float32(1)
+    for got, want in zip(run(to_proto(model), {"x": x}), run(proto, {"x": x}), strict=True):
+        np.testing.assert_array_equal(got, want)
+    if kernel_library() is not None:
+        r, _ = with_kernels(to_proto(model), {"x": x})
+        np.testing.assert_array_equal(r, (-x[:, :-1]).max(1, keepdims=True))
 
 
 def check_closely(proto: onnx.ModelProto, seed: int = 0) -> ir.Model:
@@ -393,7 +437,8 @@ def random_windows(seed: int) -> onnx.ModelProto:
             size += 1
         else:
             axes = "last" if rng.random() < 0.6 else "first"
-            lines.append(f"{name} = ReduceSum({source}, {axes})")
+            reduction = ("ReduceSum", "ReduceSum", "ReduceMax", "ReduceMin")[rng.integers(4)]
+            lines.append(f"{name} = {reduction}({source}, {axes})")
             ends.append((name, "n, 4, 1" if axes == "last" else f"1, 4, {size}"))
             same = [end for end, shape in ends if shape == ends[-1][1]]
             if len(same) > 1:

@@ -301,6 +301,47 @@ def test_within_two_ulp(name: str, level: str) -> None:
     assert error[worst] <= tolerance[worst], [x[finite][worst] for x in operands]
 
 
+def angles() -> np.ndarray:
+    """Returns numbers of every size, and those next to multiples of π / 2, of both signs."""
+    every = np.arange(0, 0x7F800000, 20_011, dtype=np.uint32).view(np.float32)
+    quadrants = np.concatenate([np.arange(1, 667_544, 11), 2.0 ** np.arange(-140, 127)]) * (np.pi / 2)
+    near = quadrants.astype(np.float32)
+    largest = np.arange(1_048_570, 1_048_582, 0.0625, dtype=np.float32)  # around 2^20
+    some = np.concatenate(
+        [every, near, *(np.nextafter(near, np.float32(to)) for to in (0, np.inf)), largest, SPECIAL]
+    )
+    return np.concatenate([some, -some])
+
+
+@at_every_level
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_sines_of_all_angles(name: str, level: str) -> None:
+    x = angles()
+    value = alone(name, x, level=level)
+    exact = EXACT[name](torch.from_numpy(x).double()).numpy()
+    np.testing.assert_array_equal(np.isnan(value), ~np.isfinite(x))
+    x, value, exact = (numbers[np.isfinite(x)] for numbers in (x, value, exact))
+    ulp = np.spacing(np.maximum(np.abs(exact).astype(np.float32), SMALLEST)).astype(np.float64)
+    error = np.abs(value - exact) / ulp
+    for limit, most in ((8192, 1.6), (np.inf, 1.9)):
+        within = np.abs(x) <= limit
+        worst = int(np.argmax(np.where(within, error, 0)))
+        assert error[worst] <= most, x[worst]
+
+
+def test_sines_have_the_same_bits_at_every_level_that_rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxtrain_kernels
+
+    x, found = angles(), {}
+    for level in ("avx2", "avx512"):
+        if onnxtrain_kernels.level(level) == level:
+            monkeypatch.setenv("ONNXTRAIN_KERNELS_LEVEL", level)
+            found[level] = [alone(name, x, level=level) for name in ("sin", "cos")]
+    for values in found.values():
+        for value, expected in zip(values, next(iter(found.values())), strict=True):
+            assert_same_bits(value, expected)
+
+
 def test_zeros_keep_their_sign() -> None:
     zeros = np.array([0.0, -0.0], np.float32)
     for name in ("tanh", "erf", "log1p", "sin"):

@@ -30,7 +30,7 @@ pytestmark = needs_kernels
 
 at_every_level = pytest.mark.parametrize("level", LEVELS, indirect=True)
 WINDOW = len(OPERATIONS)
-NONE, SUM, MEAN = range(3)
+NONE, SUM, MEAN, MAX, MIN = range(5)
 
 
 def run(
@@ -215,7 +215,7 @@ def test_random_windows_and_reductions(part: int) -> None:
         width = shape[-axis] if axis else 1
         columns = [int(rng.integers(1, width + 1)) if rng.random() < 0.5 else width for _ in range(outputs)]
         kinds = [
-            (int(rng.integers(0, 3)) if last or first else NONE, last or -first or 0, int(rng.integers(0, 2)))
+            (int(rng.integers(0, 5)) if last or first else NONE, last or -first or 0, int(rng.integers(0, 2)))
             for _ in range(outputs)
         ]
         if axis:
@@ -240,7 +240,12 @@ def test_random_windows_and_reductions(part: int) -> None:
             else:
                 over = tuple(range(-axes, 0)) if axes > 0 else tuple(range(-axes))
                 specified = known.all(over, keepdims=bool(keeps))
-                assert_sums(got, value, specified, over, kind, what)
+                if kind in (MAX, MIN):
+                    extreme = extremes(value, over, kind, bool(keeps))
+                    assert got.shape == extreme.shape, what
+                    assert_same_bits(got[specified], extreme[specified], what)
+                else:
+                    assert_sums(got, value, specified, over, kind, what)
             np.testing.assert_array_equal(
                 got[specified].view(np.int32), again[specified].view(np.int32), f"{what} on two threads"
             )
@@ -264,6 +269,12 @@ def assert_sums(
         np.testing.assert_array_equal(np.isnan(got[usual]), np.isnan(expected[usual]), what)
         wrong = usual & ~(np.abs(got - expected) <= 2e-6 * size + 1e-44) & ~np.isnan(expected)
     assert not wrong.any(), what
+
+
+def extremes(value: np.ndarray, over: tuple[int, ...], kind: int, keeps: bool) -> np.ndarray:
+    """Returns maxima or minima: NaN if a number is, infinite of no numbers, never -0."""
+    reduce, nothing = (np.max, -np.inf) if kind == MAX else (np.min, np.inf)
+    return reduce(value, over, keepdims=keeps, initial=np.float32(nothing)) + np.float32(0)
 
 
 IN_PLACE: dict[str, tuple[dict[str, Any], list[tuple[int, ...]], tuple[int, ...]]] = {
@@ -301,6 +312,11 @@ IN_PLACE: dict[str, tuple[dict[str, Any], list[tuple[int, ...]], tuple[int, ...]
         {"program": code_of([("mul", 0, 1)]), "outputs": [2], "reductions": [SUM, -1, 1]},
         [(1, 60), (700, 60)],
         (1, 60),
+    ),
+    "maxima of long rows": (
+        {"program": code_of([("mul", 0, 1)]), "outputs": [2], "reductions": [MAX, 1, 1]},
+        [(3, 1), (3, 20_000)],
+        (3, 1),
     ),
     "sums that other rows read": (
         {"program": code_of([("mul", 0, 1)]), "outputs": [2], "reductions": [SUM, 1, 0]},
@@ -368,7 +384,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more columns than the row": ({"row": [1, 3], "columns": [4]}, "as many columns as the row"),
     "no columns of an output": ({"row": [1, 3], "columns": [0]}, "as many columns as the row"),
     "part of a reduction": ({"reductions": [1, 1]}, "three numbers per output"),
-    "an unknown reduction": ({"reductions": [3, 1, 1]}, "no such reduction"),
+    "an unknown reduction": ({"reductions": [5, 1, 1]}, "no such reduction"),
     "a reduction over nothing": ({"reductions": [1, 0, 1]}, "between 1 and 64 axes"),
     "a reduction over other axes": (
         {"outputs": [0, 0], "reductions": [1, 1, 1, 1, 2, 1]},
@@ -412,10 +428,14 @@ def test_shapes_that_do_not_fit(
         )
 
 
-def test_sums_of_nothing() -> None:
+def test_reductions_of_nothing() -> None:
     x = np.ones((0, 5), np.float32)
-    attributes = {"program": ADD, "outputs": [1, 1], "reductions": [SUM, -1, 0, MEAN, -1, 1]}
-    total, mean = run(attributes, [x], 2)
+    kinds = ((SUM, 0), (MEAN, 1), (MAX, 0), (MIN, 1))
+    reductions = [number for kind, keeps in kinds for number in (kind, -1, keeps)]
+    attributes = {"program": ADD, "outputs": [1] * 4, "reductions": reductions}
+    total, mean, most, least = run(attributes, [x], 4)
+    np.testing.assert_array_equal(most, np.full(5, -np.inf))
+    np.testing.assert_array_equal(least, np.full((1, 5), np.inf))
     np.testing.assert_array_equal(total, np.zeros(5))
     np.testing.assert_array_equal(mean, np.full((1, 5), np.nan))
 
@@ -432,3 +452,36 @@ def test_long_sums_are_exact(shape: tuple[int, ...], axes: int, level: str) -> N
     np.testing.assert_allclose(results[0], exact, rtol=5e-7)
     for value in results[1:]:
         np.testing.assert_array_equal(value, results[0])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (300, 16), (300, 17), (40, 1009), (3, 9000), (9000, 3)], ids=str)
+@pytest.mark.parametrize("axes", [1, -1])
+@at_every_level
+def test_maxima_and_minima(shape: tuple[int, ...], axes: int, level: str) -> None:  # noqa: F811
+    """The numbers themselves, wherever the extreme one is, on one thread and on two."""
+    rng = np.random.default_rng(0)
+    over = (-1,) if axes > 0 else (0,)
+    attributes = {
+        "program": code_of([("neg", 0)]),
+        "outputs": [1, 1],
+        "reductions": [MAX, axes, 0, MIN, axes, 1],
+    }
+    usual = rng.standard_normal(shape).astype(np.float32)
+    with_nan = np.where(rng.random(shape) < 1 / max(shape), np.float32(np.nan), usual)
+    zeros = np.where(rng.random(shape) < 0.5, np.float32(-0.0), np.float32(0))
+    infinite = np.full(shape, np.inf, np.float32)
+    for threads in (1, 2):
+        session = session_of(model_of(attributes, [2], ["most", "least"]), threads)
+        for x in (usual, usual + 100, usual - 100, with_nan, zeros, infinite, -infinite):
+            most, least = session.run(None, {"x0": x})
+            assert_same_bits(most, extremes(-x, over, MAX, False))
+            assert_same_bits(least, extremes(-x, over, MIN, True))
+
+
+def test_the_maximum_of_a_value_that_is_one_number() -> None:
+    program: list[Instruction] = [("neg", 0), ("add", 0, 1)]
+    attributes = {"program": code_of(program), "outputs": [2, 3], "reductions": [MAX, 1, 0, NONE, 0, 0]}
+    number, x = np.full((1, 1), 3, np.float32), np.ones((4, 700), np.float32)
+    most, total = run(attributes, [number, x], 2)
+    assert_same_bits(most, np.full(4, -3, np.float32))
+    assert_same_bits(total, x + 3)

@@ -40,7 +40,42 @@ float short_sum(const float* from, std::size_t n) {
   return sum_of_lanes((parts[0] + parts[1]) + (parts[2] + parts[3]));
 }
 
-double sum_of(const Place& place, std::size_t n) {
+struct Largest {
+  static constexpr Reduction reduction = Reduction::Max;
+  static vfloat of(vfloat a, vfloat b) { return larger(a, b); }
+};
+struct Smallest {
+  static constexpr Reduction reduction = Reduction::Min;
+  static vfloat of(vfloat a, vfloat b) { return smaller(a, b); }
+};
+
+template <class Pick, int half = lanes / 2>
+float picked_of_lanes(vfloat v) {
+  v = Pick::of(v, shuffle(v, v, indices([](int i) { return (i + half) % static_cast<int>(lanes); })));
+  if constexpr (half > 1) {
+    return picked_of_lanes<Pick, half / 2>(v);
+  } else {
+    return v[0] + 0.f;  // 0 of -0
+  }
+}
+
+template <class Pick>
+float picked(const float* from, std::size_t n) {
+  const vfloat nothing = splat(of_nothing(Pick::reduction));
+  vfloat parts[4] = {nothing, nothing, nothing, nothing};
+  std::size_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes)
+    for (std::size_t part = 0; part < 4; ++part) parts[part] = Pick::of(parts[part], load(from + i + part * lanes));
+  for (; i + lanes <= n; i += lanes) parts[0] = Pick::of(parts[0], load(from + i));
+  if (i < n) parts[1] = Pick::of(parts[1], select(among_first(n - i), load(from + i, n - i), nothing));
+  return picked_of_lanes<Pick>(Pick::of(Pick::of(parts[0], parts[1]), Pick::of(parts[2], parts[3])));
+}
+
+double reduction_of(Reduction reduction, const Place& place, std::size_t n) {
+  if (!is_sum(reduction)) {
+    const std::size_t numbers = place.fixed ? 1 : n;
+    return reduction == Reduction::Max ? picked<Largest>(place.data, numbers) : picked<Smallest>(place.data, numbers);
+  }
   if (place.fixed) return static_cast<double>(*place.data) * static_cast<double>(n);
   double sum = 0;
   for (std::size_t i = 0; i < n; i += most_short_sum) sum += short_sum(place.data + i, std::min(n - i, most_short_sum));
@@ -52,10 +87,22 @@ void sum_rows(const float* from, std::size_t row, std::size_t rows, float* to) {
   for (std::size_t i = 0; i < rows; ++i) to[i] = sum_of_lanes(load(from + i * row, row));
 }
 
-void add_to(float* sums, const Place& place, std::size_t n) {
-  vectors(n, [=](std::size_t i, auto extent) {
-    store(sums + i, load(sums + i, extent) + (place.fixed ? splat(*place.data) : load(place.data + i, extent)), extent);
-  });
+// Joins a number with the reduction of others.
+double joined(Reduction reduction, double all, double one) {
+  if (is_sum(reduction)) return all + one;
+  return !(one == one) || (reduction == Reduction::Max ? one > all : one < all) ? one : all;
+}
+
+void join(Reduction reduction, float* all, const Place& place, std::size_t n) {
+  const auto each = [=](auto of) {
+    vectors(n, [=](std::size_t i, auto extent) {
+      const vfloat one = place.fixed ? splat(*place.data) : load(place.data + i, extent);
+      store(all + i, of(load(all + i, extent), one), extent);
+    });
+  };
+  if (is_sum(reduction)) return each([](vfloat a, vfloat b) { return a + b; });
+  if (reduction == Reduction::Max) return each([](vfloat a, vfloat b) { return larger(a, b); });
+  each([](vfloat a, vfloat b) { return smaller(a, b); });
 }
 
 }  // namespace
@@ -80,8 +127,9 @@ void Run::compute(const Threads& threads) {
 void Run::add_columns(const Threads& threads) {
   const std::size_t rows = (elements_ + row_ - 1) / row_, work = elements_ * (cost_ + 1) / least_work / pieces_;
   const std::size_t parts = std::clamp<std::size_t>(std::min(work, most_parts / pieces_), 1, rows);
-  std::size_t reduced = 0;
-  for (const Returned& output : returned_) reduced += output.is_reduced();
+  std::vector<Reduction> reduced;
+  for (const Returned& output : returned_)
+    if (output.is_reduced()) reduced.push_back(output.output->reduction);
   std::vector<std::vector<ColumnSums>> sums(pieces_ * parts);
   threads.ranges(sums.size(), 1, [&](std::size_t index, std::size_t end) {
     thread_local Scratch scratch;
@@ -89,14 +137,18 @@ void Run::add_columns(const Threads& threads) {
     std::vector<Place> places = places_;
     for (; index < end; ++index) {
       const std::size_t within = index / parts * block_, part = index % parts;
-      sums[index].assign(reduced, ColumnSums(block_));
+      std::vector<ColumnSums>& all = sums[index];
+      all.assign(reduced.size(), ColumnSums(block_));
+      for (std::size_t i = 0; i < all.size(); ++i)
+        if (!is_sum(reduced[i])) std::fill_n(all[i].block(), block_, of_nothing(reduced[i]));
       for (std::size_t row = rows * part / parts; row < rows * (part + 1) / parts; ++row) {
         const std::size_t begin = row * row_ + within;
         if (begin >= elements_) break;
-        block(begin, std::min({block_, row_ - within, elements_ - begin}), places.data(), memory, sums[index].data());
-        for (ColumnSums& output : sums[index]) output.row_done();
+        block(begin, std::min({block_, row_ - within, elements_ - begin}), places.data(), memory, all.data());
+        for (std::size_t i = 0; i < all.size(); ++i)
+          if (is_sum(reduced[i])) all[i].row_done();
       }
-      for (ColumnSums& output : sums[index]) output.flush();
+      for (ColumnSums& output : all) output.flush();
     }
   });
   std::size_t place = 0;
@@ -106,17 +158,18 @@ void Run::add_columns(const Threads& threads) {
 
 void Run::finish_columns(Returned& returned, std::size_t place, const std::vector<std::vector<ColumnSums>>& sums) const {
   const std::size_t columns = elements_ / reduced_, parts = sums.size() / pieces_;
-  std::vector<double> totals(columns);
+  const Reduction reduction = returned.output->reduction;
+  std::vector<double> totals(columns, is_sum(reduction) ? 0 : of_nothing(reduction));
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const std::size_t begin = i / parts * block_, n = std::min(block_, row_ - begin);
     const double* const from = sums[i][place].total().data();
     std::size_t column = begin % columns;
     for (std::size_t j = 0; j < n; ++j, ++column) {
       if (column == columns) column = 0;
-      totals[column] += from[j];
+      totals[column] = joined(reduction, totals[column], from[j]);
     }
   }
-  const double divisor = returned.output->reduction == Reduction::Mean ? static_cast<double>(reduced_) : 1;
+  const double divisor = reduction == Reduction::Mean ? static_cast<double>(reduced_) : 1;
   const std::size_t kept = columns_row_ == 1 ? 1 : returned.output->columns * static_cast<std::size_t>(inner_);
   float* to = returned.data;
   for (std::size_t row = 0; row < columns; row += columns_row_)
@@ -125,10 +178,12 @@ void Run::finish_columns(Returned& returned, std::size_t place, const std::vecto
 
 void Run::finish_rows() {
   for (Returned& returned : returned_) {
-    const double divisor = returned.output->reduction == Reduction::Mean ? static_cast<double>(reduced_) : 1;
+    const Reduction reduction = returned.output->reduction;
+    const double divisor = reduction == Reduction::Mean ? static_cast<double>(reduced_) : 1;
     for (std::size_t i = 0; i < returned.partial.size() / pieces_; ++i) {
-      double total = 0;
-      for (std::size_t piece = 0; piece < pieces_; ++piece) total += returned.partial[i * pieces_ + piece];
+      double total = is_sum(reduction) ? 0 : of_nothing(reduction);
+      for (std::size_t piece = 0; piece < pieces_; ++piece)
+        total = joined(reduction, total, returned.partial[i * pieces_ + piece]);
       returned.data[i] = static_cast<float>(total / divisor);
     }
     if (returned.partial.empty() && !returned.apart.empty())
@@ -175,7 +230,7 @@ void Run::block(std::size_t begin, std::size_t n, Place* places, float* memory, 
   }
   if (sums)
     for (const Returned& returned : returned_)
-      if (returned.is_reduced()) add_to(sums++->block(), at(places, returned.output->from), n);
+      if (returned.is_reduced()) join(returned.output->reduction, sums++->block(), at(places, returned.output->from), n);
   // The first output last: it may lie in the memory of an input that another one returns.
   for (std::size_t i = returned_.size(); i-- > 0;)
     if (!(sums && returned_[i].is_reduced())) give(returned_[i], begin, n, at(places, returned_[i].output->from));
@@ -185,13 +240,13 @@ void Run::block(std::size_t begin, std::size_t n, Place* places, float* memory, 
 void Run::give(Returned& returned, std::size_t begin, std::size_t n, Place place) const {
   const Output& output = *returned.output;
   if (!returned.partial.empty()) {
-    returned.partial[begin / row_ * pieces_ + begin % row_ / block_] = sum_of(place, n);
+    returned.partial[begin / row_ * pieces_ + begin % row_ / block_] = reduction_of(output.reduction, place, n);
   } else if (returned.is_reduced()) {
     const double divisor = output.reduction == Reduction::Mean ? static_cast<double>(reduced_) : 1;
     float* const to = returned.target() + begin / reduced_;
-    if (reduced_ <= lanes && !place.fixed && divisor == 1) return sum_rows(place.data, reduced_, n / reduced_, to);
+    if (reduced_ <= lanes && !place.fixed && output.reduction == Reduction::Sum) return sum_rows(place.data, reduced_, n / reduced_, to);
     for (std::size_t i = 0; i < n / reduced_; ++i) {
-      to[i] = static_cast<float>(sum_of(place, reduced_) / divisor);
+      to[i] = static_cast<float>(reduction_of(output.reduction, place, reduced_) / divisor);
       if (!place.fixed) place.data += reduced_;
     }
   } else {

@@ -86,16 +86,29 @@ inline bool everywhere(vint mask) {
 #endif
 }
 
-// x = n π / 2 + rest, |rest| <= π / 4, and n modulo 4: in double, for |x| <= 2^20.
+// x = n π / 2 + rest for |x| <= 2^20, |rest| <= 0.83, and n modulo 4, perhaps with more bits.
 struct Quadrant {
   vfloat rest;
   vint n;
 };
+#if defined(__FMA__) || defined(__aarch64__)
+// In float, by products and sums that round once. The rounding of 2 / π may take the neighbour of n, of the largest x.
+inline Quadrant quadrant(vfloat x) {
+  constexpr float magic = 12582912;  // 1.5 * 2^23: adding it rounds to an integer, which the last bits then hold
+  const vfloat whole = x * 0.6366197466850281f + magic, n = whole - magic;
+  // π / 2 in three parts. x - n times the first one is exact, as both are multiples of 2^-23, or of 2^-24 and n <= 1.
+  const vfloat rest = ((x - n * 1.5707963705062866f) + n * 4.371138828673793e-08f) + n * 1.7151244994428829e-15f;
+  return {rest, as_ints(whole)};
+}
+#else
+// In double.
 inline Quadrant quadrant(vfloat x) {
   constexpr std::size_t half = lanes / 2;
   typedef float vhalf __attribute__((vector_size(half * sizeof(float))));
   typedef int32_t vhalfint __attribute__((vector_size(half * sizeof(int32_t))));
   typedef double vdouble __attribute__((vector_size(half * sizeof(double))));
+  // Integers of larger numbers, or of NaN, are undefined.
+  x = select(magnitude(x) <= 1048576.f, x, vfloat{});
   vhalf from[2], rest[2];
   vhalfint whole[2];
   std::memcpy(from, &x, sizeof x);
@@ -111,6 +124,7 @@ inline Quadrant quadrant(vfloat x) {
   std::memcpy(&all.n, whole, sizeof whole);
   return all;
 }
+#endif
 
 // y where `there`, else function(x). Out of the way of the loops.
 template <float (*function)(float)>
@@ -121,18 +135,17 @@ __attribute__((noinline)) vfloat one_by_one(vint there, vfloat y, vfloat x) {
 }
 
 // The sine, or the cosine, which is the sine `turn` = 1 quadrant further on. Within a quadrant they are x + x³ P(x²) and
-// 1 - x² / 2 + x⁴ Q(x²), by Remez for relative error (3.8e-9 and 1.2e-10). Beyond 2^20 `function` computes them.
+// 1 - x² / 2 + x⁴ Q(x²), by Remez for relative error (5.9e-9 and 2.1e-10). Beyond 2^20 `function` computes them.
 template <float (*function)(float)>
 vfloat sine(vfloat x, int32_t turn) {
-  constexpr float most = 1048576;
-  const vint usual = magnitude(x) <= most;
-  const auto [r, n] = quadrant(select(usual, x, vfloat{}));
+  const auto [r, n] = quadrant(x);
   const vint place = n + turn;
   const vfloat s = r * r;
-  const vfloat p = detail::horner(s, -0.1666665453669365f, 0.008332156057520558f, -0.00019514632315706924f);
-  const vfloat q = detail::horner(s, 0.04166664555443739f, -0.0013887309864793538f, 2.4432412761799918e-05f);
+  const vfloat p = detail::horner(s, -0.1666664928197861f, 0.00833186972886324f, -0.000194772714166902f);
+  const vfloat q = detail::horner(s, 0.041666637248916186f, -0.00138869209169092f, 2.438966541546238e-05f);
   vfloat y = select((place & 1) == 0, r + r * s * p, 1.f - s * 0.5f + s * s * q);
   y = as_floats(as_ints(y) ^ (vint)((vuint)(place & 2) << 30));
+  const vint usual = magnitude(x) <= 1048576.f;
   return __builtin_expect(everywhere(usual), true) ? y : one_by_one<function>(usual, y, x);
 }
 inline float sine_of_one(float a) { return __builtin_sinf(a); }

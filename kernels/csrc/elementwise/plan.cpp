@@ -42,8 +42,7 @@ Run::Run(const Program& program, Context& context)
     const auto output = context.output<float>(i, shape_of(returned));
     if (!output.data) continue;
     returned_.push_back({&returned, output.data, {}, {}});
-    if (elements_ == 0)  // The mean of nothing is NaN.
-      std::fill_n(output.data, output.size(), returned.reduction == Reduction::Mean ? __builtin_nanf("") : 0.f);
+    if (elements_ == 0) std::fill_n(output.data, output.size(), of_nothing(returned.reduction));
   }
   if (elements_ == 0 || returned_.empty()) {
     elements_ = 0;

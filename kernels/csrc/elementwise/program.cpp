@@ -199,7 +199,7 @@ void Program::read_reductions(const std::vector<int64_t>& numbers) {
   demand(numbers.empty() || numbers.size() == 3 * outputs_.size(), "reductions must have three numbers per output");
   for (std::size_t i = 0; i < numbers.size() / 3; ++i) {
     const int64_t reduction = numbers[3 * i], axes = numbers[3 * i + 1], keeps = numbers[3 * i + 2];
-    demand(reduction >= 0 && reduction <= static_cast<int64_t>(Reduction::Mean), "there is no such reduction");
+    demand(reduction >= 0 && reduction <= static_cast<int64_t>(Reduction::Min), "there is no such reduction");
     outputs_[i].reduction = static_cast<Reduction>(reduction);
     outputs_[i].keeps_axes = keeps != 0;
     if (outputs_[i].reduction == Reduction::None) continue;

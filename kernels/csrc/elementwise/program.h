@@ -29,7 +29,14 @@ struct Bounds {
   int64_t offset, size;
 };
 
-enum class Reduction : uint8_t { None, Sum, Mean };
+// Max and Min are NaN if one of the numbers is, and never -0.
+enum class Reduction : uint8_t { None, Sum, Mean, Max, Min };
+inline bool is_sum(Reduction of) { return of == Reduction::Sum || of == Reduction::Mean; }
+// The reduction of no numbers.
+inline float of_nothing(Reduction of) {
+  constexpr float infinite = __builtin_inff();
+  return of == Reduction::Mean ? __builtin_nanf("") : of == Reduction::Max ? -infinite : of == Reduction::Min ? infinite : 0.f;
+}
 
 struct Output {
   Read from;

@@ -21,14 +21,14 @@ class Domain:
         least: the smallest size of a value along this axis, e.g. 8.
         reduced: how many of the last axes the program's reductions are over, of the first ones if negative; 0 if there
             are none.
-        mean: True if there is a ReduceMean.
+        whole: True if a reduction needs rows without further columns: a mean, maximum or minimum.
     """
 
     dims: Dims
     axis: int = 0
     least: int = 0
     reduced: int = 0
-    mean: bool = False
+    whole: bool = False
 
     @property
     def width(self) -> int:
@@ -59,7 +59,9 @@ class Domain:
             size != dims[place] for place, size in enumerate(other.dims) if place != len(dims) - axis
         ) or any(size != dims[place] for place, size in enumerate(self.dims) if place != len(dims) - axis):
             return None
-        domain = Domain(tuple(dims), axis, min(sizes), self.reduced or other.reduced, self.mean or other.mean)
+        domain = Domain(
+            tuple(dims), axis, min(sizes), self.reduced or other.reduced, self.whole or other.whole
+        )
         return domain if domain._is_possible() else None
 
     def contains(self, dims: Dims | None) -> bool:
@@ -99,7 +101,7 @@ class Domain:
         axes_stay = self.reduced < 0 and len(self.dims) + self.reduced >= self.axis
         return (
             3 * self.least >= 2 * self.width
-            and not self.mean
+            and not self.whole
             and (self.reduced == 0 or self.reduced >= self.axis or axes_stay)
         )
 
@@ -115,4 +117,7 @@ def domain_of(node: ir.Node) -> Domain:
     assert value is not None
     found = dims_of(value)
     assert found is not None
-    return Domain(found) if reduction is None else Domain(found, reduced=reduction.axes, mean=reduction.mean)
+    if reduction is None:
+        return Domain(found)
+    # Zeros behind a row change only its sum by nothing.
+    return Domain(found, reduced=reduction.axes, whole=reduction.op_type != "ReduceSum")

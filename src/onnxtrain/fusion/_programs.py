@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,8 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import DOMAIN, SpecializedOp
 from onnxtrain.fusion._domain import Domain
-from onnxtrain.fusion._instructions import INSTRUCTIONS, number_of, window_source
-from onnxtrain.fusion._windows import Reduction, Window, reduction_of, window_of
+from onnxtrain.fusion._instructions import INSTRUCTIONS, MASKS, number_of, window_source
+from onnxtrain.fusion._windows import REDUCTIONS, Reduction, Window, reduction_of, window_of
 from onnxtrain.passes import dims_of, known_array, remove_unread_chains
 
 MOST_INPUTS, MOST_OUTPUTS, MOST_INSTRUCTIONS = 16, 8, 256
@@ -64,9 +64,9 @@ class _Result:
     def numbers(self) -> list[int]:
         """Returns the kernel's three numbers for the reduction."""
         reduction = self.reduction
-        return (
-            [0, 0, 0] if reduction is None else [1 + reduction.mean, reduction.axes, int(reduction.keepdims)]
-        )
+        if reduction is None:
+            return [0, 0, 0]
+        return [1 + REDUCTIONS.index(reduction.op_type), reduction.axes, int(reduction.keepdims)]
 
 
 class _Program:
@@ -328,13 +328,8 @@ def rewrite(
         return False
     program = _Program(_with_windows(domain, nodes), functions)
     results = [(node, result) for node in nodes if (result := program.add(node)) is not None]
-    members = {id(node) for node, _ in results}
-    returned = [
-        (node, result)
-        for node, result in results
-        if node.outputs[0].is_graph_output()
-        or any(id(use.node) not in members for use in node.outputs[0].uses())
-    ]
+    members = {node for node, _ in results}
+    returned = [(node, result) for node, result in results if _is_read_outside(node.outputs[0], members)]
     inputs = [value for value, _ in program.inputs]
     # One native function, or one op, is not faster as a program, unless it broadcasts. ONNX Runtime's Sigmoid is
     # inexact.
@@ -377,6 +372,22 @@ def rewrite(
         old.replace_all_uses_with(value, replace_graph_outputs=True)
     remove_unread_chains(op.graph, nodes)
     return True
+
+
+def _is_read_outside(value: ir.Value, members: Collection[ir.Node]) -> bool:
+    """True if a graph output or a node other than the members reads a value, or a comparison of it.
+
+    Members compute the comparisons that they read themselves.
+    """
+    return value.is_graph_output() or any(
+        use.node not in members
+        and (
+            use.node.domain != ""
+            or use.node.op_type not in MASKS
+            or _is_read_outside(use.node.outputs[0], members)
+        )
+        for use in value.uses()
+    )
 
 
 def _with_windows(domain: Domain, nodes: Sequence[ir.Node]) -> Domain:

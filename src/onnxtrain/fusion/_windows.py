@@ -1,4 +1,4 @@
-"""Finds Slice, Pad, ReduceSum and ReduceMean nodes that an elementwise program can compute."""
+"""Finds Slice, Pad and reduction nodes that an elementwise program can compute."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import static_dims
 from onnxtrain.passes import known_array
+
+REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")
+"""Standard ops in the order of the kernel's numbers, from 1."""
 
 MOST_ROW = 1024
 """Maximum elements of a row: the columns of a program's values, times the elements of a column."""
@@ -42,17 +45,22 @@ class Window:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A ReduceSum or ReduceMean over the first or the last axes.
+    """A reduction over the first or the last axes.
 
     Attributes:
-        mean: True for a ReduceMean.
+        op_type: one of `REDUCTIONS`.
         axes: how many of the last axes are reduced, e.g. 1; of the first axes if negative, e.g. -2.
         keepdims: True if the reduced axes remain, with size 1.
     """
 
-    mean: bool
+    op_type: str
     axes: int
     keepdims: bool
+
+    @property
+    def is_linear(self) -> bool:
+        """True for sums and means: the reduction of a sum is the sum of the reductions."""
+        return self.op_type in ("ReduceSum", "ReduceMean")
 
 
 def window_of(node: ir.Node) -> Window | None:
@@ -78,7 +86,7 @@ def window_of(node: ir.Node) -> Window | None:
 
 def reduction_of(node: ir.Node) -> Reduction | None:
     """Returns the reduction that a node computes; None for other nodes, and for axes in the middle."""
-    if node.domain != "" or node.op_type not in ("ReduceSum", "ReduceMean"):
+    if node.domain != "" or node.op_type not in REDUCTIONS:
         return None
     x = node.inputs[0]
     dims = None if x is None else static_dims(x)
@@ -92,11 +100,10 @@ def reduction_of(node: ir.Node) -> Reduction | None:
         return None
     reduced = sorted({axis % rank for axis in axes}) or list(range(rank))
     keepdims = bool(node.attributes.get_int("keepdims", 1))
-    mean = node.op_type == "ReduceMean"
     if reduced == list(range(len(reduced))):
-        return Reduction(mean, -len(reduced), keepdims)
+        return Reduction(node.op_type, -len(reduced), keepdims)
     if reduced == list(range(rank - len(reduced), rank)):
-        return Reduction(mean, len(reduced), keepdims)
+        return Reduction(node.op_type, len(reduced), keepdims)
     return None
 
 

@@ -33,8 +33,8 @@ class ElementwisePass(KeepingPass):
     Inputs of a chain may broadcast. The pass needs inferred shapes, with a name for each symbolic size. Comparisons are
     part of the chains of their readers, and are computed again in each; they remain if other nodes read them.
 
-    Slice, and Pad with zeros, of one axis are part of a chain, too, where rows are short. So are sums and means of a
-    chain's results over the first or the last axes.
+    Slice, and Pad with zeros, of one axis are part of a chain, too, where rows are short. So are sums, means,
+    maxima and minima of a chain's results over the first or the last axes.
 
     Run this pass last: the functions have no gradient rules, and other passes look for the standard ops.
     """
@@ -118,6 +118,8 @@ class _Grouping:
         numbers = {self._group_of.get(value) for value in node.inputs if value is not None}
         dims = [dims_of(value) for value in node.inputs if value is not None]
         if node.op_type != "Add" or found[0] is None or found[0] != found[-1] or len(numbers) > 1:
+            return False
+        if not found[0].is_linear:
             return False
         if dims[0] != dims[-1]:
             return False

@@ -392,7 +392,7 @@ def test_wrong_registrations_are_refused(register: Any, message: str) -> None:
 def test_unknown_attributes_of_a_body_are_refused() -> None:
     register_body("com.example", "Swish2", swish_body, attributes={"beta": 1.0}, **NAMES)
     with pytest.raises(
-        OnnxTrainError, match=r"its body does not support the attribute 'alpha'.*Use an op of your own"
+        OnnxTrainError, match=r"its body does not support the attribute 'alpha'.*Use a custom op"
     ):
         differentiate(SWISH, "z", ["x"])
 

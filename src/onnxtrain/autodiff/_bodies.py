@@ -71,7 +71,7 @@ def twin(
         raise NoGradientRule(
             f"differentiating {node.domain or 'ai.onnx'}.{node.op_type} ({where(node)}): its body does not support the "
             f"attribute {', '.join(map(repr, undeclared))}. Freeze all parameters before it, or add it to "
-            "the attributes of its body (see the guide 'Use an op of your own')"
+            "the attributes of its body (see the guide 'Use a custom op')"
         )
     names = [value.name if value is not None else None for value in node.inputs]
     inputs = [

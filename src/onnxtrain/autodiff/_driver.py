@@ -245,7 +245,7 @@ class _ReverseWalk:
             f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "
             "Freeze all parameters before it, write it in standard ops, "
             f"onnxtrain.register_body{call}, or give it a gradient, onnxtrain.register_gradient{call}: see the guide "
-            '"Use an op of your own"'
+            '"Use a custom op"'
         )
 
 

@@ -173,7 +173,7 @@ def _reason(error: Exception, device: Device) -> str:
         return (
             f"onnxruntime has no op {missing[2]!r} of the domain {missing[1]!r}. Register the library that has a "
             "kernel for it, onnxtrain.register_custom_ops_library(path), or write it in standard ops, "
-            f'onnxtrain.register_body("{missing[1]}", "{missing[2]}", ...). See the guide "Use an op of your own".'
+            f'onnxtrain.register_body("{missing[1]}", "{missing[2]}", ...). See the guide "Use a custom op".'
         )
     # By name, because onnxruntime does not export its exceptions.
     if type(error).__name__ == "NotImplemented":

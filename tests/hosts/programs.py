@@ -21,7 +21,7 @@ JAVA_PACKAGE = "ONNXRUNTIME_JAR"
 
 
 class NotHere(Exception):
-    """What a program needs is not installed; the message says what."""
+    """Something that a program needs is not installed; the message names it."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,16 @@ async function measure(url, device, colorScheme) {
 
 const names = process.argv.length > 2 ? process.argv.slice(2) : ["demo", "adapt"];
 const notes = [];
-const columns = ["page", "device", "colours", "first paint", "downloaded", "rules kept", "rules broken", "texts readable"];
+const columns = [
+  "page",
+  "device",
+  "colours",
+  "first paint",
+  "downloaded",
+  "rules kept",
+  "rules broken",
+  "texts readable",
+];
 console.log(`| ${columns.join(" | ")} |\n${"|---".repeat(columns.length)}|`);
 for (const name of names) {
   const server = await serve(0, join(web, name, "dist"));

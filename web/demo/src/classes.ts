@@ -1,6 +1,7 @@
 /** The classes whose names the user types, as the journal tells them. */
 
-import { type Entry, type Naming, Refusal } from "./journal.js";
+import type { Entry, Naming } from "./journal.js";
+import { Refusal } from "./store.js";
 import { MAX_NAMES } from "./names.js";
 import type { Classes } from "./views.js";
 

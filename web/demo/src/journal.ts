@@ -1,16 +1,13 @@
 /**
- * Keeps what the user did as a journal in the browser's database: an entry adds drawings, changes names or replaces the
- * model, and an undo removes the last one. Each task has a history of its own.
- *
- * Each change is one transaction that reads the journal and writes one entry. The database runs the transactions of all
- * tabs one after the other and completes each of them or none of it, so that tabs never overwrite each other and a crash
- * loses at most the change in flight.
+ * What the page keeps, in a journal: an entry adds drawings, changes names or replaces the model, and an undo removes the
+ * last one. Each task has a history of its own.
  */
 
 import { isName } from "./names.js";
 import type { Stroke } from "./pad.js";
 import { SIZE } from "./preprocess.js";
 import type { Drawing } from "./protocol.js";
+import { type Design, type Kept, Store, createStore } from "./store.js";
 import type { TaskId } from "./tasks.js";
 
 /** Drawings that were added together. */
@@ -45,12 +42,10 @@ export interface Named {
 }
 
 export type Content = Drawn | Modelled | Named;
-export type Entry = Content & { readonly key: number; readonly task: TaskId };
+type OfTask = Content & { readonly task: TaskId };
+export type Entry = Kept<OfTask>;
 /** What to do to the journal, given the entries of the task. May run twice. */
-export type Plan = (entries: readonly Entry[]) => { add?: readonly Content[]; remove?: readonly number[] };
-
-/** A change that cannot be made, with a message to the user. Nothing has changed. */
-export class Refusal extends Error {}
+export type Plan = (entries: readonly Entry[]) => { add?: Content | readonly Content[]; remove?: readonly number[] };
 
 /** True if an entry is a model. */
 export const isModel = (entry: Entry): entry is Modelled & Entry => entry.kind === "model";
@@ -76,59 +71,6 @@ export function undoable(entries: readonly Entry[]): Entry | undefined {
   return entries.findLast((entry, i) => !isModel(entry) || entry.first || entries.slice(0, i).some(isModel));
 }
 
-const NAME = "onnxtrain-handwriting";
-const STORE = "journal";
-const VERSION = 3;
-const DIGITS = [...Array(10).keys()];
-// A tab with an old version of the page may block the upgrade of the database.
-const PATIENCE = 5000;
-
-/**
- * Opens the database. Version 1 held one record with all drawings and the model, version 2 a journal of the digits
- * alone.
- */
-function open(): Promise<IDBDatabase> {
-  return new Promise((resolve, reject) => {
-    const request = indexedDB.open(NAME, VERSION);
-    let late = false;
-    const timer = setTimeout(() => {
-      late = true;
-      reject(new DOMException("", "TimeoutError"));
-    }, PATIENCE);
-    request.onupgradeneeded = ({ oldVersion }) => {
-      const database = request.result;
-      if (oldVersion === 2) {
-        const journal = request.transaction!.objectStore(STORE);
-        const reading = journal.getAll() as IDBRequest<Record<string, unknown>[]>;
-        reading.onsuccess = () => {
-          for (const entry of reading.result) journal.put({ ...entry, task: "digits", classes: DIGITS });
-        };
-        return;
-      }
-      const journal = database.createObjectStore(STORE, { keyPath: "key", autoIncrement: true });
-      if (!database.objectStoreNames.contains("state")) return;
-      const reading = request.transaction!.objectStore("state").get("kept") as IDBRequest<Record<string, unknown>>;
-      reading.onsuccess = () => {
-        const { drawings, checkpoint, losses } = reading.result ?? {};
-        const add = (content: object): unknown => journal.add({ ...content, task: "digits", classes: DIGITS });
-        if (Array.isArray(drawings))
-          for (const drawing of drawings) add({ kind: "drawings", drawings: [drawing], strokes: [] });
-        if (checkpoint) add({ kind: "model", by: "training", checkpoint, losses, first: true });
-        database.deleteObjectStore("state");
-      };
-    };
-    request.onsuccess = () => {
-      clearTimeout(timer);
-      if (late) request.result.close();
-      else resolve(request.result);
-    };
-    request.onerror = () => {
-      clearTimeout(timer);
-      reject(request.error);
-    };
-  });
-}
-
 /** True if a value is a drawing of a class from 0 to `last`: what other programs wrote is not trusted. */
 export function isDrawing(value: unknown, last: number): value is Drawing {
   const { image, label, heldOut } = (value ?? {}) as Partial<Drawing>;
@@ -144,7 +86,7 @@ export function isDrawing(value: unknown, last: number): value is Drawing {
 const isClass = (value: unknown, last: number): boolean =>
   Number.isInteger(value) && (value as number) >= 0 && (value as number) <= last;
 
-function isEntry(value: unknown): value is Entry {
+function isEntry(value: unknown): value is OfTask {
   const entry = (value ?? {}) as Record<string, unknown>;
   const isList = (list: unknown, test: (item: unknown) => boolean): boolean => Array.isArray(list) && list.every(test);
   if (entry.task !== "digits" && entry.task !== "sketches") return false;
@@ -174,144 +116,63 @@ function isEntry(value: unknown): value is Entry {
   );
 }
 
-/** Returns why the browser does not keep a change, and what the user can do. */
-function explain(error: unknown): string {
-  const save = "save your drawings and your model as files before you leave.";
-  switch ((error as Error | null)?.name) {
-    case "QuotaExceededError":
-      return `The browser's storage is full, so this is not kept: free some space, or ${save}`;
-    case "VersionError":
-      return "A newer version of this page has been here: reload this tab. Until then nothing is kept.";
-    case "TimeoutError":
-      return "Another tab with an old version of this page blocks the storage: close it and reload this one.";
-    default:
-      return `This browser keeps nothing here, for example because the window is private: ${save}`;
-  }
-}
+const DIGITS = [...Array(10).keys()];
+
+/**
+ * The journal of the page. Version 1 of its database held one record with all drawings and the model, version 2 a journal of
+ * the digits alone.
+ */
+export const HANDWRITING: Design<OfTask> = {
+  name: "onnxtrain-handwriting",
+  version: 3,
+  work: "your drawings and your model",
+  isContent: isEntry,
+  upgrade(request, from) {
+    const database = request.result;
+    if (from === 2) {
+      const journal = request.transaction!.objectStore("journal");
+      const reading = journal.getAll() as IDBRequest<Record<string, unknown>[]>;
+      reading.onsuccess = () => {
+        for (const entry of reading.result) journal.put({ ...entry, task: "digits", classes: DIGITS });
+      };
+      return;
+    }
+    const journal = createStore(database);
+    if (!database.objectStoreNames.contains("state")) return;
+    const reading = request.transaction!.objectStore("state").get("kept") as IDBRequest<Record<string, unknown>>;
+    reading.onsuccess = () => {
+      const { drawings, checkpoint, losses } = reading.result ?? {};
+      const add = (content: object): unknown => journal.add({ ...content, task: "digits", classes: DIGITS });
+      if (Array.isArray(drawings))
+        for (const drawing of drawings) add({ kind: "drawings", drawings: [drawing], strokes: [] });
+      if (checkpoint) add({ kind: "model", by: "training", checkpoint, losses, first: true });
+      database.deleteObjectStore("state");
+    };
+  },
+};
 
 /** The journal, as this tab knows it. */
-export class Journal {
-  /** Called when another tab has changed the journal. */
-  onChange: () => void = () => {};
-  /** Why the last change is not kept, "" if everything is. */
-  trouble = "";
-  /** Number of entries that could not be read and have been removed. */
-  damaged = 0;
+export class Journal extends Store<OfTask> {
   /** The task whose entries are read and changed. */
   task: TaskId = "digits";
-  #stored: Entry[] = [];
-  // What the browser has not kept yet: entries to add, with keys below 0, and keys to remove. The next change tries again.
-  #waiting: Entry[] = [];
-  #removed = new Set<number>();
-  #keys = 0;
-  #channel: BroadcastChannel | null = null;
 
   constructor() {
-    try {
-      this.#channel = new BroadcastChannel(NAME);
-      this.#channel.addEventListener("message", () => this.onChange());
-    } catch {
-      // Old browsers, and those that refuse all storage: the other tabs learn of a change at their next one.
-    }
+    super(HANDWRITING);
   }
 
   /** The entries of the task. */
-  get entries(): readonly Entry[] {
-    return this.#present(this.#stored);
+  override get entries(): readonly Entry[] {
+    return this.#ofTask(super.entries);
   }
 
-  #present(stored: readonly Entry[]): Entry[] {
-    const entries = [...stored.filter(({ key }) => !this.#removed.has(key)), ...this.#waiting];
+  override change(plan: Plan = () => ({})): Promise<void> {
+    return super.change((entries) => {
+      const { add = [], remove = [] } = plan(this.#ofTask(entries));
+      return { add: [add].flat().map((content) => ({ ...(content as Content), task: this.task })), remove };
+    });
+  }
+
+  #ofTask(entries: readonly Entry[]): Entry[] {
     return entries.filter(({ task }) => task === this.task);
-  }
-
-  /**
-   * Changes the journal; without a plan only reads what other tabs have written. Where the browser keeps nothing, the
-   * change is made in memory, and `trouble` says why.
-   */
-  async change(plan: Plan = () => ({})): Promise<void> {
-    try {
-      await this.#commit(plan);
-      this.trouble = "";
-    } catch (error) {
-      if (error instanceof Refusal) throw error;
-      console.info(error);
-      [this.#waiting, this.#removed] = this.#applied(plan, this.#stored);
-      this.trouble = explain(error);
-    }
-  }
-
-  /** Returns entries to add and keys to remove, with those of earlier changes that the browser has not kept. */
-  #applied(plan: Plan, stored: readonly Entry[]): [Entry[], Set<number>] {
-    const { add = [], remove = [] } = plan(this.#present(stored));
-    const waiting = this.#waiting.filter(({ key }) => !remove.includes(key));
-    for (const content of add) waiting.push({ ...content, task: this.task, key: --this.#keys });
-    return [waiting, new Set([...this.#removed, ...remove.filter((key) => key > 0)])];
-  }
-
-  async #commit(plan: Plan): Promise<void> {
-    const database = await open();
-    // Entries never change: one that is known stays the same object.
-    const known = new Map(this.#stored.map((entry) => [entry.key, entry]));
-    let [stored, added, changed, damaged, failure]: [Entry[], Entry[], boolean, number, unknown] = [
-      [],
-      [],
-      false,
-      0,
-      null,
-    ];
-    try {
-      await new Promise<void>((resolve, reject) => {
-        const transaction = database.transaction(STORE, "readwrite", { durability: "strict" });
-        transaction.oncomplete = () => resolve();
-        transaction.onabort = () => reject(failure ?? transaction.error);
-        const store = transaction.objectStore(STORE);
-        const reading = store.getAll() as IDBRequest<{ key: number }[]>;
-        reading.onsuccess = () => {
-          try {
-            const all = reading.result.map((entry) => known.get(entry.key) ?? entry);
-            stored = all.filter(isEntry);
-            const broken = all.filter((entry) => !isEntry(entry)).map(({ key }) => key);
-            const [waiting, removed] = this.#applied(plan, stored);
-            stored = stored.filter(({ key }) => !removed.has(key));
-            for (const key of [...broken, ...removed]) store.delete(key);
-            for (const { key: _, ...content } of waiting) {
-              const adding = store.add(content) as IDBRequest<number>;
-              adding.onsuccess = () => added.push({ ...content, key: adding.result } as Entry);
-            }
-            damaged = broken.length;
-            changed = damaged + waiting.length + removed.size > 0;
-          } catch (error) {
-            failure = error;
-            transaction.abort();
-          }
-        };
-      });
-    } finally {
-      database.close();
-    }
-    this.#stored = [...stored, ...added];
-    [this.#waiting, this.#removed] = [[], new Set()];
-    this.damaged += damaged;
-    if (changed) this.#channel?.postMessage(null);
-  }
-}
-
-/** Runs `job` unless another tab runs one; returns false if one does. */
-export async function alone(job: () => Promise<void>): Promise<boolean> {
-  let begun = false;
-  const run = async (lock: Lock | null): Promise<boolean> => {
-    if (!lock) return false;
-    begun = true;
-    await job();
-    return true;
-  };
-  try {
-    return await navigator.locks.request(NAME, { ifAvailable: true }, run);
-  } catch (error) {
-    if (begun) throw error;
-    // Without HTTPS and where the browser refuses all storage there are no locks.
-    await job();
-    return true;
   }
 }

@@ -7,11 +7,10 @@ import { MAX_BYTES, decodeDrawings, download, encodeDrawings } from "./files.js"
 import {
   type Drawn,
   type Entry,
+  HANDWRITING,
   Journal,
   type Modelled,
   type Plan,
-  Refusal,
-  alone,
   drawingsIn,
   isHeldOut,
   isModel,
@@ -22,6 +21,7 @@ import { NameMenu } from "./naming.js";
 import { Pad, type Stroke } from "./pad.js";
 import { preprocess } from "./preprocess.js";
 import type { Drawing } from "./protocol.js";
+import { Refusal, alone } from "./store.js";
 import { TASKS, type Task } from "./tasks.js";
 import { Choice, type Classes, type Readings, sentence, showAccuracy, showDrawings } from "./views.js";
 
@@ -363,7 +363,7 @@ const menu = new NameMenu(element<HTMLFormElement>("new-name"), element("name-li
 });
 
 async function train(): Promise<void> {
-  const ran = await alone(async () => {
+  const ran = await alone(HANDWRITING.name, async () => {
     // The other tabs' drawings are learned, too, on top of the last model.
     await update();
     say("Training");

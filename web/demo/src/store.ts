@@ -6,7 +6,8 @@
  * loses at most the change in flight.
  */
 
-import { Refusal } from "./journal.js";
+/** A change that cannot be made, with a message to the user. Nothing has changed. */
+export class Refusal extends Error {}
 
 /** Content with its place in the journal. */
 export type Kept<C> = C & { readonly key: number };
@@ -174,8 +175,8 @@ export class Store<C extends object> {
   }
 }
 
-/** Runs `job` unless another tab runs one; returns false if one does. `name` is that of the page's journal. */
-export async function alone(job: () => Promise<void>, name: string): Promise<boolean> {
+/** Runs `job` unless another tab runs one; returns false if one does. `name` is the name of the page's journal. */
+export async function alone(name: string, job: () => Promise<void>): Promise<boolean> {
   let begun = false;
   const run = async (lock: Lock | null): Promise<boolean> => {
     if (!lock) return false;

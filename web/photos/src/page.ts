@@ -2,10 +2,9 @@
 
 import { drawCurve } from "../../demo/src/chart.js";
 import { download } from "../../demo/src/files.js";
-import { Refusal } from "../../demo/src/journal.js";
 import { Model } from "../../demo/src/model.js";
 import { keepOffline } from "../../demo/src/offline.js";
-import { type Plan, Store, alone } from "../../demo/src/store.js";
+import { type Plan, Refusal, Store, alone } from "../../demo/src/store.js";
 import { digestOf } from "../../src/sha256.js";
 import { Camera } from "./camera.js";
 import { blobOf, pictureOf, pixelsOf, pixelsOfVideo, snapshot } from "./pictures.js";
@@ -237,9 +236,9 @@ let pausing = false;
 async function learn(): Promise<void> {
   if (learning || !opened || pausing || !isBehind()) return;
   let ran = true;
-  learning = alone(async () => {
+  learning = alone(PHOTOS.name, async () => {
     while (!pausing && isBehind()) await learnLesson();
-  }, PHOTOS.name)
+  })
     .then((done) => void (ran = done))
     .catch((error: unknown) => {
       console.info(error);

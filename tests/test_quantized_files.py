@@ -193,7 +193,11 @@ def test_scales_that_are_named_get_the_gradient_of_the_weights(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore")  # of the quantizer
-def test_deployed_activations_pass_the_rounding_of_dynamic_quantization(tmp_path: Path) -> None:
+def test_deployed_activations_pass_the_rounding_of_dynamic_quantization(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Native kernels would fuse different parts of the two graphs, and a program rounds differently than separate ops.
+    monkeypatch.setenv("ONNXTRAIN_KERNELS", "off")
     onnx.save(models.mlp(), tmp_path / "net.onnx")
     quantize_dynamic(tmp_path / "net.onnx", tmp_path / "q.onnx", op_types_to_quantize=["Gemm", "MatMul"])
     gradients = []

@@ -119,5 +119,5 @@ def domain_of(node: ir.Node) -> Domain:
     assert found is not None
     if reduction is None:
         return Domain(found)
-    # Zeros behind a row change only its sum by nothing.
+    # Zeros after a row leave its sum as it is, but not its mean, maximum or minimum.
     return Domain(found, reduced=reduction.axes, whole=reduction.op_type != "ReduceSum")

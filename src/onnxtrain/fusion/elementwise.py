@@ -119,6 +119,7 @@ class _Grouping:
         dims = [dims_of(value) for value in node.inputs if value is not None]
         if node.op_type != "Add" or found[0] is None or found[0] != found[-1] or len(numbers) > 1:
             return False
+        # The maximum of a sum is not the sum of the maxima.
         if not found[0].is_linear:
             return False
         if dims[0] != dims[-1]:

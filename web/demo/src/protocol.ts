@@ -36,13 +36,6 @@ export interface Methods {
 
 export type Name = keyof Methods;
 
-/** A call from the page. */
-export interface Call {
-  readonly id: number;
-  readonly name: Name;
-  readonly args: unknown[];
-}
-
 /** An answer of the worker, or a message on the progress of a training. */
 export type Answer =
   | { readonly kind: "result"; readonly id: number; readonly value: unknown }

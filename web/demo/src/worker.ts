@@ -3,11 +3,12 @@
 import * as ort from "onnxruntime-web/wasm";
 import { TrainingSession } from "onnxtrain-web";
 import { variant } from "./augment.js";
+import { FileError, answerCalls, post } from "./calls.js";
 import { DESCRIPTION, describe, described, descriptionOf, namesIn } from "./description.js";
 import { type Files, MANIFEST, classesOf, withClasses, withColumns } from "./head.js";
 import { MAX_NAMES } from "./names.js";
 import { SIZE } from "./preprocess.js";
-import type { Answer, Call, Drawing, Methods, Name, Reading } from "./protocol.js";
+import type { Drawing, Methods, Name, Reading } from "./protocol.js";
 import { lastSizeOf, weightsOf } from "./weights.js";
 
 const PIXELS = SIZE * SIZE;
@@ -32,10 +33,6 @@ let knowsDigits = true;
 let base: Float32Array;
 let rehearsal: Uint8Array;
 let warming = new AbortController();
-
-function post(answer: Answer, transfer: Transferable[] = []): void {
-  (self as unknown as { postMessage(message: Answer, transfer: Transferable[]): void }).postMessage(answer, transfer);
-}
 
 function tensor(images: readonly Float32Array[]): ort.Tensor {
   const data = new Float32Array(images.length * PIXELS);
@@ -103,11 +100,6 @@ async function use(next: TrainingSession, count: number): Promise<void> {
   [session, classes] = [next, count];
   await session.predict({ image: tensor([new Float32Array(PIXELS)]) });
   warm();
-}
-
-/** A file that is no model of this page. */
-class FileError extends Error {
-  override readonly name = "FileError";
 }
 
 const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<ReturnType<Methods[N]>> } = {
@@ -226,17 +218,5 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
   },
 };
 
-// One call after the other: `read` puts other parameters in for a moment.
-let last: Promise<unknown> = Promise.resolve();
-self.addEventListener("message", ({ data }: MessageEvent<Call>) => {
-  const method = methods[data.name] as (...args: unknown[]) => Promise<unknown>;
-  last = last
-    .then(() => method(...data.args))
-    .then(
-      (value) => post({ kind: "result", id: data.id, value }),
-      (error: unknown) => {
-        const { name, message } = error instanceof Error ? error : new Error(String(error));
-        post({ kind: "error", id: data.id, name, message });
-      },
-    );
-});
+// `read` puts other parameters in for a moment: no other call may come in between.
+answerCalls(methods);

@@ -52,10 +52,3 @@ export interface Methods {
 }
 
 export type Name = keyof Methods;
-
-/** A call from the page. */
-export interface Call {
-  readonly id: number;
-  readonly name: Name;
-  readonly args: unknown[];
-}

@@ -1,10 +1,11 @@
 /** Computes features and trains in a worker, so that the page stays responsive. */
 
 import * as ort from "onnxruntime-web/wasm";
+import { FileError, answerCalls } from "../../demo/src/calls.js";
 import { digestOf } from "../../src/sha256.js";
 import { Head } from "./head.js";
 import { type Description, type FeatureModel, classifier, featureModel } from "./onnx.js";
-import type { Backbone, Call, Methods, Name, OwnBackbone, Range } from "./protocol.js";
+import type { Backbone, Methods, Name, OwnBackbone, Range } from "./protocol.js";
 
 /** Largest picture that a backbone may take. */
 const MAX_SIZE = 512;
@@ -34,11 +35,6 @@ let standard: Uint8Array;
 let backbone: Backbone;
 let model: FeatureModel;
 let session: ort.InferenceSession;
-
-/** A file that is no backbone. */
-class FileError extends Error {
-  override readonly name = "FileError";
-}
 
 const settings = { logSeverityLevel: 3 } as const;
 
@@ -150,17 +146,4 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
   },
 };
 
-// One call after the other.
-let last: Promise<unknown> = Promise.resolve();
-self.addEventListener("message", ({ data }: MessageEvent<Call>) => {
-  const method = methods[data.name] as (...args: unknown[]) => Promise<unknown>;
-  last = last
-    .then(() => method(...data.args))
-    .then(
-      (value) => self.postMessage({ kind: "result", id: data.id, value }),
-      (error: unknown) => {
-        const { name, message } = error instanceof Error ? error : new Error(String(error));
-        self.postMessage({ kind: "error", id: data.id, name, message });
-      },
-    );
-});
+answerCalls(methods);

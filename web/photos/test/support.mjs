@@ -7,7 +7,9 @@ import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 import { serve as serveFolder } from "../../demo/serve.mjs";
-import { startBrowser } from "../../demo/test/support.mjs";
+import { ready, startBrowser } from "../../demo/test/support.mjs";
+
+export { ready };
 
 const here = dirname(fileURLToPath(import.meta.url));
 export const dist = join(here, "..", "dist");
@@ -68,11 +70,6 @@ export async function open(t, { camera = false, allowed = true, ...options } = {
     return page;
   };
   return { context, tab, page: await tab(), problems, url: server.url };
-}
-
-/** Waits until the page has nothing to do: neither photos nor training. */
-export async function ready(page) {
-  await page.locator('[aria-busy="false"]').waitFor();
 }
 
 export const status = (page) => page.getByRole("status").textContent();

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from .cases import Case, Host
-from .nets import NETS
+from .nets import ADAPTERS, NETS
 from .programs import PROGRAMS, NotHere, Program
 from .programs import cpp as build_cpp
 
@@ -55,12 +55,12 @@ def host(request: pytest.FixtureRequest) -> Host:
 
 @pytest.fixture(scope="session")
 def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """Makes the case of a net, once."""
+    """Makes the case of a net or of adapters, once."""
     cases: dict[str, Case] = {}
 
     def case(name: str) -> Case:
         if name not in cases:
-            net = next(net for net in NETS if net.name == name)
+            net = next(net for net in [*NETS, *ADAPTERS] if net.name == name)
             cases[name] = Case(net, tmp_path_factory.mktemp(name))
         return cases[name]
 

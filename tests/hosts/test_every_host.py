@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,43 +31,28 @@ FEW = 4
 NAMES = ("mlp", "adapter-int4")
 
 
-@pytest.fixture(scope="module")
-def make_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """Makes the case of a net or of adapters, once."""
-    cases: dict[str, Case] = {}
-
-    def make(name: str) -> Case:
-        if name not in cases:
-            net = next(net for net in [*NETS, *ADAPTERS] if net.name == name)
-            cases[name] = Case(net, tmp_path_factory.mktemp(name))
-        return cases[name]
-
-    return make
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [net.name for net in [*NETS, *ADAPTERS]])
 @pytest.mark.parametrize("program", ["node", "java"])
 def test_losses_of_50_steps_are_those_of_python(
-    program: str, name: str, make_case: Callable[[str], Case], request: pytest.FixtureRequest
+    program: str, name: str, case_of: Callable[[str], Case], request: pytest.FixtureRequest
 ) -> None:
     """`test_hosts.py` has `device.py` and C++, web/test/losses.test.mjs WebAssembly."""
     if program == "java" and not os.environ.get(JAVA_PACKAGE):
         pytest.skip(f"needs ONNX Runtime's package for Java: {JAVA_PACKAGE}")
     host: Host = request.getfixturevalue(program)
-    case = make_case(name)
+    case = case_of(name)
     losses = losses_of(host, case.artifacts, case.feeds)
     np.testing.assert_allclose(losses, case.train()[0], rtol=0, atol=TOLERANCE)
 
 
 @pytest.fixture(scope="module")
-def folder(make_case: Callable[[str], Case], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(case_of: Callable[[str], Case], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two nets as web/test/reference.py writes them, trained for a few steps by the on-device API."""
     root = tmp_path_factory.mktemp("reference")
     for name in NAMES:
-        case = make_case(name)
-        net = case.artifacts.rename(root / name)
-        case.artifacts = net
+        case = case_of(name)
+        net = Path(shutil.copytree(case.artifacts, root / name))
         batches = case.batches[:FEW]
         write_feeds(root / "feeds", case.manifest, batches)
         for path in (root / "feeds").iterdir():

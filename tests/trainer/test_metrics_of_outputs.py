@@ -143,7 +143,7 @@ def test_a_metric_of_sequences_receives_the_lengths() -> None:
         (["accuracy"], r"does not fit a prediction of shape .*metrics=\{'OUTPUT': 'accuracy'\}"),
         ({"kinds": "accuracy"}, "'kinds_accuracy' reads kinds, but the outputs are value, kind, the targets reg, cls"),
         ([lambda a, b, c: 0.0], r"takes a, b, c, but the outputs are value, kind"),
-        ({"kind": "kappa"}, "'kappa' is unknown"),
+        ({"kind": "kappa"}, "'kind:kappa' is unknown"),
         ([torch.nn.MSELoss()], r"pass onnxtrain.trainer.torch_metric\(MSELoss\(...\)\)"),
         ([lambda v, r: v.softmax(1)], r"raised AttributeError: .*takes NumPy arrays; .*torch_metric"),
     ],

@@ -145,7 +145,10 @@ async function followBackbone(): Promise<void> {
   } catch (error) {
     unusable.add(own!.key);
     backbone = await model.call("use", null);
-    say(`${own!.name} is no backbone, as ${(error as Error).message}: this page's own is used`, true);
+    say(
+      `${own!.name} can't be used as a backbone, because ${(error as Error).message}. The page uses its own backbone`,
+      true,
+    );
   }
   used = own && !unusable.has(own.key) ? own.key : 0;
   [present, labels] = [0, []];
@@ -394,7 +397,7 @@ async function addClass(): Promise<void> {
     const { classes } = projectOf(entries);
     if (!name) throw new Refusal("Type the name of the class first, e.g. cup");
     checkName(classes, name);
-    if (classes.length >= MAX_CLASSES) throw new Refusal(`There are ${MAX_CLASSES} classes, which is the most`);
+    if (classes.length >= MAX_CLASSES) throw new Refusal(`There are already ${MAX_CLASSES} classes, the maximum`);
     return { add: { kind: "class", id, name, order: 1 + (classes.at(-1)?.order ?? 0) } };
   });
   input.value = "";
@@ -464,7 +467,7 @@ async function addPicture(label: string, picture: Uint8Array): Promise<boolean> 
     const name = classes.find(({ id }) => id === known?.label)?.name;
     if (known) throw new Refusal(`is a photo of ${name} already`);
     if (!classes.some(({ id }) => id === label)) throw new Refusal("belongs to a class that is gone");
-    if (photos.length >= MAX_PHOTOS) throw new Refusal(`is one too many: ${MAX_PHOTOS} photos are the most`);
+    if (photos.length >= MAX_PHOTOS) throw new Refusal(`exceeds the maximum of ${MAX_PHOTOS} photos`);
     heldOut = isHeldOut(photos, label, hash);
     const { digest } = backbone;
     return { add: { kind: "photo", label, picture, hash, heldOut, features, backbone: digest } };
@@ -481,7 +484,7 @@ async function addFiles(label: string, list: readonly File[]): Promise<void> {
       heldOut += Number(await addPicture(label, await pictureOf(file)));
       added++;
     } catch (error) {
-      problems.push(`${file.name || "The picture"} ${(error as Error).message}`);
+      problems.push(`${file.name || "The image"} ${(error as Error).message}`);
     }
   }
   const count = `${added} photo${added === 1 ? "" : "s"}`;
@@ -533,7 +536,9 @@ async function load(file: File): Promise<void> {
   try {
     content = decode(await file.text());
   } catch (error) {
-    throw new Refusal(`${file.name} is no project of this page, as ${(error as Error).message}: nothing has changed`);
+    throw new Refusal(
+      `${file.name} can't be loaded as a project, because ${(error as Error).message}. Nothing has changed`,
+    );
   }
   const { classes, photos } = projectOf(content.map((item, key) => ({ ...item, key })));
   if (classes.length > MAX_CLASSES || photos.length > MAX_PHOTOS)
@@ -551,14 +556,16 @@ async function useOwn(file: File): Promise<void> {
   const range = element<HTMLSelectElement>("range").value as Range;
   const size = element<HTMLInputElement>("size").valueAsNumber;
   if (!(Number.isInteger(size) && size >= 8 && size <= 512))
-    throw new Refusal("The size of the pictures must be a whole number from 8 to 512");
+    throw new Refusal("The size of the images must be a whole number from 8 to 512");
   const own: OwnBackbone = { bytes: new Uint8Array(await file.arrayBuffer()), size, range };
   await pauseLearning();
   try {
     backbone = await model.call("use", own);
   } catch (error) {
     if ((error as Error).name !== "FileError") throw error;
-    throw new Refusal(`${file.name} is no backbone for this page, as ${(error as Error).message}: nothing has changed`);
+    throw new Refusal(
+      `${file.name} can't be used as a backbone, because ${(error as Error).message}. Nothing has changed`,
+    );
   }
   [used, present, labels] = [NaN, 0, []];
   await update((entries) => ({

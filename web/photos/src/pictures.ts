@@ -29,12 +29,12 @@ async function opened(blob: Blob): Promise<HTMLImageElement> {
       image.onload = resolve;
       image.onerror = reject;
     }).catch(() => {
-      throw new Error(blob.size ? "is no picture that this browser can read" : "is empty");
+      throw new Error(blob.size ? "isn't an image that this browser can read" : "is empty");
     });
     const { naturalWidth: width, naturalHeight: height } = image;
     if (!width || !height) throw new Error("has no size");
     if (width * height > MAX_PIXELS)
-      throw new Error(`has ${width} x ${height} pixels, and ${MAX_PIXELS / 1e6} million are the most`);
+      throw new Error(`has ${width} x ${height} pixels; the maximum is ${MAX_PIXELS / 1e6} million`);
     // Browsers may find only now that a file is damaged.
     await image.decode().catch(() => {
       throw new Error("is damaged");

@@ -194,6 +194,6 @@ export function decode(text: string): Content[] {
   const ids = (content as Content[]).flatMap((item) =>
     item.kind === "class" ? [item.id, item.name] : item.kind === "photo" ? [item.hash] : [],
   );
-  if (new Set(ids).size < ids.length) throw new Error("it has a class or a photo twice");
+  if (new Set(ids).size < ids.length) throw new Error("it contains a class or a photo twice");
   return content as Content[];
 }

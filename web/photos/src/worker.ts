@@ -43,7 +43,7 @@ async function created(bytes: Uint8Array): Promise<ort.InferenceSession> {
     return await ort.InferenceSession.create(bytes, settings);
   } catch (error) {
     console.info(error);
-    throw new FileError("it is no .onnx model that ONNX Runtime can open here");
+    throw new FileError("ONNX Runtime can't open it as an .onnx model");
   }
 }
 
@@ -56,7 +56,9 @@ async function describe(bytes: Uint8Array, { size: chosen, range }: Omit<OwnBack
       item.isTensor ? `${item.type} [${item.shape.join(", ")}]` : item.name,
     );
     const wrong = (): FileError =>
-      new FileError(`it takes ${shown.join(" and ") || "nothing"}, not one picture of float32 [1, 3, height, width]`);
+      new FileError(
+        `its input is ${shown.join(" and ") || "missing"}, not a single float32 image [1, 3, height, width]`,
+      );
     if (!taken?.isTensor || more.length || taken.type !== "float32" || taken.shape.length !== 4) throw wrong();
     const [batch, channels, height, width] = taken.shape as [
       number | string,
@@ -67,9 +69,10 @@ async function describe(bytes: Uint8Array, { size: chosen, range }: Omit<OwnBack
     if ((typeof batch === "number" && batch !== 1) || channels !== 3) throw wrong();
     const sizes = [height, width].map((size) => (typeof size === "number" ? size : chosen));
     if (sizes[0] !== sizes[1])
-      throw new FileError(`it takes pictures of ${height} x ${width}, and this page has square ones`);
+      throw new FileError(`its images are ${height} x ${width}, and this page only has square ones`);
     const size = sizes[0]!;
-    if (size > MAX_SIZE) throw new FileError(`it takes pictures of ${size} x ${size}: ${MAX_SIZE} is the most`);
+    if (size > MAX_SIZE)
+      throw new FileError(`its images are ${size} x ${size}, larger than the maximum of ${MAX_SIZE} x ${MAX_SIZE}`);
     const shape = [typeof batch === "number" ? batch : "n", 3, size, size];
     const [mean, deviation] = RANGES[range];
     const pixels = new Float32Array(3 * size * size).fill((0.5 - mean[0]!) / deviation[0]!);
@@ -77,7 +80,7 @@ async function describe(bytes: Uint8Array, { size: chosen, range }: Omit<OwnBack
       .run({ [taken.name]: new ort.Tensor("float32", pixels, [1, 3, size, size]) })
       .catch((error: unknown) => {
         console.info(error);
-        throw new FileError(`it fails on a picture of ${size} x ${size}`);
+        throw new FileError(`it fails on an image of ${size} x ${size}`);
       });
     const output = plain.outputNames.find((name) => {
       const { type, dims } = results[name]!;
@@ -88,10 +91,10 @@ async function describe(bytes: Uint8Array, { size: chosen, range }: Omit<OwnBack
     const limit = head.room.features;
     if (output === undefined || features < 2 || features > limit)
       throw new FileError(
-        `it gives ${describeOutputs(plain.outputNames.map((name) => results[name]!))}, not 2 to ${limit} features as float32 [1, features]`,
+        `its output is ${describeOutputs(plain.outputNames.map((name) => results[name]!))}, not 2 to ${limit} features as float32 [1, features]`,
       );
     if (!(results[output]!.data as Float32Array).every(Number.isFinite))
-      throw new FileError("its features of a grey picture are not finite");
+      throw new FileError("its features for a gray image aren't finite");
     return { input: taken.name, output, shape, isMap: dims.length === 4, mean, deviation, features };
   } finally {
     await plain.release();

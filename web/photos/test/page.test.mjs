@@ -195,9 +195,9 @@ it("takes strange photos, and says of each other file what is wrong with it", LI
   await addClass(page, "odd");
   for (const [name, said] of [
     ["empty.jpg", "empty.jpg is empty"],
-    ["text.jpg", "text.jpg is no picture that this browser can read"],
-    ["cut.jpg", /^cut\.jpg is (damaged|no picture that this browser can read)$/],
-    ["huge.png", "huge.png has 10000 x 10000 pixels, and 64 million are the most"],
+    ["text.jpg", "text.jpg isn't an image that this browser can read"],
+    ["cut.jpg", /^cut\.jpg (is damaged|isn't an image that this browser can read)$/],
+    ["huge.png", "huge.png has 10000 x 10000 pixels; the maximum is 64 million"],
   ]) {
     await addFiles(page, "odd", fixture(name));
     assert.match(await status(page), typeof said === "string" ? new RegExp(`^${said}$`) : said);
@@ -205,7 +205,7 @@ it("takes strange photos, and says of each other file what is wrong with it", LI
   }
   const names = ["pixel.png", "animated.gif", "turned.jpg", "transparent.png"];
   await addFiles(page, "odd", ...names.map(fixture), fixture("text.jpg"));
-  assert.match(await status(page), /^Added 4 photos.*\. text\.jpg is no picture/);
+  assert.match(await status(page), /^Added 4 photos.*\. text\.jpg isn't an image/);
   const pictures = await keptPictures(page, 2);
   // [red, green, blue] of the four quarters.
   const quarter = ({ pixels }, i) => [0, 1, 2].map((c) => Math.round(2 * pixels[4 * c + i]) / 2);
@@ -266,7 +266,7 @@ it("takes strange photos, and says of each other file what is wrong with it", LI
     writeFileSync(path, content);
     await page.getByLabel("Load project").setInputFiles(path);
     await message(page, said);
-    assert.match(await status(page), /^broken\.json is no project of this page, as .*: nothing has changed$/);
+    assert.match(await status(page), /^broken\.json can't be loaded as a project, because .*\. Nothing has changed$/);
   }
   assert.equal(await page.locator(".photos li").count(), 7);
   assert.deepEqual(problems, []);
@@ -322,19 +322,19 @@ it("uses a backbone of the user's, and says what is wrong with other files", LIM
     await ready(page);
     return status(page);
   };
-  const takes = "not one picture of float32 \\[1, 3, height, width\\]";
+  const takes = "not a single float32 image \\[1, 3, height, width\\]";
   for (const [name, said] of [
-    ["wrong-file", "it is no .onnx model that ONNX Runtime can open here"],
-    ["wrong-order", `it takes float32 \\[1, 32, 32, 3\\], ${takes}`],
-    ["wrong-dtype", `it takes uint8 \\[1, 3, 32, 32\\], ${takes}`],
-    ["wrong-batch", `it takes float32 \\[8, 3, 32, 32\\], ${takes}`],
-    ["wrong-side", "it takes pictures of 32 x 48, and this page has square ones"],
-    ["wrong-output", "it gives float32 \\[\\], not 2 to 1280 features as float32 \\[1, features\\]"],
-    ["wrong-values", "its features of a grey picture are not finite"],
+    ["wrong-file", "ONNX Runtime can't open it as an .onnx model"],
+    ["wrong-order", `its input is float32 \\[1, 32, 32, 3\\], ${takes}`],
+    ["wrong-dtype", `its input is uint8 \\[1, 3, 32, 32\\], ${takes}`],
+    ["wrong-batch", `its input is float32 \\[8, 3, 32, 32\\], ${takes}`],
+    ["wrong-side", "its images are 32 x 48, and this page only has square ones"],
+    ["wrong-output", "its output is float32 \\[\\], not 2 to 1280 features as float32 \\[1, features\\]"],
+    ["wrong-values", "its features for a gray image aren't finite"],
   ])
     assert.match(
       await give(name),
-      new RegExp(`^${name}\\.onnx is no backbone for this page, as ${said}: nothing has changed$`),
+      new RegExp(`^${name}\\.onnx can't be used as a backbone, because ${said}\\. Nothing has changed$`),
     );
   assert.deepEqual(await bars(page, /^Photo 1 of cup/), before);
   await page.evaluate(() => (document.getElementById("size").value = "40"));

@@ -2,7 +2,7 @@
 
     python web/adapt/model/make.py web/adapt/dist/model [STEPS]
 
-The model reads bytes: 64 numbers from 0 to 255. It is trained for STEPS steps, by default 80, on the pages in `docs/`,
+The model reads bytes: 64 numbers from 0 to 255. It is trained for STEPS steps, by default 320, on the pages in `docs/`,
 starting from weights with which it predicts each byte from the one before.
 """
 
@@ -24,7 +24,7 @@ from onnxtrain.lora import LoraConfig
 from onnxtrain.optimizers import AdamW
 
 LENGTH, SIZE, WIDE, HEADS, LAYERS, TOKENS = 64, 192, 512, 4, 3, 256
-BATCH, LEARNING_RATE, STEPS, HELD_OUT = 8, 1e-3, 80, 256
+BATCH, LEARNING_RATE, STEPS, HELD_OUT = 8, 1e-3, 320, 256
 DOCS = Path(__file__).parents[3] / "docs"
 
 

@@ -3,20 +3,23 @@
  * images carry them.
  */
 
-import { embed, join, messages, textField, textOf } from "../../src/wire.js";
+import { embed, join, messages, parseMessage, textField, textOf } from "../../src/wire.js";
 import { isName } from "./names.js";
-import { SIZE } from "./preprocess.js";
 
 /** Key in the metadata of a model, and in the properties of a checkpoint. */
 export const DESCRIPTION = "onnxtrain.images";
 const METADATA = 14;
 
-/** Returns the description as JSON. The input of the model is a gray picture of light ink on dark paper. */
-export function describe(names: readonly string[]): string {
+/**
+ * Returns the description as JSON, of a model whose outputs are the logits of the classes.
+ *
+ * @param size height and width of its images, whose pixels become numbers from 0 to 1.
+ */
+export function describe(names: readonly string[], size: number): string {
   return JSON.stringify({
     version: 1,
     preprocessing: {
-      size: [SIZE, SIZE],
+      size: [size, size],
       mean: [0],
       std: [1],
       scale: 1 / 255,
@@ -29,13 +32,18 @@ export function describe(names: readonly string[]): string {
   });
 }
 
-/** Returns an ONNX model with a description in its metadata. */
-export const described = (model: Uint8Array, names: readonly string[]): Uint8Array =>
-  join([model, embed(METADATA, textField(1, DESCRIPTION), textField(2, describe(names)))]);
+const isDescription = (entry: Uint8Array): boolean => textOf(entry, 1) === DESCRIPTION;
+
+/** Returns an ONNX model with a description in its metadata, in place of the one it may have. */
+export function described(model: Uint8Array, names: readonly string[], size: number): Uint8Array {
+  const kept = parseMessage(model).filter(({ number, payload }) => number !== METADATA || !isDescription(payload));
+  const entry = embed(METADATA, textField(1, DESCRIPTION), textField(2, describe(names, size)));
+  return join([...kept.map(({ raw }) => raw), entry]);
+}
 
 /** Returns the description in a model's metadata, undefined if there is none. */
 export function descriptionOf(model: Uint8Array): string | undefined {
-  const entry = messages(model, METADATA).findLast((payload) => textOf(payload, 1) === DESCRIPTION);
+  const entry = messages(model, METADATA).findLast(isDescription);
   return entry && textOf(entry, 2);
 }
 

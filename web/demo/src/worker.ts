@@ -171,12 +171,12 @@ const methods: { [N in Name]: (...args: Parameters<Methods[N]>) => Promise<Retur
   },
 
   async save(names) {
-    session.properties[DESCRIPTION] = describe(names);
+    session.properties[DESCRIPTION] = describe(names, SIZE);
     return session.saveCheckpoint({ optimizer: true });
   },
 
   async export(names) {
-    return described(await session.exportModel(), names);
+    return described(await session.exportModel(), names, SIZE);
   },
 
   async load(checkpoint, columns, digits) {

@@ -101,17 +101,20 @@ class Tab {
 
   /** Clicks in the middle of the button, radio button or label with a name. */
   async click(name) {
-    const place = await this.evaluate((wanted) => {
+    const found = await this.evaluate((wanted) => {
       const names = (node) => [node.getAttribute("aria-label"), node.textContent.trim()];
       const nodes = [...document.querySelectorAll("button, label, a[href]")];
       const node = nodes.find((each) => names(each).includes(wanted) && each.getClientRects().length);
       if (!node || node.disabled) return null;
       node.scrollIntoView({ block: "nearest" });
       const { left, top, width, height } = node.getBoundingClientRect();
-      return [left + width / 2, top + height / 2];
+      const place = [left + width / 2, top + height / 2];
+      const hit = document.elementFromPoint(...place);
+      return { place, cover: node.contains(hit) ? "" : hit.outerHTML };
     }, name);
-    if (!place) throw new Error(`There is no enabled button "${name}"`);
-    await this.pointer([[place]]);
+    if (!found) throw new Error(`There is no enabled button "${name}"`);
+    if (found.cover) throw new Error(`The button "${name}" is covered by ${found.cover}`);
+    await this.pointer([[found.place]]);
   }
 
   /** Draws strokes, lists of points in a unit square, on the element with an id. */

@@ -1,9 +1,10 @@
 /** Puts ONNX models together: pixels, backbone, features, and the head behind them. */
 
+import { described } from "../../demo/src/description.js";
 import { embed, integerField, join, messages, parseMessage, textField, textOf, texts } from "../../src/wire.js";
 
 // Field numbers of onnx.proto.
-const [MODEL_GRAPH, MODEL_METADATA] = [7, 14];
+const MODEL_GRAPH = 7;
 const GRAPH = { node: 1, initializer: 5, input: 11, output: 12 };
 const [FLOAT, INTEGER_ATTRIBUTE] = [1, 2];
 
@@ -76,6 +77,8 @@ export interface Description {
 /** A model from RGB of 0 to 1 to features. */
 export interface FeatureModel {
   readonly bytes: Bytes;
+  /** Height and width of its images. */
+  readonly size: number;
   /** Names of its input and its output. */
   readonly input: string;
   readonly output: string;
@@ -104,22 +107,22 @@ export function featureModel(backbone: Bytes, description: Description): Feature
     declaration(GRAPH.input, photo, shape),
     declaration(GRAPH.output, named, [shape[0]!, features]),
   ];
-  return { bytes: around(backbone, before, behind, input), input: photo, output: named };
+  return { bytes: around(backbone, before, behind, input), size: Number(shape[2]), input: photo, output: named };
 }
 
 /**
- * Returns the feature model with a head behind it: its output `scores` are the probabilities of the classes.
+ * Returns the feature model with a head behind it: its output `scores` are the logits of the classes.
  *
  * @param columns per class the weights of the features, and the bias.
- * @param names of the classes, which become the entry `classes` of the metadata, as JSON.
+ * @param names of the classes, for the model's metadata.
  */
 export function classifier(
-  { bytes, output }: FeatureModel,
+  { bytes, size, output }: FeatureModel,
   columns: readonly { readonly weights: Float32Array; readonly bias: number }[],
   names: readonly string[],
 ): Bytes {
   const name = namer(bytes);
-  const [weight, biases, logits, scores] = [name("head.weight"), name("head.bias"), name("logits"), name("scores")];
+  const [weight, biases, scores] = [name("head.weight"), name("head.bias"), name("scores")];
   const [features, classes] = [columns[0]!.weights.length, columns.length];
   const weights = new Float32Array(features * classes);
   columns.forEach((column, c) => column.weights.forEach((weight, f) => (weights[f * classes + c] = weight)));
@@ -130,10 +133,8 @@ export function classifier(
       Float32Array.from(columns, ({ bias }) => bias),
       classes,
     ),
-    node("Gemm", [output, weight, biases], logits),
-    node("Softmax", [logits], scores, { axis: 1 }),
+    node("Gemm", [output, weight, biases], scores),
     declaration(GRAPH.output, scores, ["n", classes]),
   ];
-  const metadata = embed(MODEL_METADATA, textField(1, "classes"), textField(2, JSON.stringify(names)));
-  return join([around(bytes, [], behind), metadata]);
+  return described(around(bytes, [], behind), names, size);
 }

@@ -111,8 +111,8 @@ async function use(own: OwnBackbone | null): Promise<Backbone> {
   const opened = await created(next.bytes);
   await session?.release();
   [session, model] = [opened, next];
-  const settled = `${await digestOf(bytes)} ${description.shape[2]} ${range}`;
-  backbone = { digest: settled, size: Number(description.shape[2]), features: description.features };
+  const settled = `${await digestOf(bytes)} ${next.size} ${range}`;
+  backbone = { digest: settled, size: next.size, features: description.features };
   await head.set(backbone.features, []);
   return backbone;
 }

@@ -18,27 +18,32 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from PIL import Image
+from scipy.special import softmax
+
+from onnxtrain.images._model_files import find_image_metadata
 
 
 def main(path: str, pictures: str) -> None:
-    """Prints the classes, and per picture the scores for the browser's pixels and for Pillow's."""
+    """Prints the classes, and per picture their probabilities for the browser's pixels and for Pillow's."""
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     session = ort.InferenceSession(path)
     [taken], [given] = session.get_inputs(), session.get_outputs()
     size = taken.shape[2]
 
-    def scores(image: np.ndarray) -> list[float]:
-        return session.run(None, {taken.name: image.astype(np.float32)[None]})[0][0].tolist()
+    def probabilities(image: np.ndarray) -> list[float]:
+        [[scores]] = session.run(None, {taken.name: image.astype(np.float32)[None]})
+        return softmax(scores).tolist()
 
     results = []
     for picture in json.loads(Path(pictures).read_text()):
         with Image.open(io.BytesIO(base64.b64decode(picture["jpeg"]))) as image:
             small = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR)) / 255
         browser = np.array(picture["pixels"]).reshape(3, size, size)
-        results.append({"browser": scores(browser), "pillow": scores(small.transpose(2, 0, 1))})
-    classes = json.loads({entry.key: entry.value for entry in model.metadata_props}["classes"])
-    print(json.dumps({"classes": classes, "output": given.name, "input": taken.shape, "results": results}))
+        results.append({"browser": probabilities(browser), "pillow": probabilities(small.transpose(2, 0, 1))})
+    about = find_image_metadata({entry.key: entry.value for entry in model.metadata_props}, None)
+    description = {"classes": about.classes, "side": about.preprocessing.size, "activation": about.activation}
+    print(json.dumps({**description, "output": given.name, "input": taken.shape, "results": results}))
 
 
 if __name__ == "__main__":

@@ -351,8 +351,8 @@ it("uses a backbone of the user's, and says what is wrong with other files", LIM
   const model = await download(page, "Save .onnx");
   const path = join(dirname(fixture("")), "pictures.json");
   writeFileSync(path, JSON.stringify((await keptPictures(page, 32)).slice(0, 1)));
-  const { results, input } = runPython("exported.py", model, path);
-  assert.deepEqual(input, [1, 3, 32, 32]);
+  const { results, input, side, activation } = runPython("exported.py", model, path);
+  assert.deepEqual([input, side, activation], [[1, 3, 32, 32], [32, 32], "softmax"]);
   results[0].browser.forEach((score, c) => assert.ok(Math.abs(score - Object.values(after)[c]) < 0.002, `${score}`));
   await openMenu(page);
   await page.getByText("Backbone: fixed.onnx").click();

@@ -236,7 +236,7 @@ describe("in every browser", () => {
       await tab.click("Forget");
       await tab.says(/^The model is as it was\.$/);
       assert.equal(await number("steps"), 0);
-      await tab.choose("load", path);
+      await tab.choose("#load", path);
       await tab.says(/^Loaded adapter\.delta\.$/);
       await train(1);
       assert.ok((await number("steps")) > steps);

@@ -89,8 +89,11 @@ export class Store<C extends object> {
   #removed = new Set<number>();
   #keys = 0;
   #channel: BroadcastChannel | null = null;
+  #running: IDBTransaction | null = null;
 
   constructor(private readonly design: Design<C>) {
+    // WebKit may keep a page that is left with its transaction, for which those of other tabs then wait.
+    addEventListener("pagehide", () => this.#running?.abort());
     try {
       this.#channel = new BroadcastChannel(design.name);
       this.#channel.addEventListener("message", () => this.onChange());
@@ -141,6 +144,7 @@ export class Store<C extends object> {
     try {
       await new Promise<void>((resolve, reject) => {
         const transaction = database.transaction(STORE, "readwrite", { durability: "strict" });
+        this.#running = transaction;
         transaction.oncomplete = () => resolve();
         transaction.onabort = () => reject(failure ?? transaction.error);
         const store = transaction.objectStore(STORE);
@@ -166,6 +170,7 @@ export class Store<C extends object> {
         };
       });
     } finally {
+      this.#running = null;
       database.close();
     }
     this.#stored = [...stored, ...added];

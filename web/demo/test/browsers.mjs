@@ -6,7 +6,7 @@
  */
 
 import { spawn, spawnSync } from "node:child_process";
-import { existsSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, connect } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -168,8 +168,8 @@ class PlaywrightTab extends Tab {
     return this.page.screenshot();
   }
 
-  async choose(id, path) {
-    await this.page.locator(`#${id}`).setInputFiles(path);
+  async choose(input, ...paths) {
+    await this.page.locator(input).setInputFiles(paths);
   }
 
   async download(name, folder) {
@@ -211,7 +211,10 @@ class WebDriverTab extends Tab {
   }
 
   async reload() {
-    await this.#command("refresh", {});
+    // Not by the command that refreshes: in Firefox it goes past the service worker.
+    const url = await this.evaluate(() => location.href);
+    await this.goto("about:blank");
+    await this.goto(url);
   }
 
   async evaluate(run, argument) {
@@ -248,9 +251,9 @@ class WebDriverTab extends Tab {
     return Buffer.from(await this.#command("screenshot", {}), "base64");
   }
 
-  async choose(id, path) {
-    const found = await this.#command("find", { using: "css selector", value: `#${id}` });
-    await this.#command("sendKeys", { element: Object.values(found)[0], text: path });
+  async choose(input, ...paths) {
+    const found = await this.#command("find", { using: "css selector", value: input });
+    await this.#command("sendKeys", { element: Object.values(found)[0], text: paths.join("\n") });
   }
 
   async download(name, folder) {
@@ -307,7 +310,7 @@ class Session {
 
   async newTab() {
     return this.#inTurn(async () => {
-      const { handle } = await this.send("newWindow", { type: "tab" });
+      const { handle } = await this.send("newWindow", { type: this.constructor.KIND });
       return new WebDriverTab(this, handle);
     });
   }
@@ -322,9 +325,9 @@ const TIMEOUTS = { script: LONG, pageLoad: LONG, implicit: 0 };
 
 /** Firefox, over its Marionette socket. */
 class Firefox extends Session {
+  static KIND = "tab";
   static COMMANDS = {
     navigate: "WebDriver:Navigate",
-    refresh: "WebDriver:Refresh",
     executeAsync: "WebDriver:ExecuteAsyncScript",
     actions: "WebDriver:PerformActions",
     screenshot: "WebDriver:TakeScreenshot",
@@ -459,9 +462,10 @@ class Firefox extends Session {
 
 /** WebKitGTK's MiniBrowser, over HTTP by WebKitWebDriver. Its sessions keep nothing on disk, like a private window. */
 class WebKit extends Session {
+  // Commands to a tab in the background would not reach it.
+  static KIND = "window";
   static COMMANDS = {
     navigate: ["POST", "url"],
-    refresh: ["POST", "refresh"],
     executeAsync: ["POST", "execute/async"],
     actions: ["POST", "actions"],
     screenshot: ["GET", "screenshot"],
@@ -472,13 +476,11 @@ class WebKit extends Session {
   };
 
   async start({ features } = {}) {
-    const env = {
-      ...process.env,
-      GDK_BACKEND: "x11",
-      NO_AT_BRIDGE: "1",
-      HOME: this.profile,
-      XDG_DOWNLOAD_DIR: this.downloads,
-    };
+    const env = { ...process.env, GDK_BACKEND: "x11", NO_AT_BRIDGE: "1", HOME: this.profile };
+    const settings = join(this.profile, ".config");
+    mkdirSync(settings, { recursive: true });
+    writeFileSync(join(settings, "user-dirs.dirs"), `XDG_DOWNLOAD_DIR="${this.downloads}"\n`);
+    delete env.XDG_CONFIG_HOME;
     if (!env.DISPLAY) {
       // The server chooses a free display, and tells which.
       this.display = spawn(XVFB, ["-displayfd", "3", "-screen", "0", "1600x1200x24", "-nolisten", "tcp"], {
@@ -508,6 +510,8 @@ class WebKit extends Session {
       },
     });
     this.url += `/${sessionId}`;
+    // Large enough for the page below the bar in which MiniBrowser lists downloads.
+    await this.send("rect", { width: 1500, height: 1150 });
     return new WebDriverTab(this, await this.#call("GET", "/window"));
   }
 
@@ -539,14 +543,10 @@ class WebKit extends Session {
     await tab.waitFor(([w, h]) => innerWidth === w && innerHeight === h, [width, height], 10_000);
   }
 
-  async crash() {
-    const tabs = descendants(this.process.pid).filter(([, command]) => /WebKitWebProcess/.test(command));
-    if (!tabs.length) throw new Error("WebKit has no process of a tab");
-    const fresh = await this.newTab();
-    await fresh.evaluate(() => null);
-    tabs.forEach(([pid]) => kill(pid));
-    this.forget();
-    return fresh;
+  /** Leaves the page in whatever it does: the driver would end with the process of any of its tabs. */
+  async crash(tab) {
+    await tab.goto("about:blank");
+    return tab;
   }
 
   async close() {

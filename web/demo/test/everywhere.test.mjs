@@ -84,7 +84,7 @@ for (const [name, { start, missing }] of Object.entries(BROWSERS)) {
 
     it("opens the page, with threads allowed", async () => {
       assert.match(await tab.says(/^Ready/), /^Ready: draw a digit/);
-      assert.deepEqual(await tab.evaluate(() => [crossOriginIsolated, typeof SharedArrayBuffer]), [true, "function"]);
+      assert.equal(await tab.evaluate(() => crossOriginIsolated), true);
       assert.equal(await text(tab, "notice"), "");
     });
 
@@ -121,11 +121,11 @@ for (const [name, { start, missing }] of Object.entries(BROWSERS)) {
         await tab.click("Back to the base model");
         await tab.says(/^Back to the base model/);
         assert.equal(await isOwn(tab), false);
-        await tab.choose("load", files[button]);
+        await tab.choose("#load", files[button]);
         await tab.says(/^Loaded handwriting/);
         assert.deepEqual([await isOwn(tab), await text(tab, "after")], [true, trained]);
       }
-      await tab.choose("load", files["Save drawings"]);
+      await tab.choose("#load", files["Save drawings"]);
       await tab.says(/drawings.json has no drawings that are not here already/);
     });
 
@@ -150,9 +150,10 @@ for (const [name, { start, missing }] of Object.entries(BROWSERS)) {
       await other.goto(`${server.url}icon.svg`);
     });
 
-    it("fits on the screens of a phone and of a laptop", async (t) => {
+    it("fits on the screens of a phone and of a laptop", async () => {
+      // The tools of WebKit's MiniBrowser make its window at least 447 pixels wide.
       for (const [width, height] of [
-        [390, 844],
+        [name === "WebKit" ? 450 : 390, 844],
         [1366, 768],
       ]) {
         await tab.resize(width, height);
@@ -173,7 +174,6 @@ for (const [name, { start, missing }] of Object.entries(BROWSERS)) {
         });
         assert.deepEqual(outside, [], `outside of ${width} x ${height}`);
       }
-      t.diagnostic("at 390 x 844 and 1366 x 768");
     });
 
     it(`loses nothing but the step in flight in ${CRASHES} crashes of the tab`, async (t) => {

@@ -9,14 +9,16 @@ export default function Page() {
   async function start() {
     // Here, as ONNX Runtime for the web cannot be imported on the server.
     const { train } = await import("../src/train.js");
-    await train(1, (loss) => setPage((text) => `${text} ${loss}`));
+    const showPage = (next) => setPage((text) => `${text} ${next}`);
+    await train(1, showPage).catch(({ message }) => showPage(message));
 
     const show = (next) => setWorker((text) => `${text} ${next}`);
     const thread = new Worker(new URL("../src/worker.js", import.meta.url), {
       type: "module",
     });
     thread.onmessage = ({ data }) => show(data);
-    thread.onerror = ({ message }) => show(message);
+    thread.onerror = ({ message }) =>
+      show(message ?? "The worker's script didn't load.");
   }
 
   return (

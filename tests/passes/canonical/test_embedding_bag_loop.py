@@ -28,7 +28,9 @@ class Bags(torch.nn.Module):
         return bags
 
 
-def exported(net: Bags, arguments: tuple[torch.Tensor, ...], path: Path) -> onnx.ModelProto:
+def exported(
+    net: Bags, arguments: tuple[torch.Tensor, ...], path: Path, optimize: bool = False, dynamic: bool = True
+) -> onnx.ModelProto:
     names = ["x", "offsets"][: len(arguments)]
     sizes = tuple({0: torch.export.Dim(f"size{k}", min=2)} for k in range(len(arguments)))
     shapes = sizes if len(arguments) > 1 else (*sizes, None)
@@ -37,38 +39,51 @@ def exported(net: Bags, arguments: tuple[torch.Tensor, ...], path: Path) -> onnx
         arguments,
         str(path),
         dynamo=True,
-        optimize=False,
+        optimize=optimize,
         external_data=False,
         verbose=False,
         input_names=names,
         output_names=["y"],
-        dynamic_shapes=shapes[: len(arguments)],
+        dynamic_shapes=shapes[: len(arguments)] if dynamic else None,
     )
     return onnx.load(path)
 
 
 @pytest.mark.parametrize(
-    ("options", "has_offsets"),
+    ("options", "has_offsets", "form"),
     [
-        ({"mode": "sum"}, False),
-        ({"mode": "sum"}, True),
-        ({"mode": "sum", "weighted": True}, True),
-        ({"mode": "mean"}, False),
-        ({"mode": "mean"}, True),
-        ({"mode": "max"}, False),
-        ({"mode": "max"}, True),
+        ({"mode": "sum"}, False, {}),
+        ({"mode": "sum"}, True, {}),
+        ({"mode": "sum", "weighted": True}, True, {}),
+        ({"mode": "mean"}, False, {}),
+        ({"mode": "mean"}, True, {}),
+        ({"mode": "max"}, False, {}),
+        ({"mode": "max"}, True, {}),
+        # As the exporter writes it by default: it computes itself what it knows, such as the number of bags.
+        ({"mode": "sum"}, False, {"optimize": True, "dynamic": False}),
+        ({"mode": "sum", "weighted": True}, True, {"optimize": True, "dynamic": False}),
+        ({"mode": "mean"}, True, {"optimize": True, "dynamic": False}),
+        ({"mode": "max"}, True, {"optimize": True, "dynamic": False}),
+        ({"mode": "mean"}, True, {"optimize": True}),
+        ({"mode": "max"}, True, {"optimize": True}),
+        ({"mode": "mean"}, True, {"dynamic": False}),
+        ({"mode": "max"}, True, {"dynamic": False}),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_gradient_matches_torch(options: dict[str, Any], has_offsets: bool, tmp_path: Path) -> None:
+def test_gradient_matches_torch(
+    options: dict[str, Any], has_offsets: bool, form: dict[str, bool], tmp_path: Path
+) -> None:
     net = Bags(**options)
     draw = np.random.default_rng(0)
-    calls = [(draw.integers(0, 50, (bags, 5)),) for bags in (2, 7, 30)]
+    calls = [(draw.integers(0, 50, (bags, 5)),) for bags in (2, 7, 7, 30)]
     if has_offsets:
         # Empty bags at the beginning, in the middle and at the end.
-        tables = [[0, 3], [0, 0, 0, 2, 2, 7, 11], [0, 4, 11, 11], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
+        tables = [[0, 3], [0, 0, 0, 2, 2, 7, 11], [0, 4, 5, 5, 6, 11, 11], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
         calls = [(draw.integers(0, 50, 11), np.array(offsets)) for offsets in tables]
-    model = exported(net, tuple(map(torch.from_numpy, calls[1])), tmp_path / "net.onnx")
+    model = exported(net, tuple(map(torch.from_numpy, calls[1])), tmp_path / "net.onnx", **form)
+    if not form.get("dynamic", True):
+        calls = calls[1:3]
     model.graph.node.extend(
         [
             onnx.helper.make_node("Mul", ["y", "y"], ["squares"]),

@@ -43,7 +43,7 @@ class _Bags:
     Attributes:
         rows: the rows of all bags, concatenated: [rows, width].
         offsets: index of the first row of each bag, then the end of the last bag: int64 [bags + 1].
-        count: number of bags, int64 [].
+        count: number of bags, int64 []; a constant may be in the loop's body.
         mode: "sum", "mean" or "max".
     """
 
@@ -68,15 +68,11 @@ def _match(loop: ir.Node) -> _Bags | None:
     _, _, index = body.inputs
     go_on, following, appended = body.outputs
     # The state counts the iterations from 0 on, while it is less than the number of bags.
-    count = _bound(first)
-    if count is None or _number(start) != 0 or _offset(following) != (index, 1):
-        return None
     less = _producer(go_on, "Less")
-    if (
-        less is None
-        or _through(less.inputs[0]) is not following
-        or _through(less.inputs[1]) is not _through(count)
-    ):
+    if less is None or _number(start) != 0 or _offset(following) != (index, 1):
+        return None
+    count = less.inputs[1]
+    if count is None or _through(less.inputs[0]) is not following or not _begins(first, count):
         return None
     # Empty bags are zeros.
     choice = _producer(appended, "If")
@@ -104,7 +100,8 @@ def _match(loop: ir.Node) -> _Bags | None:
 def _rewrite(loop: ir.Node, bags: _Bags) -> None:
     """Replaces the loop, whose result is [bags, 1, width], with a ScatterND."""
     write = WriterBefore(loop)
-    size, count = write.size(bags.rows, 0), write("Reshape", bags.count, [1])
+    number = _number(bags.count)
+    size, count = write.size(bags.rows, 0), write("Reshape", bags.count if number is None else number, [1])
     # The number of offsets up to each row is the index of its bag, counted from 1. Rows before the first offset are
     # reduced into row 0 of the result, rows after the last offset into its last row; both are sliced off.
     marks = write("Slice", bags.offsets, [0], write("Add", count, 1), [0])
@@ -192,10 +189,20 @@ def _element(value: ir.Value | None) -> tuple[ir.Value, ir.Value, int] | None:
     return vector, *start
 
 
-def _bound(value: ir.Value | None) -> ir.Value | None:
-    """Returns `x` if a value is computed as `0 < x`, else None."""
-    node = _producer(value, "Less")
-    return node.inputs[1] if node is not None and _number(node.inputs[0]) == 0 else None
+def _same(first: ir.Value | None, second: ir.Value | None) -> bool:
+    """True if two values are copies of the same value, or the same number."""
+    if first is None or second is None:
+        return False
+    number = _number(first)
+    return _through(first) is _through(second) or (number is not None and number == _number(second))
+
+
+def _begins(value: ir.Value | None, count: ir.Value) -> bool:
+    """True if a value is `0 < count`, which the exporter computes itself if it knows the number."""
+    node, number = _producer(value, "Less"), _number(count)
+    if node is not None:
+        return _number(node.inputs[0]) == 0 and _same(node.inputs[1], count)
+    return number is not None and number > 0 and _number(value) == 1
 
 
 def _branch(choice: ir.Node, name: str) -> ir.Value:
@@ -309,24 +316,33 @@ def _is_last(choice: ir.Node, index: ir.Value, count: ir.Value) -> bool:
     equal = _producer(choice.inputs[0], "Equal")
     if equal is None or _through(equal.inputs[0]) is not index:
         return False
+    bags, last = _number(count), _number(equal.inputs[1])
+    if bags is not None and last is not None:
+        return last == bags - 1
     before = _producer(equal.inputs[1], "Sub")
-    return (
-        before is not None
-        and _through(before.inputs[0]) is _through(count)
-        and _number(before.inputs[1]) == 1
-    )
+    return before is not None and _same(before.inputs[0], count) and _number(before.inputs[1]) == 1
 
 
 def _is_end(value: ir.Value | None, offsets: ir.Value) -> bool:
     """True if a value is the end of the last bag, i.e. the number of embedding indices.
 
-    PyTorch appends this number to the offsets: `offsets` must be a Concat whose last input is the Shape of the 1-D
-    indices, and `value` must be the Shape of the same tensor.
+    PyTorch appends this number to the offsets: `offsets` must be a Concat whose last input is this number, or the Shape
+    of the 1-D tensor whose Shape `value` is.
     """
-    joined, size = _producer(offsets, "Concat"), _producer(value, "Shape")
-    last = _producer(joined.inputs[-1], "Shape") if joined is not None else None
-    if size is None or last is None or _through(size.inputs[0]) is not _through(last.inputs[0]):
+    joined = _producer(offsets, "Concat")
+    if joined is None:
         return False
-    return all(
-        v is not None and v.shape is not None and len(v.shape) == 1 for v in (size.inputs[0], last.inputs[0])
-    )
+    size, last = (_length(entry) for entry in (value, joined.inputs[-1]))
+    return size is not None and size == last
+
+
+def _length(value: ir.Value | None) -> int | ir.Value | None:
+    """Returns a known number, or the 1-D tensor whose Shape a value is; None for other values."""
+    shape = _producer(value, "Shape")
+    if shape is None:
+        return _number(value)
+    tensor = shape.inputs[0]
+    if tensor is None or tensor.shape is None or len(tensor.shape) != 1:
+        return None
+    size = tensor.shape[0]
+    return size if isinstance(size, int) else _through(tensor)

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 
 from onnxtrain import differentiate
 from onnxtrain.passes import canonicalize, load_model
@@ -68,6 +70,9 @@ def exported(
         ({"mode": "max"}, True, {"optimize": True}),
         ({"mode": "mean"}, True, {"dynamic": False}),
         ({"mode": "max"}, True, {"dynamic": False}),
+        ({"mode": "sum", "include_last_offset": True}, True, {}),
+        ({"mode": "mean", "include_last_offset": True}, True, {}),
+        ({"mode": "max", "include_last_offset": True}, True, {"optimize": True, "dynamic": False}),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -80,7 +85,8 @@ def test_gradient_matches_torch(
     if has_offsets:
         # Empty bags at the beginning, in the middle and at the end.
         tables = [[0, 3], [0, 0, 0, 2, 2, 7, 11], [0, 4, 5, 5, 6, 11, 11], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
-        calls = [(draw.integers(0, 50, 11), np.array(offsets)) for offsets in tables]
+        end = [11] if "include_last_offset" in options else []
+        calls = [(draw.integers(0, 50, 11), np.array([*offsets, *end])) for offsets in tables]
     model = exported(net, tuple(map(torch.from_numpy, calls[1])), tmp_path / "net.onnx", **form)
     if not form.get("dynamic", True):
         calls = calls[1:3]
@@ -108,6 +114,24 @@ def test_gradient_matches_torch(
         np.testing.assert_allclose(result, y.detach().numpy(), rtol=1e-5, atol=1e-5)
         assert net.bag.weight.grad is not None
         np.testing.assert_allclose(gradient, net.bag.weight.grad.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_rows_after_the_last_offset(mode: str, dynamic: bool, tmp_path: Path) -> None:
+    """The exported loop counts them in the mean, and compares them in the maximum, of the last bag; so it stays."""
+    path = tmp_path / "net.onnx"
+    x, offsets = np.arange(11) * 7 % 50, np.array([0, 4, 4, 7])
+    net = Bags(mode=mode, include_last_offset=True)
+    loop = exported(net, (torch.from_numpy(x), torch.from_numpy(offsets)), path, dynamic=dynamic)
+    assert not _has_loop(path)
+    scatter = onnx_ir.to_proto(canonicalize(load_model(path), ["bag.weight"]))
+    # ONNX Runtime 1.32 crashes when it loads the loop of "mean".
+    (expected,) = ReferenceEvaluator(loop).run(["y"], {"x": x, "offsets": offsets})
+    session = onnxruntime.InferenceSession(scatter.SerializeToString())
+    (result,) = session.run(["y"], {"x": x, "offsets": offsets})
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")

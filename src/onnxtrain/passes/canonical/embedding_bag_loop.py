@@ -45,12 +45,16 @@ class _Bags:
         offsets: index of the first row of each bag, then the end of the last bag: int64 [bags + 1].
         count: number of bags, int64 []; a constant may be in the loop's body.
         mode: "sum", "mean" or "max".
+        size: number of embedding indices, or the 1-D tensor of these indices. The exported loop takes it as the end of
+            the last bag to compute a maximum or the divisor of a mean, even if the last offset is another number. None
+            for "sum", and if the number is the last offset.
     """
 
     rows: ir.Value
     offsets: ir.Value
     count: ir.Value
     mode: str
+    size: int | ir.Value | None
 
 
 def _match(loop: ir.Node) -> _Bags | None:
@@ -87,14 +91,24 @@ def _match(loop: ir.Node) -> _Bags | None:
         return None
     result = _branch(choice, "else_branch")
     found = {
-        "sum": _reduced_slice(result, "ReduceSum", equal.inputs),
-        "mean": _averaged_slice(result, index, count, offsets, equal.inputs),
-        "max": _largest_of_slice(result, index, count, offsets, equal.inputs),
+        "sum": (_reduced_slice(result, "ReduceSum", equal.inputs), None),
+        "mean": _averaged_slice(result, index, count, equal.inputs),
+        "max": _largest_of_slice(result, index, count, equal.inputs),
     }
-    mode, rows = next(((mode, rows) for mode, rows in found.items() if rows is not None), ("", None))
-    if rows is None or (rows.graph is not loop.graph and not rows.is_graph_input()):
+    mode, rows, end = next(
+        ((mode, rows, end) for mode, (rows, end) in found.items() if rows is not None), ("", None, None)
+    )
+    size = _length(end)
+    if rows is None or (mode != "sum" and size is None):
         return None
-    return _Bags(rows, offsets, count, mode)
+    # PyTorch appends the number of indices to the offsets, unless they include the end of the last bag.
+    joined = _producer(offsets, "Concat")
+    if joined is not None and size == _length(joined.inputs[-1]):
+        size = None
+    read = [rows, *([size] if isinstance(size, ir.Value) else [])]
+    if any(value.graph is not loop.graph and not value.is_graph_input() for value in read):
+        return None
+    return _Bags(rows, offsets, count, mode, size)
 
 
 def _rewrite(loop: ir.Node, bags: _Bags) -> None:
@@ -104,27 +118,32 @@ def _rewrite(loop: ir.Node, bags: _Bags) -> None:
     size, count = write.size(bags.rows, 0), write("Reshape", bags.count if number is None else number, [1])
     # The number of offsets up to each row is the index of its bag, counted from 1. Rows before the first offset are
     # reduced into row 0 of the result, rows after the last offset into its last row; both are sliced off.
-    marks = write("Slice", bags.offsets, [0], write("Add", count, 1), [0])
+    is_max = bags.mode == "max"
+    # Without the end of the last bag, all other rows are the last bag's.
+    marked = count if is_max and bags.size is not None else write("Add", count, 1)
+    marks = write("Slice", bags.offsets, [0], marked, [0])
     zeros = write("Expand", 0, write("Add", size, 1))
     ones = write("Expand", 1, write("Shape", marks))
     numbers = write("CumSum", write("ScatterElements", zeros, marks, ones, axis=0, reduction="add"), 0)
     numbers = write("Unsqueeze", write("Slice", numbers, [0], [-1], [0]), [1])
     assert bags.rows.dtype is not None
     shape = write("Concat", write("Add", count, 2), write("Shape", bags.rows, start=1), axis=0)
-    is_max = bags.mode == "max"
     start = write.number(-math.inf if is_max else 0, bags.rows.dtype)
     reduced = write(
         "ScatterND", write("Expand", start, shape), numbers, bags.rows, reduction="max" if is_max else "add"
     )
     reduced = write("Slice", reduced, [1], [-1], [0])
     if bags.mode != "sum":
+        starts = write("Slice", bags.offsets, [0], count, [0])
         ends = write("Slice", bags.offsets, [1], write("Add", count, 1), [0])
-        sizes = write("Sub", ends, write("Slice", bags.offsets, [0], count, [0]))
     if bags.mode == "mean":
-        counts = write("Cast", write("Max", sizes, 1), to=bags.rows.dtype)
+        if bags.size is not None:
+            end = write.size(bags.size, 0) if isinstance(bags.size, ir.Value) else [bags.size]
+            ends = write("Concat", write("Slice", bags.offsets, [1], count, [0]), end, axis=0)
+        counts = write("Cast", write("Max", write("Sub", ends, starts), 1), to=bags.rows.dtype)
         reduced = write("Div", reduced, write("Unsqueeze", counts, [1]))
     elif is_max:
-        has_rows = write("Unsqueeze", write("Greater", sizes, 0), [1])
+        has_rows = write("Unsqueeze", write("Greater", ends, starts), [1])
         reduced = write("Where", has_rows, reduced, write.number(0, bags.rows.dtype))
     result = write("Unsqueeze", reduced, [1])
     result.type, result.shape = loop.outputs[1].type, loop.outputs[1].shape
@@ -253,62 +272,62 @@ def _reduced_slice(
 
 
 def _averaged_slice(
-    value: ir.Value, index: ir.Value, count: ir.Value, offsets: ir.Value, bounds: Sequence[ir.Value | None]
-) -> ir.Value | None:
-    """Returns `x` if a value is the mean of `x[start:end]` over axis 0, else None.
+    value: ir.Value, index: ir.Value, count: ir.Value, bounds: Sequence[ir.Value | None]
+) -> tuple[ir.Value | None, ir.Value | None]:
+    """Returns `x` if a value is the mean of `x[start:end]` over axis 0, and the number that ends the last bag.
 
-    PyTorch exports a separate branch for the last bag: the sum divided by the number of remaining rows.
+    PyTorch exports a separate branch for the last bag: the sum divided by the number of remaining rows. For other
+    values, both results are None.
 
     Args:
         value: the value, in the loop's body.
         index: number of the iteration, which selects the bag.
         count: number of bags.
-        offsets: index of the first row of each bag, then the end of the last bag.
         bounds: (start, end).
     """
     choice = _producer(value, "If")
     if choice is None or not _is_last(choice, index, count):
-        return None
+        return None, None
     rows = _reduced_slice(_branch(choice, "else_branch"), "ReduceMean", bounds)
     guard = _producer(_branch(choice, "then_branch"), "If")
     positive = _producer(guard.inputs[0], "Greater") if guard is not None else None
     if rows is None or guard is None or positive is None or _number(positive.inputs[1]) != 0:
-        return None
+        return None, None
     quotient = _producer(_branch(guard, "then_branch"), "Div")
     left = _producer(positive.inputs[0], "Sub")
     if quotient is None or left is None or _through(quotient.inputs[1]) is not _through(positive.inputs[0]):
-        return None
+        return None, None
     if _reduced_slice(quotient.inputs[0], "ReduceSum", bounds) is not rows or left.inputs[1] not in bounds:
-        return None
-    return rows if _is_end(left.inputs[0], offsets) else None
+        return None, None
+    return rows, left.inputs[0]
 
 
 def _largest_of_slice(
-    value: ir.Value, index: ir.Value, count: ir.Value, offsets: ir.Value, bounds: Sequence[ir.Value | None]
-) -> ir.Value | None:
-    """Returns `x` if a value is the maximum of `x[start:end]` over axis 0, else None.
+    value: ir.Value, index: ir.Value, count: ir.Value, bounds: Sequence[ir.Value | None]
+) -> tuple[ir.Value | None, ir.Value | None]:
+    """Returns `x` if a value is the maximum of `x[start:end]` over axis 0, and the number that ends the last bag.
 
-    PyTorch exports a separate branch for the last bag: a slice that ends at the number of embedding indices.
+    PyTorch exports a separate branch for the last bag: a slice that ends at the number of embedding indices. For other
+    values, both results are None.
 
     Args:
         value: the value, in the loop's body.
         index: number of the iteration, which selects the bag.
         count: number of bags.
-        offsets: index of the first row of each bag, then the end of the last bag.
         bounds: (start, end).
     """
     largest = _producer(value, "ReduceMax")
     choice = _producer(largest.inputs[0], "If") if largest is not None else None
     if largest is None or choice is None or largest.attributes.get_int("keepdims", 1) != 1:
-        return None
+        return None, None
     if len(largest.inputs) != 2 or _number(largest.inputs[1]) != 0 or not _is_last(choice, index, count):
-        return None
+        return None, None
     part, last = (_producer(_branch(choice, f"{name}_branch"), "Slice") for name in ("else", "then"))
     if part is None or last is None or tuple(part.inputs[1:]) != tuple(bounds):
-        return None
-    if len(last.inputs) != 3 or last.inputs[:2] != part.inputs[:2] or not _is_end(last.inputs[2], offsets):
-        return None
-    return part.inputs[0]
+        return None, None
+    if len(last.inputs) != 3 or last.inputs[:2] != part.inputs[:2]:
+        return None, None
+    return part.inputs[0], last.inputs[2]
 
 
 def _is_last(choice: ir.Node, index: ir.Value, count: ir.Value) -> bool:
@@ -321,19 +340,6 @@ def _is_last(choice: ir.Node, index: ir.Value, count: ir.Value) -> bool:
         return last == bags - 1
     before = _producer(equal.inputs[1], "Sub")
     return before is not None and _same(before.inputs[0], count) and _number(before.inputs[1]) == 1
-
-
-def _is_end(value: ir.Value | None, offsets: ir.Value) -> bool:
-    """True if a value is the end of the last bag, i.e. the number of embedding indices.
-
-    PyTorch appends this number to the offsets: `offsets` must be a Concat whose last input is this number, or the Shape
-    of the 1-D tensor whose Shape `value` is.
-    """
-    joined = _producer(offsets, "Concat")
-    if joined is None:
-        return False
-    size, last = (_length(entry) for entry in (value, joined.inputs[-1]))
-    return size is not None and size == last
 
 
 def _length(value: ir.Value | None) -> int | ir.Value | None:

@@ -90,16 +90,17 @@ def _match(loop: ir.Node) -> _Bags | None:
     if offsets is not same or (begin, end) != ([index, 0], [index, 1]):
         return None
     result = _branch(choice, "else_branch")
-    found = {
+    found: dict[str, tuple[ir.Value | None, ir.Value | None]] = {
         "sum": (_reduced_slice(result, "ReduceSum", equal.inputs), None),
         "mean": _averaged_slice(result, index, count, equal.inputs),
         "max": _largest_of_slice(result, index, count, equal.inputs),
     }
-    mode, rows, end = next(
-        ((mode, rows, end) for mode, (rows, end) in found.items() if rows is not None), ("", None, None)
-    )
-    size = _length(end)
-    if rows is None or (mode != "sum" and size is None):
+    matches = [(mode, rows, stop) for mode, (rows, stop) in found.items() if rows is not None]
+    if not matches:
+        return None
+    mode, rows, stop = matches[0]
+    size = _length(stop)
+    if mode != "sum" and size is None:
         return None
     # PyTorch appends the number of indices to the offsets, unless they include the end of the last bag.
     joined = _producer(offsets, "Concat")

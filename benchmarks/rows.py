@@ -141,9 +141,16 @@ def write_models(case: str, rows: int, width: int, folder: Path) -> dict[str, Co
     import onnx
     import onnx_ir as ir
 
-    from onnxtrain.autodiff import differentiate
+    from onnxtrain.autodiff import add_gradients, append_outputs
     from onnxtrain.fusion import ElementwisePass, RowsPass, fuse_kernels
-    from onnxtrain.passes import canonicalize, infer_shapes, load_model
+    from onnxtrain.passes import (
+        RacingScatterPass,
+        apply_workarounds,
+        canonicalize,
+        infer_shapes,
+        load_model,
+        simplify_gradients,
+    )
 
     about, sizes = CASES[case], {"k": BAG, "w": width}
 
@@ -157,16 +164,17 @@ def write_models(case: str, rows: int, width: int, folder: Path) -> dict[str, Co
     head = f"net ({', '.join(inputs)}) => (float{typed(about.result)} y)"
     proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {head} {{ {about.body} }}')
     forward = canonicalize(load_model(proto))
+    both, gradients = add_gradients(forward, "y", about.floats, cotangent="ct")
+    append_outputs(both, about.floats, gradients)
     ops = {}
-    for name, model in (
-        ("forward", forward),
-        ("both", differentiate(forward, of="y", wrt=about.floats, cotangent="ct")),
-    ):
-        inferred = infer_shapes(model.clone())
+    for name, model in (("forward", forward), ("both", both)):
         # As `onnxtrain.training.gradient_graph` does.
+        inferred = apply_workarounds(infer_shapes(model.clone()))
+        simplify_gradients(inferred)
         fuse_kernels(inferred)
         RowsPass()(inferred)
         ElementwisePass()(inferred)
+        RacingScatterPass()(inferred)
         ir.save(inferred, folder / f"{name}.onnx")
         ops[name] = Counter(node.op_type for node in inferred.graph)
     return ops

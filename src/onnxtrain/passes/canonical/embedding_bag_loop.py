@@ -76,7 +76,7 @@ def _match(loop: ir.Node) -> _Bags | None:
     if less is None or _number(start) != 0 or _offset(following) != (index, 1):
         return None
     count = less.inputs[1]
-    if count is None or _through(less.inputs[0]) is not following or not _begins(first, count):
+    if count is None or _through(less.inputs[0]) is not following or not _is_positive(first, count):
         return None
     # Empty bags are zeros.
     choice = _producer(appended, "If")
@@ -120,7 +120,7 @@ def _rewrite(loop: ir.Node, bags: _Bags) -> None:
     # The number of offsets up to each row is the index of its bag, counted from 1. Rows before the first offset are
     # reduced into row 0 of the result, rows after the last offset into its last row; both are sliced off.
     is_max = bags.mode == "max"
-    # Without the end of the last bag, all other rows are the last bag's.
+    # Without a mark at the last offset, the rows after it belong to the last bag.
     marked = count if is_max and bags.size is not None else write("Add", count, 1)
     marks = write("Slice", bags.offsets, [0], marked, [0])
     zeros = write("Expand", 0, write("Add", size, 1))
@@ -136,11 +136,12 @@ def _rewrite(loop: ir.Node, bags: _Bags) -> None:
     reduced = write("Slice", reduced, [1], [-1], [0])
     if bags.mode != "sum":
         starts = write("Slice", bags.offsets, [0], count, [0])
-        ends = write("Slice", bags.offsets, [1], write("Add", count, 1), [0])
-    if bags.mode == "mean":
-        if bags.size is not None:
+        if is_max or bags.size is None:
+            ends = write("Slice", bags.offsets, [1], write("Add", count, 1), [0])
+        else:
             end = write.size(bags.size, 0) if isinstance(bags.size, ir.Value) else [bags.size]
             ends = write("Concat", write("Slice", bags.offsets, [1], count, [0]), end, axis=0)
+    if bags.mode == "mean":
         counts = write("Cast", write("Max", write("Sub", ends, starts), 1), to=bags.rows.dtype)
         reduced = write("Div", reduced, write("Unsqueeze", counts, [1]))
     elif is_max:
@@ -217,8 +218,8 @@ def _same(first: ir.Value | None, second: ir.Value | None) -> bool:
     return _through(first) is _through(second) or (number is not None and number == _number(second))
 
 
-def _begins(value: ir.Value | None, count: ir.Value) -> bool:
-    """True if a value is `0 < count`, which the exporter computes itself if it knows the number."""
+def _is_positive(value: ir.Value | None, count: ir.Value) -> bool:
+    """True if a value is `0 < count`, or a constant that is true and `count` is a positive constant."""
     node, number = _producer(value, "Less"), _number(count)
     if node is not None:
         return _number(node.inputs[0]) == 0 and _same(node.inputs[1], count)

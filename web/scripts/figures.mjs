@@ -1,10 +1,11 @@
 /**
- * Measures the pages in headless Chromium, as a phone and as a desktop: node web/scripts/figures.mjs [demo|adapt|photos ...]
+ * Measures the pages in headless Chromium, as a phone and as a desktop:
+ * node web/scripts/figures.mjs [demo|adapt|photos ...]
  *
- * The pages must have been built (make web-page web-adapt-page web-photos-page). Prints a row of a table per page, device and colour
- * scheme: the first paint, what the first visit downloads, and by axe-core (the engine of Lighthouse's accessibility
- * audits) how many rules the page keeps and breaks, and how many texts have enough contrast. Below the table it prints
- * each rule that is broken and each error of the console, and exits with 1 if there are any.
+ * The pages must have been built (make web-page web-adapt-page web-photos-page). Prints a row of a table per page,
+ * device and colour scheme: the first paint, what the first visit downloads, and by axe-core (the engine of Lighthouse's
+ * accessibility audits) how many rules the page keeps and breaks, and how many texts have enough contrast. Below the
+ * table it prints each rule that is broken and each error of the console, and exits with 1 if there are any.
  */
 
 import { readFileSync } from "node:fs";

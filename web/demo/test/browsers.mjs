@@ -5,6 +5,7 @@
  * Firefox over its Marionette socket, as geckodriver does, and WebKitGTK over HTTP by WebKitWebDriver.
  */
 
+import assert from "node:assert/strict";
 import { spawn, spawnSync } from "node:child_process";
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { createServer, connect } from "node:net";
@@ -77,6 +78,9 @@ async function end(child) {
 
 /** A tab. Functions that it evaluates run in the page and may use nothing from here but their one argument. */
 class Tab {
+  /** Width in pixels below which its window does not go. */
+  narrowest = 0;
+
   /** Waits until a function of the page returns something true, and returns it. */
   async waitFor(probe, argument, milliseconds = LONG) {
     return until(String(probe), () => this.evaluate(probe, argument), milliseconds);
@@ -110,11 +114,47 @@ class Tab {
       const { left, top, width, height } = node.getBoundingClientRect();
       const place = [left + width / 2, top + height / 2];
       const hit = document.elementFromPoint(...place);
-      return { place, cover: node.contains(hit) ? "" : hit.outerHTML };
+      return { place, cover: node.contains(hit) ? "" : String(hit?.outerHTML) };
     }, name);
     if (!found) throw new Error(`There is no enabled button "${name}"`);
     if (found.cover) throw new Error(`The button "${name}" is covered by ${found.cover}`);
     await this.pointer([[found.place]]);
+  }
+
+  /** Returns the text of the element with an id. */
+  async text(id) {
+    return this.evaluate((name) => document.getElementById(name).textContent, id);
+  }
+
+  /**
+   * Checks, at the size of a phone and of a laptop, that elements and the whole page are inside of the window.
+   *
+   * @param ids of the elements.
+   * @param screen begins the names of pictures of the screens, which are written if ONNXTRAIN_WEB_SCREENS names a folder.
+   */
+  async assertFits(ids, screen) {
+    const folder = process.env.ONNXTRAIN_WEB_SCREENS;
+    for (const [width, height] of [
+      [Math.max(390, this.narrowest), 844],
+      [1366, 768],
+    ]) {
+      await this.resize(width, height);
+      const picture = await this.screenshot();
+      assert.equal(picture.subarray(1, 4).toString(), "PNG");
+      if (folder) {
+        mkdirSync(folder, { recursive: true });
+        writeFileSync(join(folder, `${screen}-${width}x${height}.png`), picture);
+      }
+      const outside = await this.evaluate((names) => {
+        const { scrollWidth, scrollHeight } = document.documentElement;
+        const beyond = names.filter((id) => {
+          const box = document.getElementById(id).getBoundingClientRect();
+          return box.left < 0 || box.top < 0 || box.right > innerWidth + 0.5 || box.bottom > innerHeight + 0.5;
+        });
+        return [...beyond, ...(scrollWidth > innerWidth || scrollHeight > innerHeight ? ["page"] : [])];
+      }, ids);
+      assert.deepEqual(outside, [], `outside of ${width} x ${height}`);
+    }
   }
 
   /** Draws strokes, lists of points in a unit square, on the element with an id. */
@@ -199,6 +239,7 @@ class WebDriverTab extends Tab {
     super();
     this.session = session;
     this.handle = handle;
+    this.narrowest = session.constructor.NARROWEST ?? 0;
   }
 
   /** Runs a command in this tab. */
@@ -464,6 +505,8 @@ class Firefox extends Session {
 class WebKit extends Session {
   // Commands to a tab in the background would not reach it.
   static KIND = "window";
+  // The tools of MiniBrowser take 447 pixels.
+  static NARROWEST = 450;
   static COMMANDS = {
     navigate: ["POST", "url"],
     executeAsync: ["POST", "execute/async"],

@@ -26,6 +26,11 @@ export function runPython(script, ...args) {
   return JSON.parse(execFileSync(python, [join(here, script), ...args], options));
 }
 
+/** Runs onnxtrain's command. */
+export function runOnnxtrain(...args) {
+  execFileSync(python, ["-m", "onnxtrain", ...args], { stdio: ["ignore", "pipe", "inherit"] });
+}
+
 /** Imports a module of the page, in Node. */
 export async function load(name) {
   const { outputFiles } = await build({

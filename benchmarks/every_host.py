@@ -5,7 +5,7 @@
 The nets are those of web/test/reference.py: networks of seven kinds, and adapters over bases in float32 and in 4 bits.
 Each host trains them from a command line, in turns. It saves a checkpoint in one round and a delta in the next. The
 program ends with an error if a loss differs from Python's by more than 1e-5, or a saved tensor by more than 1e-4. On a
-GPU, which adds up in another order, 1e-4 is allowed to the losses of 25 steps.
+GPU, which adds in another order, the losses of the first 25 steps may differ by 1e-4.
 
 Steps per second are those of the steps 2 to 50 of the fastest round, with what a host does to print a loss. The time of
 saving is the least of all rounds, from the last loss until the file has its name, with one step of the optimizer in it;

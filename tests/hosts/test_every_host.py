@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from onnxtrain import api
 
@@ -148,6 +148,18 @@ def test_losses_that_are_nan_or_missing_differ(folder: Path) -> None:
         with pytest.raises(SystemExit, match="losses"):
             every_host.difference(wrong, net)
     assert every_host.written_difference((net / "delta").read_bytes(), net, "delta") == 0
+
+
+def test_parameters_that_rounding_errors_move_are_left_out(tmp_path: Path) -> None:
+    tensors = {"parameter/w": np.ones(3, np.float32), "momentum1/w": np.float32([0, 1e-20, 1e-6])}
+    save_file(tensors, tmp_path / "trained")
+    for position, difference in enumerate([2.0, 0.0, 2.0]):
+        moved = np.ones(3, np.float32)
+        moved[position] = 3
+        data = save({**tensors, "parameter/w": moved})
+        assert every_host.written_difference(data, tmp_path, "checkpoint") == difference
+    data = save({**tensors, "momentum1/w": np.float32([0, 1e-20, 1])})
+    assert every_host.written_difference(data, tmp_path, "checkpoint") == pytest.approx(1)
 
 
 def test_tables() -> None:

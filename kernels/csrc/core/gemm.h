@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "core/buffer.h"
@@ -27,7 +29,7 @@ using std::size_t;
 constexpr size_t tile_rows = registers == 32 ? 12 : 6;
 constexpr size_t tile_vectors = 2;
 constexpr size_t tile_columns = tile_vectors * lanes;
-constexpr size_t depth_block = 256;
+constexpr size_t depth_block = 384;
 
 constexpr size_t divided_up(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -48,6 +50,26 @@ inline Matrix rows_of(const float* data, size_t columns) { return {data, static_
 // How many floats `pack` writes for a matrix of these sizes.
 inline size_t packed_size(size_t depth, size_t columns) { return depth * divided_up(columns, tile_columns) * tile_columns; }
 
+// to [lanes][lanes], whose rows are `stride` apart, = the transpose of a matrix whose rows are `pitch` apart. Each step puts the
+// rows of the lower half between those of the upper half, number by number.
+inline void store_transposed(const float* from, ptrdiff_t pitch, float* to, size_t stride) {
+  vfloat rows[lanes], next[lanes];
+#pragma GCC unroll 16
+  for (size_t i = 0; i < lanes; ++i) rows[i] = load(from + static_cast<ptrdiff_t>(i) * pitch);
+#pragma GCC unroll 4
+  for (size_t step = 1; step < lanes; step *= 2) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < lanes / 2; ++i) {
+      next[2 * i] = first_alternating(rows[i], rows[i + lanes / 2]);
+      next[2 * i + 1] = second_alternating(rows[i], rows[i + lanes / 2]);
+    }
+#pragma GCC unroll 16
+    for (size_t i = 0; i < lanes; ++i) rows[i] = next[i];
+  }
+#pragma GCC unroll 16
+  for (size_t i = 0; i < lanes; ++i) store(to + i * stride, rows[i]);
+}
+
 // Copies one panel of B, whose columns behind the last are zeros.
 inline void pack_panel(Matrix b, size_t depth, size_t columns, size_t panel, float* to) {
   const size_t first = panel * tile_columns, width = std::min(tile_columns, columns - first);
@@ -58,8 +80,14 @@ inline void pack_panel(Matrix b, size_t depth, size_t columns, size_t panel, flo
     return;
   }
   if (width < tile_columns) std::fill(to, to + depth * tile_columns, 0.f);
+  size_t done = 0;
+  if (width == tile_columns && b.row == 1) {
+    for (; done + lanes <= depth; done += lanes)
+      for (size_t v = 0; v < tile_vectors; ++v)
+        store_transposed(from.at(done, v * lanes), b.column, to + done * tile_columns + v * lanes, tile_columns);
+  }
   // Columns that are rows in memory are read in short pieces, each a cache line of every column.
-  for (size_t k0 = 0; k0 < depth; k0 += 16)
+  for (size_t k0 = done; k0 < depth; k0 += 16)
     for (size_t j = 0; j < width; ++j)
       for (size_t k = k0; k < std::min(k0 + 16, depth); ++k) to[k * tile_columns + j] = *from.at(k, j);
 }
@@ -72,17 +100,19 @@ inline void pack(const Threads& threads, Matrix b, size_t depth, size_t columns,
   });
 }
 
-// sums [Rows][Vectors * lanes] = A [Rows, depth] times so many vectors of a packed panel.
+// to [Rows][Vectors * lanes], whose rows are `stride` apart, (+)= A [Rows, depth] times so many vectors of a packed panel.
 //
-// A function of its own, so that nothing else takes its registers: one pointer serves four rows.
+// A function of its own, so that nothing else takes its registers: one pointer serves four rows. Its arguments are single numbers:
+// a struct would be written to the stack in other pieces than it is read, which waits for all earlier stores.
 template <size_t Rows, size_t Vectors>
-__attribute__((noinline)) void multiply(Matrix a, const float* __restrict panel, size_t depth, float* __restrict sums) {
+__attribute__((noinline)) void multiply(const float* a, ptrdiff_t a_row, ptrdiff_t step, const float* __restrict panel,
+                                        size_t depth, float* __restrict to, size_t stride, bool add) {
   constexpr size_t pointers = divided_up(Rows, 4);
   vfloat sum[Rows][Vectors] = {};
   const float* from[pointers];
-  const ptrdiff_t row[] = {0, a.row, 2 * a.row, 3 * a.row}, step = a.column;
+  const ptrdiff_t row[] = {0, a_row, 2 * a_row, 3 * a_row};
 #pragma GCC unroll 4
-  for (size_t p = 0; p < pointers; ++p) from[p] = a.at(4 * p, 0);
+  for (size_t p = 0; p < pointers; ++p) from[p] = a + static_cast<ptrdiff_t>(4 * p) * a_row;
   for (size_t k = 0; k < depth; ++k, panel += tile_columns) {
     vfloat b[Vectors];
 #pragma GCC unroll 4
@@ -96,18 +126,39 @@ __attribute__((noinline)) void multiply(Matrix a, const float* __restrict panel,
 #pragma GCC unroll 4
     for (size_t p = 0; p < pointers; ++p) from[p] += step;
   }
-  // Only now to memory, where indices need not be known: whoever takes them is an ordinary loop.
+  if (add) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+      for (size_t v = 0; v < Vectors; ++v) sum[i][v] += load(to + i * stride + v * lanes);
+  }
 #pragma GCC unroll 16
   for (size_t i = 0; i < Rows; ++i)
 #pragma GCC unroll 4
-    for (size_t v = 0; v < Vectors; ++v) store(sums + (i * Vectors + v) * lanes, sum[i][v]);
+    for (size_t v = 0; v < Vectors; ++v) store(to + i * stride + v * lanes, sum[i][v]);
 }
+
+// What becomes of the sums: nothing but that they are stored in, or added to, C, whose rows are `stride` apart.
+struct Into {
+  float* c;
+  size_t stride;
+  bool add;
+
+  void operator()(vfloat value, size_t row, size_t column, size_t count) const {
+    float* const to = c + row * stride + column;
+    store_some(to, add ? value + load_some(to, count) : value, count);
+  }
+};
 
 // What becomes of the sums: out(value, row, column, count) stores `count` lanes of C from (row, column) on.
 template <size_t Rows, size_t Vectors, class Out>
-inline void tile(Matrix a, const float* panel, size_t depth, size_t row, size_t column, size_t width, Out& out) {
+inline void tile(const Matrix& a, const float* panel, size_t depth, size_t row, size_t column, size_t width, Out& out) {
+  if constexpr (std::is_same_v<std::remove_const_t<Out>, Into>) {
+    if (width == Vectors * lanes)
+      return multiply<Rows, Vectors>(a.data, a.row, a.column, panel, depth, out.c + row * out.stride + column, out.stride, out.add);
+  }
   alignas(64) float sums[Rows * Vectors * lanes];
-  multiply<Rows, Vectors>(a, panel, depth, sums);
+  multiply<Rows, Vectors>(a.data, a.row, a.column, panel, depth, sums, Vectors * lanes, false);
   for (size_t i = 0; i < Rows; ++i)
     for (size_t v = 0; v < Vectors; ++v)
       out(load(sums + (i * Vectors + v) * lanes), row + i, column + v * lanes, std::min(lanes, width - v * lanes));
@@ -116,7 +167,7 @@ inline void tile(Matrix a, const float* panel, size_t depth, size_t row, size_t 
 // A tile of at most tile_rows rows and of `width` columns, by the code for just so many.
 template <size_t Rows = tile_rows, class Out>
 inline void tile_of(
-    size_t rows, Matrix a, const float* panel, size_t depth, size_t row, size_t column, size_t width, Out& out) {
+    size_t rows, const Matrix& a, const float* panel, size_t depth, size_t row, size_t column, size_t width, Out& out) {
   if (rows == Rows) {
     if (width > lanes)
       tile<Rows, 2>(a, panel, depth, row, column, width, out);
@@ -131,39 +182,46 @@ inline void tile_of(
 // one another first.
 inline bool crowds_cache(Matrix a) { return a.column != 1 || a.row % 1024 == 0; }
 
-// Copies rows of A in strips of tile_rows, [strip][depth][row].
-inline void copy_strips(Matrix a, size_t rows, size_t depth, float* to) {
-  for (size_t i = 0; i < rows; i += tile_rows, to += depth * tile_rows) {
-    const size_t height = std::min(tile_rows, rows - i);
-    if (a.row == 1 && height == tile_rows) {
-      for (size_t k = 0; k < depth; ++k) std::memcpy(to + k * tile_rows, a.at(i, k), tile_rows * sizeof(float));
-    } else {
-      for (size_t r = 0; r < height; ++r)
-        for (size_t k = 0; k < depth; ++k) to[k * tile_rows + r] = *a.at(i + r, k);
+// Copies rows of A in strips of tile_rows, [strip][depth][row], that are `pitch` apart.
+inline void copy_strips(Matrix a, size_t rows, size_t depth, float* to, size_t pitch) {
+  const size_t whole = rows / tile_rows;
+  if (a.row == 1) {
+    for (size_t k = 0; k < depth; ++k) {
+      const float* const from = a.at(0, k);
+      for (size_t s = 0; s < whole; ++s)
+        std::memcpy(to + s * pitch + k * tile_rows, from + s * tile_rows, tile_rows * sizeof(float));
+      for (size_t r = whole * tile_rows; r < rows; ++r) to[whole * pitch + k * tile_rows + r % tile_rows] = from[r];
     }
+  } else {
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t k = 0; k < depth; ++k) to[r / tile_rows * pitch + k * tile_rows + r % tile_rows] = *a.at(r, k);
   }
 }
 
-// Copies at most group_rows rows of A: those that lie in one piece as they are, and others in strips.
+// At most group_rows rows of A beside one another: those that lie in one piece as they are, and others in strips.
 class CopiedRows {
  public:
-  static constexpr size_t group_rows = 2 * tile_rows;
+  static constexpr size_t group_rows = 8 * tile_rows;
 
-  CopiedRows(Matrix a, size_t rows, size_t depth) : in_pieces_(a.column == 1), depth_(depth) {
-    if (!in_pieces_) copy_strips(a, rows, depth, copy_);
+  CopiedRows(Matrix a, size_t rows, size_t depth, float* memory) : in_pieces_(a.column == 1), copy_(memory) {
+    if (!in_pieces_) copy_strips(a, rows, depth, copy_, strip_pitch);
     for (size_t r = 0; in_pieces_ && r < rows; ++r) std::memcpy(copy_ + r * pitch, a.at(r, 0), depth * sizeof(float));
+  }
+  static float* memory() {
+    thread_local Scratch own;
+    return own.floats(group_rows * pitch);
   }
   // The rows from r, a multiple of tile_rows, on.
   Matrix from(size_t r) const {
     if (in_pieces_) return {copy_ + r * pitch, pitch, 1};
-    return {copy_ + r * depth_, 1, static_cast<ptrdiff_t>(tile_rows)};
+    return {copy_ + r / tile_rows * strip_pitch, 1, static_cast<ptrdiff_t>(tile_rows)};
   }
 
  private:
   static constexpr size_t pitch = depth_block + 16;  // so that no two rows share a place of the cache
+  static constexpr size_t strip_pitch = tile_rows * pitch;
   bool in_pieces_;
-  size_t depth_;
-  alignas(64) float copy_[group_rows * pitch];
+  float* copy_;
 };
 
 // The product of rows of A and the panels [first, end) of a packed B, `panel_size` floats apart. A group of strips
@@ -171,10 +229,11 @@ class CopiedRows {
 template <class Out>
 inline void product_of_block(Matrix a, size_t rows, size_t depth, const float* packed, size_t panel_size, size_t first,
                              size_t end, size_t columns, Out&& out) {
-  const bool copies = crowds_cache(a) && end - first > 1;
+  const bool copies = crowds_cache(a) && (end - first > 1 || a.row == 1);
+  float* const memory = copies ? CopiedRows::memory() : nullptr;
   for (size_t i = 0; i < rows; i += CopiedRows::group_rows) {
     const size_t taken = std::min(CopiedRows::group_rows, rows - i);
-    const CopiedRows copy(a.from(i, 0), copies ? taken : 0, depth);
+    const CopiedRows copy(a.from(i, 0), copies ? taken : 0, depth, memory);
     for (size_t panel = first; panel < end; ++panel) {
       const size_t column = panel * tile_columns, width = std::min(tile_columns, columns - column);
       for (size_t r = 0; r < taken; r += tile_rows) {
@@ -201,13 +260,18 @@ inline void gemm_block(size_t rows, size_t columns, size_t depth, Matrix a, cons
   do {
     const size_t deep = std::min(depth_block, depth - k);
     const bool more = add || k > 0, last = k + deep == depth;
-    auto out = [&](vfloat value, size_t i, size_t column, size_t count) {
+    const auto finish = [&](vfloat value, size_t i, size_t column, size_t count) {
       float* to = c + i * stride + column;
       if (more) value += load_some(to, count);
-      if (last) value = epilogue(value, row + i, column, count);
-      store_some(to, value, count);
+      store_some(to, epilogue(value, row + i, column, count), count);
     };
-    product_of_block(a.from(0, k), rows, deep, packed + k * tile_columns, panel_size, first, end, columns, out);
+    const auto product = [&](auto&& out) {
+      product_of_block(a.from(0, k), rows, deep, packed + k * tile_columns, panel_size, first, end, columns, out);
+    };
+    if (std::is_same_v<Epilogue, AsItIs> || !last)
+      product(Into{c, stride, more});
+    else
+      product(finish);
     k += deep;
   } while (k < depth);
 }
@@ -259,27 +323,25 @@ void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t de
       const size_t deep = std::min(depth_block, depth - k);
       make(k, deep, first, end, made);
       const auto finish = [&](vfloat value, size_t r, size_t at, size_t count) {
-        return k + deep == depth ? epilogue(value, r, column + at, count) : value;
+        return epilogue(value, r, column + at, count);
       };
-      gemm_block(height, width, deep, a.from(row, k), made, 0, end - first, c + row * stride + column, stride, add || k > 0,
-                 row, finish);
+      const auto product = [&](auto then) {
+        gemm_block(height, width, deep, a.from(row, k), made, 0, end - first, c + row * stride + column, stride,
+                   add || k > 0, row, then);
+      };
+      if (std::is_same_v<Epilogue, AsItIs> || k + deep < depth)
+        product(AsItIs());
+      else
+        product(finish);
       k += deep;
     } while (k < depth);
   });
 }
 
-// The same with B as it is. For few rows of A, packing all of B would take as long as the product; for many, or where
-// columns of B lie in one piece, which take longer to pack, it is done once, for so many rows of B at a time.
-template <class Epilogue = AsItIs>
-void gemm(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c, size_t stride,
-          bool add = false, Epilogue epilogue = {}) {
-  if (b.column == 1 && rows <= 512) {
-    const auto make = [&](size_t k, size_t deep, size_t first, size_t end, float* to) {
-      for (size_t panel = first; panel < end; ++panel, to += deep * tile_columns)
-        pack_panel(b.from(k, 0), deep, columns, panel, to);
-    };
-    return gemm_of_made(threads, rows, columns, depth, a, make, c, stride, add, epilogue);
-  }
+// The same with B as it is, for rows of A that are many beside the rows of B, which are packed so many at a time, once.
+template <class Epilogue>
+void gemm_packing_once(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c,
+                       size_t stride, bool add, Epilogue epilogue) {
   const size_t most = 4 * depth_block;
   const Buffer packed(packed_size(std::min(depth, most), columns));
   for (size_t k = 0; k == 0 || k < depth; k += most) {
@@ -289,6 +351,59 @@ void gemm(const Threads& threads, size_t rows, size_t columns, size_t depth, Mat
       gemm_packed(threads, rows, columns, deep, a.from(0, k), packed.data(), c, stride, add || k > 0, epilogue);
     else
       gemm_packed(threads, rows, columns, deep, a.from(0, k), packed.data(), c, stride, add || k > 0);
+  }
+}
+
+// The same for few rows of A: each part packs what it needs of B.
+template <class Epilogue>
+void gemm_packing_parts(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c,
+                        size_t stride, bool add, Epilogue epilogue) {
+  const auto make = [&](size_t k, size_t deep, size_t first, size_t end, float* to) {
+    for (size_t panel = first; panel < end; ++panel, to += deep * tile_columns)
+      pack_panel(b.from(k, 0), deep, columns, panel, to);
+  };
+  gemm_of_made(threads, rows, columns, depth, a, make, c, stride, add, epilogue);
+}
+
+// The same for long sums that give few numbers, such as gradients of weights: the sums are cut into pieces, each of which is
+// one thread's, which then reads every number once, in order.
+template <class Epilogue>
+void gemm_of_pieces(const Threads& threads, size_t pieces, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b,
+                    float* c, size_t stride, bool add, Epilogue epilogue) {
+  thread_local Scratch memory;
+  const size_t each = rows * columns;
+  float* const sums = memory.floats(each * pieces);
+  threads.run(pieces, [&](size_t piece) {
+    const size_t k = depth * piece / pieces, deep = depth * (piece + 1) / pieces - k;
+    gemm_packing_parts(Threads(), rows, columns, deep, a.from(0, k), b.from(k, 0), sums + each * piece, columns, false, AsItIs());
+  });
+  threads.ranges(rows, divided_up(size_t{1} << 14, columns * pieces), [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i)
+      for (size_t j = 0; j < columns; j += lanes) {
+        const size_t count = std::min(lanes, columns - j);
+        const float* const from = sums + i * columns + j;
+        vfloat sum = load_some(from, count);
+        for (size_t piece = 1; piece < pieces; ++piece) sum += load_some(from + each * piece, count);
+        float* const to = c + i * stride + j;
+        if (add) sum += load_some(to, count);
+        store_some(to, epilogue(sum, i, j, count), count);
+      }
+  });
+}
+
+// The same with B as it is.
+template <class Epilogue = AsItIs>
+void gemm(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c, size_t stride,
+          bool add = false, Epilogue epilogue = {}) {
+  constexpr size_t few = size_t{1} << 16, long_sum = 1024;
+  if (rows == 0 || columns == 0) return;
+  if (depth >= long_sum && rows * columns <= few) {
+    const size_t pieces = std::min<size_t>(depth / (long_sum / 2), 8);
+    gemm_of_pieces(threads, pieces, rows, columns, depth, a, b, c, stride, add, epilogue);
+  } else if (rows <= 512) {
+    gemm_packing_parts(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
+  } else {
+    gemm_packing_once(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
   }
 }
 

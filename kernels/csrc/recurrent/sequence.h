@@ -73,7 +73,7 @@ inline void transposed_products(const Threads& threads, const float* a, size_t d
       size_t k = 0;
       do {
         const size_t deep = std::min(depth_block, depth - k);
-        copy_strips(rows.from(i, k), taken, deep, copy);
+        copy_strips(rows.from(i, k), taken, deep, copy, deep * tile_rows);
         for (size_t r = 0; r < taken; r += tile_rows) {
           const size_t height = std::min(tile_rows, taken - r);
           const Matrix strip{copy + r * deep, 1, static_cast<ptrdiff_t>(tile_rows)};

@@ -90,6 +90,58 @@ def test_masked_scores_become_attention(mask: str) -> None:
     check(graph("s = MatMul(q, kt)  scores = Add(s, mask)", mask), "MaskedAttention")
 
 
+WINDOWS = {"q": (4, 3, 6, 4), "k": (4, 3, 7, 4), "v": (4, 3, 7, 5)}
+SPLIT = "five = Constant<value_ints = [-1, 2, 3, 6, 7]>()  four = Constant<value_ints = [-1, 3, 6, 7]>()"
+
+
+@pytest.mark.parametrize(
+    "mask",
+    ["float[2, 1, 6, 7] mask", "float[1, 2, 1, 6, 7] mask", "float[2, 3, 1, 7] mask", "float[6, 7] mask"],
+)
+@pytest.mark.parametrize("add", ["Add(split, mask)", "Add(mask, split)"])
+def test_masks_of_windows_become_attention(mask: str, add: str) -> None:
+    scores = f"{SPLIT}  s = MatMul(q, kt)  split = Reshape(s, five)  m = {add}  scores = Reshape(m, four)"
+    check(graph(scores, mask, shapes=WINDOWS), "MaskedAttention")
+
+
+@pytest.mark.parametrize("biased", ["Add(s, bias)", "Add(bias, s)"])
+def test_masks_of_windows_beside_a_bias(biased: str) -> None:
+    scores = f"""{SPLIT}  s = MatMul(q, kt)  t = {biased}  split = Reshape(t, five)  m = Add(split, mask)
+        scores = Reshape(m, four)"""
+    more = "float[1, 3, 6, 7] bias", "float[2, 1, 6, 7] mask"
+    check(graph(scores, *more, shapes=WINDOWS), "MaskedAttention")
+
+
+def test_windows_of_no_images() -> None:
+    scores = f"{SPLIT}  s = MatMul(q, kt)  split = Reshape(s, five)  m = Add(split, mask)  scores = Reshape(m, four)"
+    sizes = {name: ("b", *shape[1:]) for name, shape in WINDOWS.items()}
+    model = rewritten(graph(scores, "float[2, 1, 6, 7] mask", shapes=sizes), AttentionPass())
+    assert "MaskedAttention_float" in ops(model)
+    feeds = {name: np.zeros((0, *shape[1:]), np.float32) for name, shape in WINDOWS.items()}
+    feeds["mask"] = np.zeros((2, 1, 6, 7), np.float32)
+    assert run(to_proto(model), feeds)[0].shape == (0, 3, 6, 5)
+
+
+@pytest.mark.parametrize(
+    ("constants", "mask"),
+    [
+        # Heads and queries are regrouped.
+        ("five = Constant<value_ints = [4, 3, 2, 3, 7]>()", "float[1, 1, 2, 3, 7] mask"),
+        ("five = Constant<value_ints = [4, 1, 3, 6, 7]>()", "float[4, 1, 3, 6, 7] mask"),
+    ],
+    ids=["other axes", "a mask for each image"],
+)
+def test_other_reshaped_scores_stay(constants: str, mask: str) -> None:
+    scores = f"""{constants}  four = Constant<value_ints = [-1, 3, 6, 7]>()  s = MatMul(q, kt)
+        split = Reshape(s, five)  m = Add(split, mask)  scores = Reshape(m, four)"""
+    assert "Softmax" in ops(rewritten(graph(scores, mask, shapes=WINDOWS), AttentionPass()))
+
+
+def test_two_masks_become_one() -> None:
+    scores = "s = MatMul(q, kt)  t = Add(s, bias)  scores = Add(mask, t)"
+    check(graph(scores, "float[3, 6, 7] bias", "float[2, 1, 6, 7] mask"), "MaskedAttention")
+
+
 CAUSAL = {
     "of numbers": """ones = Expand(one, size)  t = Trilu<upper = 0>(ones)  masked = Equal(t, zero)
         mask = Where(masked, low, zero)""",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -19,27 +19,42 @@ _MASKED = -1e30
 
 @dataclass(frozen=True)
 class _Scores:
-    """The operands of attention scores, scale * (q @ keys) + mask.
+    """The operands of attention scores, scale * (q @ keys) + the sum of all masks.
 
     Attributes:
         q: queries, [batch, heads, queries, size].
         keys: transposed keys, [batch, heads, size, keys].
         scale: factor, e.g. 1 / sqrt(size).
-        mask: additive mask, or None.
+        masks: additive masks.
     """
 
     q: ir.Value
     keys: ir.Value
     scale: float
-    mask: ir.Value | None
+    masks: tuple[_Mask, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """An additive mask.
+
+    Attributes:
+        value: a value that broadcasts to the scores, or to [batch / windows, windows, heads, queries, keys] where the
+            scores are reshaped for the mask.
+        windows: 0 if the scores are not reshaped. Swin transformers have one mask for each of the windows of an image,
+            and the windows of all images are one batch.
+    """
+
+    value: ir.Value
+    windows: int = 0
 
 
 class AttentionPass(ir.passes.InPlacePass):
-    """Rewrites softmax(scale q kᵀ + mask) v in float32 as one composite op, which stores no probabilities.
+    """Rewrites softmax(scale q kᵀ + masks) v in float32 as one composite op, which stores no probabilities.
 
     q, k and v have the shape `[batch, heads, positions, size]`; batch and heads must be known to be the same in all
-    three. Not rewritten: attention whose probabilities have other readers or dropout, and masks applied with Where
-    instead of Add.
+    three. A mask may be added to scores of the shape `[batch / windows, windows, heads, queries, keys]`. Not rewritten:
+    attention whose probabilities have other readers or dropout, and masks applied with Where instead of Add.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -63,7 +78,7 @@ def _rewrite(op: Emitter, node: ir.Node) -> bool:
     # Unknown sizes don't fit: a call that is valid only for some sizes would fail at run time.
     if scores is None or v is None or not _is_supported(scores, v):
         return False
-    composite, inputs = _composite_for(scores)
+    composite, inputs = _composite_for(op, node, scores)
     inputs = [scores.q, _transposed_keys(op.graph, node, scores.keys), v, *inputs]
     node.domain, node.op_type, _ = op.function(composite, ir.DataType.FLOAT)
     node.attributes.add(ir.AttrFloat32("scale", scores.scale))
@@ -91,12 +106,12 @@ def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
 
 def _scores(value: ir.Value | None) -> _Scores | None:
-    add, mask = _producer(value, "Add"), None
+    add = _producer(value, "Add")
     if add is not None:
-        value, mask = add.inputs
-        # The mask may be either operand of the Add.
-        if _producer(value, "Mul", "Div", "MatMul") is None:
-            value, mask = mask, value
+        return _with_mask(*add.inputs)
+    joined = _producer(value, "Reshape")
+    if joined is not None:
+        return _scores_of_windows(joined)
     value, scale = _unscaled(value)
     product = _producer(value, "MatMul")
     if product is None:
@@ -104,7 +119,41 @@ def _scores(value: ir.Value | None) -> _Scores | None:
     (q, by_q), (keys, by_keys) = map(_unscaled, product.inputs)
     assert q is not None
     assert keys is not None
-    return _Scores(q, keys, scale * by_q * by_keys, mask)
+    return _Scores(q, keys, scale * by_q * by_keys)
+
+
+def _with_mask(first: ir.Value | None, second: ir.Value | None) -> _Scores | None:
+    """Returns the scores that are one operand of an Add; the other one is a mask."""
+    for value, mask in ((first, second), (second, first)):
+        scores = _scores(value)
+        if scores is not None and mask is not None:
+            return replace(scores, masks=(*scores.masks, _Mask(mask)))
+    return None
+
+
+def _scores_of_windows(joined: ir.Node) -> _Scores | None:
+    """Returns the scores before they are reshaped for a mask of windows, `joined` being the Reshape after the Add."""
+    add = _producer(joined.inputs[0], "Add")
+    if add is None:
+        return None
+    for value, mask in (add.inputs, add.inputs[::-1]):
+        split = _producer(value, "Reshape")
+        whole = split.inputs[0] if split is not None else None
+        before, between, after = map(_dims, (whole, value, joined.outputs[0]))
+        if whole is None or mask is None or [len(before), len(between), len(after)] != [4, 5, 4]:
+            continue
+        # Only the first axis is split, and joined again.
+        if not all(map(_same, before[1:] * 2, between[2:] + after[1:])):
+            continue
+        scores, windows = _scores(whole), between[1]
+        if scores is not None and isinstance(windows, int):
+            return replace(scores, masks=(*scores.masks, _Mask(mask, windows)))
+    return None
+
+
+def _dims(value: ir.Value | None) -> list[int | ir.SymbolicDim]:
+    """Returns the sizes of a value; none if its rank is unknown."""
+    return list(value.shape or ()) if value is not None else []
 
 
 def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
@@ -137,14 +186,23 @@ def _is_supported(scores: _Scores, v: ir.Value) -> bool:
     # MatMul broadcasts batch and heads; the composite op doesn't.
     if not all(_same(q.shape[i], x.shape[i]) for x in (keys, v) for i in (0, 1) if x.shape is not None):
         return False
-    mask = scores.mask
-    if mask is None:
-        return True
-    wanted = [*q.shape[:3], keys.shape[3]]
-    dims = None if mask.shape is None or mask.dtype != ir.DataType.FLOAT else list(mask.shape)
-    if dims is None or len(dims) > 4:
+    sizes = [*q.shape[1:3], keys.shape[3]]
+    return all(
+        _broadcasts(mask, [1, mask.windows, *sizes] if mask.windows else [q.shape[0], *sizes])
+        for mask in scores.masks
+    )
+
+
+def _broadcasts(mask: _Mask, sizes: list[int | ir.SymbolicDim]) -> bool:
+    """True if a mask is float32 and its shape broadcasts to some sizes."""
+    value = mask.value
+    dims = None if value.shape is None or value.dtype != ir.DataType.FLOAT else list(value.shape)
+    if dims is None or len(dims) > len(sizes):
         return False
-    return all(dim == 1 or _same(dim, size) for dim, size in zip(dims[::-1], wanted[::-1], strict=False))
+    # A mask of windows is expanded to these sizes.
+    if mask.windows and not all(isinstance(dim, int) for dim in dims):
+        return False
+    return all(dim == 1 or _same(dim, size) for dim, size in zip(dims[::-1], sizes[::-1], strict=False))
 
 
 def _same(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
@@ -155,16 +213,35 @@ def _same(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
     return a == b
 
 
-def _composite_for(scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
-    """Returns the composite op that computes attention with these scores, and its inputs after q, k and v."""
-    if scores.mask is None:
+def _composite_for(op: Emitter, node: ir.Node, scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
+    """Returns the composite op that computes attention with these scores, and its inputs after q, k and v.
+
+    Nodes that compute the mask are inserted before `node`.
+    """
+    if not scores.masks:
         return attention, []
     assert scores.q.shape is not None
     assert scores.keys.shape is not None
+    sizes = [*scores.q.shape[:3], scores.keys.shape[3]]
     # The causal op skips the keys after each query, which saves half of the work.
-    if _is_causal(scores.mask, scores.q.shape[2], scores.keys.shape[3]):
+    if len(scores.masks) == 1 and _is_causal(scores.masks[0].value, *sizes[2:]):
         return causal_attention, []
-    return masked_attention, [scores.mask]
+    with op.placing(before=node):
+        total, *others = (
+            _of_each_window(op, mask, scores.q) if mask.windows else mask.value for mask in scores.masks
+        )
+        for mask in others:
+            total = op.Add(total, mask)
+    return masked_attention, [total]
+
+
+def _of_each_window(op: Emitter, mask: _Mask, q: ir.Value) -> ir.Value:
+    """Emits a mask of windows with the batch of the queries as its first axis."""
+    assert mask.value.shape is not None
+    rest = [dim for dim in (1, 1, *mask.value.shape) if isinstance(dim, int)][-3:]
+    count = op.Shape(q, start=0, end=1)
+    images = op.Concat(op.Div(count, [mask.windows]), [mask.windows, 1, 1, 1], axis=0)
+    return op.Reshape(op.Expand(mask.value, images), op.Concat(count, rest, axis=0))
 
 
 def _is_causal(mask: ir.Value, queries: int | ir.SymbolicDim, keys: int | ir.SymbolicDim) -> bool:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from onnxtrain.fusion import fuse_forward
+from onnxtrain.fusion import AttentionPass, fuse_forward
 from onnxtrain.ortmodule.capture._nodes import CHECKPOINT_REGION, depends_on_data
 from onnxtrain.ortmodule.capture.graph._checkpoint import mark_region
 from onnxtrain.ortmodule.lowering._partition import is_random
@@ -30,6 +30,7 @@ from onnxtrain.ortmodule.lowering._table import (
 )
 from onnxtrain.passes import CeilModePass, ReluAfterMaxPoolPass, infer_shapes
 from onnxtrain.passes.canonical.einsum_pairs import EinsumPairsPass
+from onnxtrain.passes.canonical.merged_batches import MergedBatchesPass
 
 
 def lower_graph(graph_module: fx.GraphModule) -> Lowered:
@@ -46,6 +47,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     if EinsumPairsPass()(model).modified:
         _infer_missing_shapes(model)
     fuse_forward(model)
+    ir.passes.Sequential(MergedBatchesPass(), AttentionPass())(model)
     ReluAfterMaxPoolPass()(model)
     return lowered
 

@@ -22,7 +22,7 @@ class Forward {
     const Buffer scores(block * stride), inverses(block);
     for (size_t row = first; row < end; row += block) {
       const size_t rows = std::min(block, end - row), taken = keys_of<masking>(row + rows - 1, keys);
-      gemm_block(rows, taken, depth, rows_of(q + row * depth, depth), packed_k.data(), 0, divided_up(taken, tile_columns),
+      gemm_block(rows, taken, depth, rows_of(q + row * depth, depth), packed_panels(packed_k.data(), depth), 0, divided_up(taken, tile_columns),
                  scores.data(), stride, false);
       for (size_t i = 0; i < rows; ++i) {
         float* own = scores.data() + i * stride;
@@ -31,8 +31,8 @@ class Forward {
         std::fill(own + attended, own + taken, 0.f);
       }
       const auto normalized = [&](vfloat sum, size_t i, size_t, size_t) { return sum * inverses.data()[i]; };
-      gemm_block(rows, width, taken, rows_of(scores.data(), stride), packed_v.data(), 0, divided_up(width, tile_columns),
-                 y + row * width, width, false, 0, normalized, keys);
+      gemm_block(rows, width, taken, rows_of(scores.data(), stride), packed_panels(packed_v.data(), keys), 0, divided_up(width, tile_columns),
+                 y + row * width, width, false, 0, normalized);
     }
   }
 

@@ -34,12 +34,12 @@ class Backward {
       const size_t rows = std::min(block, end - row), taken = keys_of<masking>(row + rows - 1, keys);
       const size_t panels = divided_up(taken, tile_columns);
       const Matrix q = rows_of(head.q + row * depth, depth), ct = rows_of(head.ct + row * width, width);
-      gemm_block(rows, taken, depth, q, by_key.data(), 0, panels, p.data(), stride, false);
-      gemm_block(rows, taken, width, ct, by_value.data(), 0, panels, ds.data(), stride, false);
+      gemm_block(rows, taken, depth, q, packed_panels(by_key.data(), depth), 0, panels, p.data(), stride, false);
+      gemm_block(rows, taken, width, ct, packed_panels(by_value.data(), width), 0, panels, ds.data(), stride, false);
       for (size_t i = 0; i < rows; ++i)
         of_scores(p.data() + i * stride, ds.data() + i * stride, taken, head.mask, row + i, head.log_sums[row + i]);
-      gemm_block(rows, depth, taken, rows_of(ds.data(), stride), packed_k.data(), 0, divided_up(depth, tile_columns),
-                 head.dq + row * depth, depth, false, 0, AsItIs{}, keys);
+      gemm_block(rows, depth, taken, rows_of(ds.data(), stride), packed_panels(packed_k.data(), keys), 0, divided_up(depth, tile_columns),
+                 head.dq + row * depth, depth, false);
       add_product(taken, rows, ds.data(), q, depth, rows_packed.data(), head.dk);
       add_product(taken, rows, p.data(), ct, width, rows_packed.data(), head.dv);
     }
@@ -67,7 +67,7 @@ class Backward {
   // to [count, columns] += factorsᵀ B of so many rows.
   void add_product(size_t count, size_t rows, const float* factors, Matrix b, size_t columns, float* packed, float* to) const {
     pack(Threads(), b, rows, columns, packed);
-    gemm_block(count, columns, rows, rows_of(factors, sizes_.stride()).transposed(), packed, 0,
+    gemm_block(count, columns, rows, rows_of(factors, sizes_.stride()).transposed(), packed_panels(packed, rows), 0,
                divided_up(columns, tile_columns), to, columns, true);
   }
 

@@ -50,8 +50,8 @@ inline Matrix rows_of(const float* data, size_t columns) { return {data, static_
 // How many floats `pack` writes for a matrix of these sizes.
 inline size_t packed_size(size_t depth, size_t columns) { return depth * divided_up(columns, tile_columns) * tile_columns; }
 
-// to [lanes][lanes], whose rows are `stride` apart, = the transpose of a matrix whose rows are `pitch` apart. Each step puts the
-// rows of the lower half between those of the upper half, number by number.
+// to [lanes][lanes], whose rows are `stride` apart, = the transpose of a matrix whose rows are `pitch` apart. Each step puts
+// the rows of the lower half between those of the upper half, number by number.
 inline void store_transposed(const float* from, ptrdiff_t pitch, float* to, size_t stride) {
   vfloat rows[lanes], next[lanes];
 #pragma GCC unroll 16
@@ -102,18 +102,18 @@ inline void pack(const Threads& threads, Matrix b, size_t depth, size_t columns,
 
 // to [Rows][Vectors * lanes], whose rows are `stride` apart, (+)= A [Rows, depth] times so many vectors of a packed panel.
 //
-// A function of its own, so that nothing else takes its registers: one pointer serves four rows. Its arguments are single numbers:
-// a struct would be written to the stack in other pieces than it is read, which waits for all earlier stores.
+// A function of its own, so that nothing else takes its registers: one pointer serves four rows. Its arguments are single
+// numbers: a struct would be written to the stack in other pieces than it is read, which waits for all earlier stores.
 template <size_t Rows, size_t Vectors>
 __attribute__((noinline)) void multiply(const float* a, ptrdiff_t a_row, ptrdiff_t step, const float* __restrict panel,
-                                        size_t depth, float* __restrict to, size_t stride, bool add) {
+                                        ptrdiff_t panel_row, size_t depth, float* __restrict to, size_t stride, bool add) {
   constexpr size_t pointers = divided_up(Rows, 4);
   vfloat sum[Rows][Vectors] = {};
   const float* from[pointers];
   const ptrdiff_t row[] = {0, a_row, 2 * a_row, 3 * a_row};
 #pragma GCC unroll 4
   for (size_t p = 0; p < pointers; ++p) from[p] = a + static_cast<ptrdiff_t>(4 * p) * a_row;
-  for (size_t k = 0; k < depth; ++k, panel += tile_columns) {
+  for (size_t k = 0; k < depth; ++k, panel += panel_row) {
     vfloat b[Vectors];
 #pragma GCC unroll 4
     for (size_t v = 0; v < Vectors; ++v) b[v] = load(panel + v * lanes);
@@ -152,13 +152,15 @@ struct Into {
 
 // What becomes of the sums: out(value, row, column, count) stores `count` lanes of C from (row, column) on.
 template <size_t Rows, size_t Vectors, class Out>
-inline void tile(const Matrix& a, const float* panel, size_t depth, size_t row, size_t column, size_t width, Out& out) {
+inline void tile(const Matrix& a, const float* panel, ptrdiff_t panel_row, size_t depth, size_t row, size_t column,
+                 size_t width, Out& out) {
   if constexpr (std::is_same_v<std::remove_const_t<Out>, Into>) {
     if (width == Vectors * lanes)
-      return multiply<Rows, Vectors>(a.data, a.row, a.column, panel, depth, out.c + row * out.stride + column, out.stride, out.add);
+      return multiply<Rows, Vectors>(a.data, a.row, a.column, panel, panel_row, depth, out.c + row * out.stride + column,
+                                     out.stride, out.add);
   }
   alignas(64) float sums[Rows * Vectors * lanes];
-  multiply<Rows, Vectors>(a.data, a.row, a.column, panel, depth, sums, Vectors * lanes, false);
+  multiply<Rows, Vectors>(a.data, a.row, a.column, panel, panel_row, depth, sums, Vectors * lanes, false);
   for (size_t i = 0; i < Rows; ++i)
     for (size_t v = 0; v < Vectors; ++v)
       out(load(sums + (i * Vectors + v) * lanes), row + i, column + v * lanes, std::min(lanes, width - v * lanes));
@@ -167,14 +169,15 @@ inline void tile(const Matrix& a, const float* panel, size_t depth, size_t row, 
 // A tile of at most tile_rows rows and of `width` columns, by the code for just so many.
 template <size_t Rows = tile_rows, class Out>
 inline void tile_of(
-    size_t rows, const Matrix& a, const float* panel, size_t depth, size_t row, size_t column, size_t width, Out& out) {
+    size_t rows, const Matrix& a, const float* panel, ptrdiff_t panel_row, size_t depth, size_t row, size_t column,
+    size_t width, Out& out) {
   if (rows == Rows) {
     if (width > lanes)
-      tile<Rows, 2>(a, panel, depth, row, column, width, out);
+      tile<Rows, 2>(a, panel, panel_row, depth, row, column, width, out);
     else
-      tile<Rows, 1>(a, panel, depth, row, column, width, out);
+      tile<Rows, 1>(a, panel, panel_row, depth, row, column, width, out);
   } else if constexpr (Rows > 1) {
-    tile_of<Rows - 1>(rows, a, panel, depth, row, column, width, out);
+    tile_of<Rows - 1>(rows, a, panel, panel_row, depth, row, column, width, out);
   }
 }
 
@@ -224,11 +227,23 @@ class CopiedRows {
   float* copy_;
 };
 
-// The product of rows of A and the panels [first, end) of a packed B, `panel_size` floats apart. A group of strips
-// goes over a panel while that is in the L1 cache.
+// B in panels of tile_columns that are `distance` apart, and whose rows are `row` apart: packed, or a B as it is.
+struct Panels {
+  const float* data;
+  size_t distance;
+  ptrdiff_t row = tile_columns;
+
+  const float* at(size_t k, size_t panel) const { return data + static_cast<ptrdiff_t>(k) * row + panel * distance; }
+};
+
+// A B of `depth` rows as `pack` writes it.
+inline Panels packed_panels(const float* data, size_t depth) { return {data, depth * tile_columns}; }
+
+// The product of rows of A and the panels [first, end) of B from row k on. A group of strips goes over a panel while that is
+// in the L1 cache.
 template <class Out>
-inline void product_of_block(Matrix a, size_t rows, size_t depth, const float* packed, size_t panel_size, size_t first,
-                             size_t end, size_t columns, Out&& out) {
+inline void product_of_block(Matrix a, size_t rows, size_t k, size_t depth, Panels b, size_t first, size_t end,
+                             size_t columns, Out&& out) {
   const bool copies = crowds_cache(a) && (end - first > 1 || a.row == 1);
   float* const memory = copies ? CopiedRows::memory() : nullptr;
   for (size_t i = 0; i < rows; i += CopiedRows::group_rows) {
@@ -238,7 +253,7 @@ inline void product_of_block(Matrix a, size_t rows, size_t depth, const float* p
       const size_t column = panel * tile_columns, width = std::min(tile_columns, columns - column);
       for (size_t r = 0; r < taken; r += tile_rows) {
         const Matrix own = copies ? copy.from(r) : a.from(i + r, 0);
-        tile_of(std::min(tile_rows, taken - r), own, packed + panel * panel_size, depth, i + r, column, width, out);
+        tile_of(std::min(tile_rows, taken - r), own, b.at(k, panel), b.row, depth, i + r, column, width, out);
       }
     }
   }
@@ -249,13 +264,11 @@ struct AsItIs {
   vfloat operator()(vfloat value, size_t, size_t, size_t) const { return value; }
 };
 
-// C (+)= A [rows, depth] B for the panels [first, end) of a packed B [depth, columns], on the calling thread. C's rows are
-// `stride` apart; `row` is what the epilogue is told of the first one. B may have been packed with more rows, `packed_depth`,
-// of which the first are taken.
+// C (+)= A [rows, depth] B for the panels [first, end) of B [depth, columns], on the calling thread. C's rows are `stride`
+// apart; `row` is what the epilogue is told of the first one.
 template <class Epilogue = AsItIs>
-inline void gemm_block(size_t rows, size_t columns, size_t depth, Matrix a, const float* packed, size_t first, size_t end,
-                       float* c, size_t stride, bool add, size_t row = 0, Epilogue epilogue = {}, size_t packed_depth = 0) {
-  const size_t panel_size = std::max(depth, packed_depth) * tile_columns;
+inline void gemm_block(size_t rows, size_t columns, size_t depth, Matrix a, Panels b, size_t first, size_t end, float* c,
+                       size_t stride, bool add, size_t row = 0, Epilogue epilogue = {}) {
   size_t k = 0;
   do {
     const size_t deep = std::min(depth_block, depth - k);
@@ -266,7 +279,7 @@ inline void gemm_block(size_t rows, size_t columns, size_t depth, Matrix a, cons
       store_some(to, epilogue(value, row + i, column, count), count);
     };
     const auto product = [&](auto&& out) {
-      product_of_block(a.from(0, k), rows, deep, packed + k * tile_columns, panel_size, first, end, columns, out);
+      product_of_block(a.from(0, k), rows, k, deep, b, first, end, columns, out);
     };
     if (std::is_same_v<Epilogue, AsItIs> || !last)
       product(Into{c, stride, more});
@@ -292,8 +305,8 @@ void gemm_packed(const Threads& threads, size_t rows, size_t columns, size_t dep
   threads.run(across * down, [&](size_t part) {
     const size_t i = part / across, j = part % across;
     const size_t row = strips * i / down * tile_rows, end = std::min(rows, strips * (i + 1) / down * tile_rows);
-    gemm_block(end - row, columns, depth, a.from(row, 0), packed, panels * j / across, panels * (j + 1) / across,
-               c + row * stride, stride, add, row, epilogue);
+    gemm_block(end - row, columns, depth, a.from(row, 0), packed_panels(packed, depth), panels * j / across,
+               panels * (j + 1) / across, c + row * stride, stride, add, row, epilogue);
   });
 }
 
@@ -326,8 +339,8 @@ void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t de
         return epilogue(value, r, column + at, count);
       };
       const auto product = [&](auto then) {
-        gemm_block(height, width, deep, a.from(row, k), made, 0, end - first, c + row * stride + column, stride,
-                   add || k > 0, row, then);
+        gemm_block(height, width, deep, a.from(row, k), packed_panels(made, deep), 0, end - first,
+                   c + row * stride + column, stride, add || k > 0, row, then);
       };
       if (std::is_same_v<Epilogue, AsItIs> || k + deep < depth)
         product(AsItIs());
@@ -365,6 +378,23 @@ void gemm_packing_parts(const Threads& threads, size_t rows, size_t columns, siz
   gemm_of_made(threads, rows, columns, depth, a, make, c, stride, add, epilogue);
 }
 
+// Whether B lies so that a product of so few rows can read it as it is.
+inline bool is_strip(size_t rows, Matrix b) { return rows <= tile_rows && b.column == 1; }
+
+// The same for a single strip of A: packing B would take longer than the product.
+template <class Epilogue>
+void gemm_of_strip(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c,
+                   size_t stride, bool add, Epilogue epilogue) {
+  const Panels panels{b.data, tile_columns, b.row};
+  const size_t whole = columns / tile_columns, least = 1 + (size_t{1} << 17) / (tile_columns * std::max<size_t>(depth, 1));
+  threads.ranges(whole, least, [&](size_t begin, size_t end) {
+    gemm_block(rows, columns, depth, a, panels, begin, end, c, stride, add, 0, epilogue);
+  });
+  const size_t done = whole * tile_columns;
+  const auto finish = [&](vfloat value, size_t i, size_t j, size_t count) { return epilogue(value, i, done + j, count); };
+  gemm_packing_parts(Threads(), rows, columns - done, depth, a, b.from(0, done), c + done, stride, add, finish);
+}
+
 // The same for long sums that give few numbers, such as gradients of weights: the sums are cut into pieces, each of which is
 // one thread's, which then reads every number once, in order.
 template <class Epilogue>
@@ -375,7 +405,11 @@ void gemm_of_pieces(const Threads& threads, size_t pieces, size_t rows, size_t c
   float* const sums = memory.floats(each * pieces);
   threads.run(pieces, [&](size_t piece) {
     const size_t k = depth * piece / pieces, deep = depth * (piece + 1) / pieces - k;
-    gemm_packing_parts(Threads(), rows, columns, deep, a.from(0, k), b.from(k, 0), sums + each * piece, columns, false, AsItIs());
+    float* const to = sums + each * piece;
+    if (is_strip(rows, b))
+      gemm_of_strip(Threads(), rows, columns, deep, a.from(0, k), b.from(k, 0), to, columns, false, AsItIs());
+    else
+      gemm_packing_parts(Threads(), rows, columns, deep, a.from(0, k), b.from(k, 0), to, columns, false, AsItIs());
   });
   threads.ranges(rows, divided_up(size_t{1} << 14, columns * pieces), [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i)
@@ -400,6 +434,8 @@ void gemm(const Threads& threads, size_t rows, size_t columns, size_t depth, Mat
   if (depth >= long_sum && rows * columns <= few) {
     const size_t pieces = std::min<size_t>(depth / (long_sum / 2), 8);
     gemm_of_pieces(threads, pieces, rows, columns, depth, a, b, c, stride, add, epilogue);
+  } else if (is_strip(rows, b)) {
+    gemm_of_strip(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
   } else if (rows <= 512) {
     gemm_packing_parts(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
   } else {

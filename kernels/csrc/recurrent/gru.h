@@ -28,7 +28,7 @@ inline void gru_forward(const Threads& threads, const Sequence& s, const GruLaye
     const Buffer products((end - begin) * n);
     for (size_t step = 0; step < s.time; ++step) {
       const size_t t = s.at(step), first = t * states + begin * H;
-      gemm_block(end - begin, n, H, rows_of(h, H), packed.data(), 0, panels, products.data(), n, false);
+      gemm_block(end - begin, n, H, rows_of(h, H), packed_panels(packed.data(), H), 0, panels, products.data(), n, false);
       for (size_t row = 0; row < end - begin; ++row) {
         const float *pz = products.data() + row * n, *pr = pz + H, *ph = pr + H;
         float *gz = gates + (t * s.batch + begin + row) * n, *gr = gz + H, *gh = gr + H;
@@ -85,7 +85,7 @@ inline void gru_backward(const Threads& threads, const Sequence& s, const float*
         });
       }
       const Matrix own = rows_of(ct_hidden + (t * s.batch + begin) * n, n);
-      gemm_block(end - begin, H, n, own, packed.data(), 0, panels, dh, H, true);
+      gemm_block(end - begin, H, n, own, packed_panels(packed.data(), n), 0, panels, dh, H, true);
     }
   });
 }

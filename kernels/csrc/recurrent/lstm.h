@@ -30,7 +30,7 @@ inline void lstm_forward(const Threads& threads, const Sequence& s, const LstmLa
       float* own = gates + (t * s.batch + begin) * n;
       float* new_h = y + t * states + begin * H;
       float* new_c = cells + t * states + begin * H;
-      gemm_block(end - begin, n, H, rows_of(h, H), packed.data(), 0, panels, own, n, true);
+      gemm_block(end - begin, n, H, rows_of(h, H), packed_panels(packed.data(), H), 0, panels, own, n, true);
       for (size_t row = 0; row < end - begin; ++row) {
         float *gi = own + row * n, *go = gi + H, *gf = go + H, *gg = gf + H;
         vectors(H, [&](size_t u, size_t count) {
@@ -88,7 +88,7 @@ inline void lstm_backward(const Threads& threads, const Sequence& s, const float
         });
       }
       const Matrix own = rows_of(ct_gates + (t * s.batch + begin) * n, n);
-      gemm_block(end - begin, H, n, own, packed.data(), 0, panels, dh, H, false);
+      gemm_block(end - begin, H, n, own, packed_panels(packed.data(), n), 0, panels, dh, H, false);
     }
   });
 }

@@ -85,7 +85,7 @@ inline void transposed_products(const Threads& threads, const float* a, size_t d
               store_some(at, k ? value + load_some(at, count) : value, count);
             };
             for (size_t column = 0; column < columns; column += tile_columns)
-              tile_of(height, strip, packed + column * depth + k * tile_columns, deep, i + r, column,
+              tile_of(height, strip, packed + column * depth + k * tile_columns, tile_columns, deep, i + r, column,
                       std::min(tile_columns, columns - column), out);
           }
           if (sums) add_up(copy + r * deep, deep, height, sums + i + r);

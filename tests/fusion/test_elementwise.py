@@ -36,11 +36,13 @@ def net(body: str, inputs: str, outputs: str) -> onnx.ModelProto:
 def feeds(proto: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:
     """Random inputs; symbolic sizes are 5."""
     rng = np.random.default_rng(seed)
-    shapes = {
-        value.name: [dim.dim_value or 5 for dim in value.type.tensor_type.shape.dim]
-        for value in proto.graph.input
-    }
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    feed: dict[str, np.ndarray] = {}
+    for value in proto.graph.input:
+        shape = [dim.dim_value or 5 for dim in value.type.tensor_type.shape.dim]
+        numbers = np.asarray(rng.standard_normal(shape))
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        feed[value.name] = numbers > 0 if dtype == np.bool_ else numbers.astype(dtype)
+    return feed
 
 
 def with_kernels(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -132,6 +134,141 @@ def test_a_comparison_that_others_read_remains() -> None:
     body = "c = Greater(x, z) f = Cast<to = 1>(c) y = Mul(f, x)"
     model = check(net(body, "float[n, 4] x, float[4] z", "float[n, 4] y, bool[n, 4] c"))
     assert ops(model) == {"Elementwise0_float": 1, "Greater": 1}
+
+
+MASKED = "f = Where({mask}, x, zero) y = Exp(f)"
+
+
+def with_initializers(proto: onnx.ModelProto, **arrays: np.ndarray | np.generic) -> onnx.ModelProto:
+    """Adds the initializers zero and minus, and those given."""
+    for name, array in {"zero": np.float32(0), "minus": np.float32(-np.inf), **arrays}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("before", "mask", "inputs", "left"),
+    [
+        pytest.param("", "b", "bool[n, 4, 4] b", {}, id="input"),
+        pytest.param("", "b", "bool[4, 1] b", {}, id="input that broadcasts"),
+        pytest.param("", "causal", "", {}, id="initializer"),
+        pytest.param("", "yes", "", {}, id="scalar initializer"),
+        pytest.param("c = Less(i, j)", "c", "int64[n, 4, 1] i, int64[4] j", {"Less": 1}, id="integers"),
+        pytest.param("c = Less(u, u)", "c", "double[n, 4, 4] u", {"Less": 1}, id="float64"),
+        pytest.param("c = Equal(b, causal)", "c", "bool[n, 4, 4] b", {"Equal": 1}, id="bools"),
+        pytest.param("c = Gather(b, k)", "c", "bool[9, 4] b, int64[4] k", {"Gather": 1}, id="gathered"),
+        pytest.param("c = Trilu<upper=0>(b)", "c", "bool[4, 4] b", {"Trilu": 1}, id="triangle"),
+        pytest.param("c = Slice(b, i0, i4, i1)", "c", "bool[4, 5] b", {"Slice": 1}, id="slice"),
+        pytest.param("c = Not(b)", "c", "bool[n, 4, 4] b", {}, id="negated"),
+        pytest.param("g = Greater(x, z) c = And(g, b)", "c", "bool[4] b, float[4, 1] z", {}, id="and a comparison"),
+        pytest.param("g = IsNaN(x) n = Not(b) c = Or(n, g)", "c", "bool[4] b", {}, id="or a comparison"),
+        pytest.param("g = Greater(x, x) e = Equal(g, b) ", "e", "bool[n, 4, 4] b", {"Greater": 1, "Equal": 1},
+                     id="of a comparison and a bool"),
+    ],
+)  # fmt: skip
+def test_a_program_reads_masks(before: str, mask: str, inputs: str, left: dict[str, int]) -> None:
+    proto = net(
+        f"{before} {MASKED.format(mask=mask)}", f"float[n, 4, 4] x, {inputs}".rstrip(", "), "float[n, 4, 4] y"
+    )
+    indices = {"i0": np.array([0]), "i1": np.array([1]), "i4": np.array([4])}
+    model = check(with_initializers(proto, causal=np.tri(4, dtype=bool), yes=np.bool_(True), **indices))
+    assert ops(model) == {"Cast": 1, "Elementwise0_float": 1, **left}
+
+
+def test_programs_share_the_cast_of_a_mask() -> None:
+    body = """n = Not(mask) a = Where(n, zero, x) b = Exp(a) p = Softmax(b)
+        c = Where(mask, p, minus) d = Where(n, minus, c) y = Exp(d)"""
+    proto = net(body, "float[n, 4, 4] x, bool[4, 4] mask", "float[n, 4, 4] y")
+    model = check(with_initializers(proto))
+    assert ops(model) == {"Cast": 1, "Elementwise0_float": 1, "Softmax": 1, "Elementwise1_float": 1}
+    assert model.graph[0].op_type == "Cast"
+    assert all(model.graph[0].outputs[0] in call.inputs for call in calls(model))
+
+
+def test_programs_read_a_cast_that_the_graph_has() -> None:
+    proto = net(f"{MASKED.format(mask='b')} v = Cast<to = 1>(b) w = Softmax(v)", "float[n, 4] x, bool[n, 4] b",
+                "float[n, 4] y, float[n, 4] w")  # fmt: skip
+    assert ops(check(with_initializers(proto))) == {"Cast": 1, "Softmax": 1, "Elementwise0_float": 1}
+
+
+def test_the_cast_of_a_mask_remains() -> None:
+    proto = net(
+        "f = Cast<to = 1>(b) g = Mul(f, x) y = Exp(g)", "float[n, 4] x, bool[n, 4] b", "float[n, 4] y"
+    )
+    model = check(proto)
+    assert ops(model) == {"Cast": 1, "Elementwise0_float": 1}
+    assert calls(model)[0].attributes["program"].as_ints()[0] == INSTRUCTIONS.index("Mul")
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "shape"),
+    [
+        ("y = Where(b, x, zero)", "float[n, 64] x, bool[n, 64] b", "n, 64"),
+        ("y = Where(b, x, zero)", "float[n, 4, 64] x, bool[4, 64] b", "n, 4, 64"),
+        ("c = Not(b) y = Where(c, zero, x)", "float[n, 64] x, bool[n, 64] b", "n, 64"),
+        # Of two shapes.
+        ("a = Exp(x) y = Where(b, a, zero)", "float[64] x, bool[n, 64] b", "n, 64"),
+        # ONNX Runtime folds it if the mask is constant.
+        ("a = Where(b, zero, minus) y = Add(a, x)", "float[n, 64] x, bool[n, 64] b", "n, 64"),
+    ],
+)
+def test_one_op_with_a_mask_stays(body: str, inputs: str, shape: str) -> None:
+    proto = with_initializers(net(body, inputs, f"float[{shape}] y"))
+    before = ops(ir.from_proto(proto))
+    assert ops(check(proto)) == before
+
+
+def test_one_op_whose_operand_broadcasts_in_short_runs_reads_a_mask() -> None:
+    proto = with_initializers(
+        net("y = Where(b, x, zero)", "float[n, 8, 1] x, bool[8, 32] b", "float[n, 8, 32] y")
+    )
+    assert ops(check(proto)) == {"Cast": 1, "Elementwise0_float": 1}
+
+
+def test_a_mask_that_depends_on_the_chain_is_read_by_another_call() -> None:
+    body = "a = Exp(x) g = Greater(a, x) c = Xor(g, b) d = Where(c, a, x) y = Neg(d)"
+    model = check(net(body, "float[n, 4] x, bool[n, 4] b", "float[n, 4] y"))
+    assert ops(model) == {"Exp": 1, "Greater": 1, "Xor": 1, "Cast": 1, "Elementwise0_float": 1}
+
+
+def test_masks_count_as_inputs() -> None:
+    count = 2 * MOST_INPUTS
+    inputs = ", ".join(["float[3] s0", *(f"bool[3] b{i}" for i in range(1, count))])
+    body = " ".join(f"s{i} = Where(b{i}, s{i - 1}, minus)" for i in range(1, count))
+    model = check(with_initializers(net(body, inputs, f"float[3] s{count - 1}")))
+    assert len(calls(model)) > 1
+    assert all(len(call.inputs) <= MOST_INPUTS for call in calls(model))
+
+
+def test_the_branch_that_a_mask_does_not_select_may_be_any_number() -> None:
+    """The results of segment sums, `x.masked_fill(~mask, -inf).exp()`, and products with NaN and infinity."""
+    body = """n = Not(mask) a = Where(n, minus, x) e = Exp(a) z = Where(n, zero, e) p = Mul(x, x)
+        q = Where(mask, p, zero) y = Add(q, z)"""
+    proto = with_initializers(
+        net(body, "float[n, 4, 4] x, bool[4, 4] mask", "float[n, 4, 4] y, float[n, 4, 4] z")
+    )
+    new = to_proto(rewritten(proto, ElementwisePass()))
+    assert [node.op_type for node in new.graph.node] == ["Cast", "Elementwise0_float"]
+    mask = np.tri(4, dtype=bool)
+    for special in (np.nan, np.inf, -np.inf):
+        feed = {"x": np.where(mask, np.float32(2), np.float32(special))[None], "mask": mask}
+        expected = run(proto, feed)
+        assert np.isfinite(expected).all()
+        for got, want in zip(run(new, feed), expected, strict=True):
+            np.testing.assert_array_equal(got, want)
+        if kernel_library() is not None:
+            y, z = with_kernels(new, feed)
+            np.testing.assert_allclose([y, z], expected, rtol=1e-6)
+
+
+def test_masks_of_fewer_columns() -> None:
+    body = """a = Exp(x) l = Slice(a, zeros, last, axes) n = Not(b) d = Where(n, l, zero) r = ReduceSum(d, axes)
+        p = Pad(d, pads) q = Where(c, p, x) s = Slice(b, zeros, one, axes) y = Where(s, q, a)"""
+    outputs = "float[n, 3, 12] y, float[n, 3, 1] r"
+    proto = with_initializers(net(body, "float[n, 3, 12] x, bool[n, 3, 11] b, bool[12] c", outputs))
+    numbers = {"zeros": [0], "last": [-1], "one": [1], "axes": [2], "pads": [0, 0, 1, 0, 0, 0]}
+    model = check_closely(constants(proto, **numbers))
+    assert ops(model) == {"Slice": 1, "Cast": 3, "Elementwise0_float": 1}
 
 
 @pytest.mark.parametrize(

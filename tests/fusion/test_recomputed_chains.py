@@ -34,8 +34,8 @@ def recomputed(proto: onnx.ModelProto) -> ir.Model:
     for value in proto.graph.input:
         shape = [dim.dim_value or 5 for dim in value.type.tensor_type.shape.dim]
         numbers = rng.standard_normal(shape)
-        is_bool = value.type.tensor_type.elem_type == onnx.TensorProto.BOOL
-        feed[value.name] = numbers > 0 if is_bool else numbers.astype(np.float32)
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        feed[value.name] = numbers > 0 if dtype == np.bool_ else numbers.astype(dtype)
     for new in (model, rewritten(to_proto(model), ElementwisePass())):
         for got, want in zip(run(to_proto(new), feed), run(proto, feed), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5)
@@ -95,6 +95,22 @@ def test_a_shape_is_not_read_from_a_copy() -> None:
     assert copies(model) == ["d", "s"]
     (shape,) = (node for node in model.graph if node.op_type == "Shape")
     assert [value.name for value in shape.inputs if value] == ["s"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        pytest.param("m = Identity(b)", ["d", "f", "s"], id="input"),
+        pytest.param("o = Less(i, j) m = Not(o)", ["d", "f", "s"], id="integers"),
+        pytest.param("o = Less(x, grid) m = And(o, b)", ["d", "f", "m", "o", "s"], id="and a comparison"),
+    ],
+)
+def test_gradients_read_copies_of_a_chain_with_a_mask(mask: str, expected: list[str]) -> None:
+    zero = "zero = Constant<value = float {0}>()"
+    body = f"{zero} {mask} d = Sub(x, grid) f = Where(m, d, zero) s = Mul(f, f) c = Mul(s, f)"
+    inputs = "float[n, 1] x, float[64] grid, bool[64] b, int64[64] i, int64[1] j"
+    model = recomputed(joint(f"{body} y = ReduceSum<keepdims=0>(c)", inputs, ["x", "grid"]))
+    assert copies(model) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.functions import DOMAIN
@@ -23,6 +24,7 @@ EXPANSIONS = frozenset({"LeakyRelu", "Gelu", "Pow", "Clip"})
 """Standard ops that are several instructions."""
 
 MASKS = frozenset({"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "IsNaN", "And", "Or", "Not"})
+_LOGIC = frozenset({"And", "Or", "Not"})
 _CHEAP = frozenset({"Add", "Sub", "Mul", "Neg"})
 _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 
@@ -30,9 +32,10 @@ _FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 def elementwise_leaves(
     node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function]
 ) -> list[ir.Value] | None:
-    """Returns the float32 values that a program reads to compute a node; None if it cannot compute it.
+    """Returns the values that a program reads to compute a node; None if it cannot compute it.
 
-    For a node that reads a comparison these are the compared values.
+    For a node that reads a comparison these are the compared values. All are float32, except for bool values that the
+    program does not compute: the condition of a Where may be such a value, or And, Or or Not of some.
     """
     if len(node.outputs) != 1 or node.outputs[0].dtype != _FLOAT or dims_of(node.outputs[0]) is None:
         return None
@@ -43,11 +46,13 @@ def elementwise_leaves(
     elif node.domain != "" or not _is_instruction(node):
         return None
     leaves: list[ir.Value] = []
+    # The Cast of a bool value is a float32 value that programs read as it is.
+    bools = node.domain == "" and node.op_type == "Where"
     for value in node.inputs:
-        if value is None or not _add_leaves(value, leaves):
+        if value is None or not _add_leaves(value, leaves, bools):
             return None
-    # Numbers that constants alone determine stay outside, where ONNX Runtime folds them.
-    return leaves or None
+    # Without a float32 value, e.g. Where(mask, 0, 1), the node stays outside: ONNX Runtime folds it if it is constant.
+    return leaves if _has_floats(leaves) else None
 
 
 def is_elementwise(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> bool:
@@ -56,21 +61,49 @@ def is_elementwise(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.F
         return True
     if node.outputs[0].dtype != _BOOL:
         return elementwise_leaves(node, functions) is not None
-    return dims_of(node.outputs[0]) is not None and _add_leaves(node.outputs[0], [])
+    leaves: list[ir.Value] = []
+    return (
+        computes_mask(node)
+        and dims_of(node.outputs[0]) is not None
+        and _add_leaves(node.outputs[0], leaves, bools=True)
+        and _has_floats(leaves)
+    )
 
 
-def _add_leaves(value: ir.Value, leaves: list[ir.Value]) -> bool:
-    """Appends the float32 values that a value is read from; False if it is neither float32 nor a comparison of such."""
-    if value.dtype == _FLOAT:
-        if number_of(value) is None:
-            if dims_of(value) is None:
-                return False
-            leaves.append(value)
-        return True
+def computes_mask(node: ir.Node) -> bool:
+    """True if a program can compute a node with a bool result: a comparison of float32 values, And, Or or Not.
+
+    Other bool values are inputs of the programs that read them.
+    """
+    dtype = _BOOL if node.op_type in _LOGIC else _FLOAT
+    return (
+        node.domain == ""
+        and node.op_type in MASKS
+        and all(value is not None and value.dtype == dtype for value in node.inputs)
+    )
+
+
+def _has_floats(leaves: Iterable[ir.Value]) -> bool:
+    return any(value.dtype == _FLOAT for value in leaves)
+
+
+def _add_leaves(value: ir.Value, leaves: list[ir.Value], bools: bool) -> bool:
+    """Appends the values that a program reads to compute a value; False if it cannot compute it.
+
+    Args:
+        value: a float32 value, or the result of a comparison, which is read from the compared values.
+        leaves: the list to append to.
+        bools: True if the program may also read bool values that it does not compute.
+    """
     node = value.producer()
-    if value.dtype != _BOOL or node is None or node.domain != "" or node.op_type not in MASKS:
+    if value.dtype == _BOOL and node is not None and computes_mask(node):
+        return all(source is not None and _add_leaves(source, leaves, bools) for source in node.inputs)
+    if value.dtype == _FLOAT and number_of(value) is not None:
+        return True
+    if (value.dtype != _FLOAT and not (value.dtype == _BOOL and bools)) or dims_of(value) is None:
         return False
-    return all(source is not None and _add_leaves(source, leaves) for source in node.inputs)
+    leaves.append(value)
+    return True
 
 
 def _is_instruction(node: ir.Node) -> bool:
@@ -106,11 +139,11 @@ def _is_program(function: ir.Function) -> bool:
 
 
 def number_of(value: ir.Value) -> float | None:
-    """Returns a constant of one element and without axes; None for other values."""
+    """Returns a constant of one element and without axes; None for other values, and for bools."""
     if value.shape is not None and len(value.shape) > 0:
         return None
     array = known_array(value)
-    return float(array) if array is not None and array.size == 1 and array.ndim == 0 else None
+    return float(array) if array is not None and array.ndim == 0 and array.dtype != np.bool_ else None
 
 
 def window_source(value: ir.Value) -> ir.Value | None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import DOMAIN, SpecializedOp
 from onnxtrain.fusion._domain import Domain
-from onnxtrain.fusion._instructions import INSTRUCTIONS, MASKS, number_of, window_source
+from onnxtrain.fusion._instructions import INSTRUCTIONS, computes_mask, number_of, window_source
 from onnxtrain.fusion._windows import REDUCTIONS, Reduction, Window, reduction_of, window_of
 from onnxtrain.passes import dims_of, known_array, remove_unread_chains
 
@@ -74,7 +74,8 @@ class _Program:
 
     Attributes:
         domain: the sizes of all values of the instructions.
-        inputs: the values that the program reads, and the column of each that is column 0 of the program's.
+        inputs: the values that the program reads, and the column of each that is column 0 of the program's. The call
+            reads bool values as float32.
         numbers: the constants that the ops and the instructions read, as bytes of float32.
         steps: the ops.
         instructions: opcode and operands of each instruction.
@@ -190,13 +191,21 @@ class _Program:
         if number is not None:
             return (self._constant(number),) * 2
         node = value.producer()
-        if node is not None:
-            if value.dtype == _BOOL:
+        if value.dtype == _BOOL:
+            if node is not None and computes_mask(node):
                 known[value] = self._computed(node, known)
-            elif self._is_read_by_windows(node):
-                window = window_of(node)
-                known[value] = self._computed(node, known) if window is None else self._window(node, window)
+            else:
+                known[value] = self._mask(value)
+        elif node is not None and self._is_read_by_windows(node):
+            window = window_of(node)
+            known[value] = self._computed(node, known) if window is None else self._window(node, window)
         return known[value] if value in known else (self._input(value),) * 2
+
+    def _mask(self, value: ir.Value) -> tuple[_Ref, _Ref]:
+        """Appends the comparison that makes a mask of a bool input, which the call reads as 1 and 0."""
+        operands = (self._input(value), self._constant(0.0))
+        self.steps.append(_Step("Greater", (), operands))
+        return ("s", len(self.steps) - 1), self.emit("Greater", *operands)
 
     def _is_read_by_windows(self, node: ir.Node) -> bool:
         """True if the program reads the source of a Slice or a Pad, or of windows that an op combines."""
@@ -331,11 +340,15 @@ def rewrite(
     members = {node for node, _ in results}
     returned = [(node, result) for node, result in results if _is_read_outside(node.outputs[0], members)]
     inputs = [value for value, _ in program.inputs]
-    # One native function, or one op, is not faster as a program, unless it broadcasts. ONNX Runtime's Sigmoid is
-    # inexact.
+    # One native function, one op, or one Where with a mask that must be cast is not faster as a program, unless it
+    # broadcasts. ONNX Runtime's Sigmoid is inexact.
     if (
         len(nodes) == 1
-        and (nodes[0].domain == DOMAIN or len(program.steps) == 1)
+        and (
+            nodes[0].domain == DOMAIN
+            or len(program.steps) == 1
+            or any(value.dtype == _BOOL for value in inputs)
+        )
         and nodes[0].op_type != "Sigmoid"
         and not _broadcasts_short_rows(nodes[0])
     ):
@@ -363,6 +376,7 @@ def rewrite(
         f"{program.steps} {[result.step for _, result in returned]} {attributes}",
         program.body([result for _, result in returned]),
     )
+    inputs = [_as_float(op, value) if value.dtype == _BOOL else value for value in inputs]
     with op.placing(before=nodes[-1]):
         values = op.call(composite, *inputs, **attributes, _outputs=len(returned))
     for (node, _), value in zip(returned, values, strict=True):
@@ -374,6 +388,26 @@ def rewrite(
     return True
 
 
+def _as_float(op: Emitter, mask: ir.Value) -> ir.Value:
+    """Returns a bool value as float32: the output of a Cast, which all calls share.
+
+    Args:
+        op: emitter of the graph.
+        mask: the bool value.
+    """
+    for use in mask.uses():
+        node = use.node
+        is_cast = (node.domain, node.op_type) == ("", "Cast") and node.graph is op.graph
+        if is_cast and node.outputs[0].dtype == ir.DataType.FLOAT:
+            return node.outputs[0]
+    producer = mask.producer()
+    # The producer of an input or an initializer is None.
+    with op.placing(before=op.graph[0] if producer is None else None, after=producer):
+        value = op.Cast(mask, to=ir.DataType.FLOAT)
+    value.shape = mask.shape
+    return value
+
+
 def _is_read_outside(value: ir.Value, members: Collection[ir.Node]) -> bool:
     """True if a graph output or a node other than the members reads a value, or a comparison of it.
 
@@ -381,11 +415,7 @@ def _is_read_outside(value: ir.Value, members: Collection[ir.Node]) -> bool:
     """
     return value.is_graph_output() or any(
         use.node not in members
-        and (
-            use.node.domain != ""
-            or use.node.op_type not in MASKS
-            or _is_read_outside(use.node.outputs[0], members)
-        )
+        and (not computes_mask(use.node) or _is_read_outside(use.node.outputs[0], members))
         for use in value.uses()
     )
 
@@ -421,7 +451,7 @@ def _windows_read(nodes: Sequence[ir.Node], members: set[ir.Value]) -> list[Wind
         node = value.producer()
         if node is None or value in members or node in windows:
             continue
-        if value.dtype == _BOOL:
+        if computes_mask(node):
             stack += [v for v in node.inputs if v is not None]
         elif window_source(value) is not None:
             window = window_of(node)

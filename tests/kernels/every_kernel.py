@@ -22,6 +22,7 @@ from kernels import (
     test_products,
     test_quantized_products,
     test_recurrent,
+    test_running_sums,
 )
 from kernels.against_body import Attributes, Inputs, Signature, run
 
@@ -94,6 +95,11 @@ CHECKS: list[tuple[Check, tuple[Any, ...]]] = [
             test_recurrent.test_weight_gradient,
         )
         for direction in ("", "Reverse")
+    ),
+    *(
+        (test_running_sums.test_running_sum, ([3, 37, 23], axis, flags))
+        for axis in (1, -1)
+        for flags in test_running_sums.FLAGS
     ),
 ]
 

@@ -27,6 +27,7 @@ from kernels import (
     test_products,
     test_quantized_products,
     test_recurrent,
+    test_running_sums,
 )
 from kernels.against_body import needs_kernels
 
@@ -59,6 +60,12 @@ def _along_an_axis(rng: np.random.Generator) -> Arguments:
 
 def _softmax(rng: np.random.Generator) -> str:
     return str(rng.choice(["SoftmaxGradient", "LogSoftmaxGradient"]))
+
+
+def _running_sum(rng: np.random.Generator) -> Arguments:
+    shape = sizes(rng, 1, 4, empty=True)
+    axis = int(rng.integers(-len(shape), len(shape)))
+    return shape, axis, rng.integers(0, 2, 2).tolist()
 
 
 def _pooling(rng: np.random.Generator) -> Arguments:
@@ -215,6 +222,7 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
             test_recurrent.test_weight_gradient,
         )
     ),
+    (test_running_sums.test_running_sum, _running_sum),
 ]
 
 

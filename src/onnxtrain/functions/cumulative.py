@@ -1,12 +1,33 @@
-"""Defines cumulative products."""
+"""Defines cumulative sums and products."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import AttributeRef, Emitter
+from onnxtrain.passes import mark_long_sum
 
 from ._composite import composite
+
+_SETTINGS = dict.fromkeys(("axis", "exclusive", "reverse"), ir.AttributeType.INT)
+
+
+@composite("RunningSum", ["x"], _SETTINGS)
+def running_sum(
+    op: Emitter, x: ir.Value, *, axis: AttributeRef, exclusive: AttributeRef, reverse: AttributeRef
+) -> ir.Value:
+    """Returns the sums of the elements of x up to each element, along one axis: CumSum computed in float64.
+
+    Args:
+        op: emitter of the function body.
+        x: float, of rank 1 or more.
+        axis: the axis; negative axes count from the last one.
+        exclusive: 1 to leave each element out of its own sum.
+        reverse: 1 to sum from the end of the axis.
+    """
+    wide = op.Cast(x, to=ir.DataType.DOUBLE)
+    mark_long_sum(wide)
+    return op.Cast(op.CumSum(wide, op.ints(axis), exclusive=exclusive, reverse=reverse), to=x.dtype)
 
 
 @composite("CumulativeProduct", ["x"])

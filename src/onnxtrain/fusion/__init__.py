@@ -21,6 +21,7 @@ from onnxtrain.fusion.recomputed_chains import RecomputedChainsPass, recomputed_
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
 from onnxtrain.fusion.rows import ROW_OPS, RowsPass
+from onnxtrain.fusion.running_sums import RunningSumPass
 
 __all__ = [
     "FUSIONS",
@@ -40,6 +41,7 @@ __all__ = [
     "RecurrentPass",
     "Relu6Pass",
     "RowsPass",
+    "RunningSumPass",
     "WideCompositesPass",
     "fuse_exported",
     "fuse_forward",

@@ -40,7 +40,7 @@ from onnxtrain.passes.parameters.training_mode import Mode, TrainingModePass, is
 from onnxtrain.passes.runtime_faults.absent_inputs import AbsentInputsPass
 from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
 from onnxtrain.passes.runtime_faults.inexact_sigmoid import ExactSigmoidPass
-from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass, mark_long_sum
+from onnxtrain.passes.runtime_faults.long_sums import LongSumsPass, is_long_sum, mark_long_sum
 from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, widen_narrow_floats
 from onnxtrain.passes.runtime_faults.pipeline import apply_workarounds
 from onnxtrain.passes.runtime_faults.quantized_products import FloatDequantizedPass, FloatProductsPass
@@ -126,6 +126,7 @@ __all__ = [
     "inline_schema_functions",
     "is_constant",
     "is_float_parameter",
+    "is_long_sum",
     "is_quantization_or_rotary",
     "is_setting",
     "is_stop_gradient",

@@ -6,7 +6,14 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff import add_gradients, expand_path
 from onnxtrain.emitter import computed_names
-from onnxtrain.fusion import ElementwisePass, RecomputedChainsPass, RowsPass, fuse_exported, fuse_kernels
+from onnxtrain.fusion import (
+    ElementwisePass,
+    RecomputedChainsPass,
+    RowsPass,
+    RunningSumPass,
+    fuse_exported,
+    fuse_kernels,
+)
 from onnxtrain.passes import (
     CleanupPass,
     FloatDequantizedPass,
@@ -75,6 +82,7 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
         RecomputePass(forward_values, products=recipe.recompute is True)(training)
     # After every pass that matches reductions.
     LongSumsPass(file_values if as_deployed else ())(training)
+    RunningSumPass(file_values if as_deployed else ())(training)
     RowsPass(file_values if as_deployed else ())(training)
     if not as_deployed:
         RecomputedChainsPass(forward_values)(training)

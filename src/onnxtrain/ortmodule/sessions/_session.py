@@ -20,6 +20,7 @@ from onnxtrain.fusion import (
     ElementwisePass,
     NativeOpsPass,
     RowsPass,
+    RunningSumPass,
     WideCompositesPass,
 )
 from onnxtrain.ortmodule import _torch
@@ -145,6 +146,8 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
             model = infer_shapes(model)
             RowsPass(gathers=False)(model)
         LongSumsPass()(model)
+        if kernel_library() is not None:
+            RunningSumPass()(model)
         ExactSigmoidPass()(model)
         RacingScatterPass()(model)
     AbsentInputsPass()(model)

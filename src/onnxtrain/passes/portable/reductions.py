@@ -8,21 +8,21 @@ import onnx_ir as ir
 
 from onnxtrain.op_facts import REDUCTIONS
 from onnxtrain.passes.portable._nodes import constant_input, standard_nodes
-from onnxtrain.passes.runtime_faults.long_sums import LONG_SUM_KEY
+from onnxtrain.passes.runtime_faults.long_sums import is_long_sum
 from onnxtrain.passes.tidy.replace_value import WriterBefore, replace_node
 
 
 class Float32SumsPass(ir.passes.InPlacePass):
     """Accumulates long sums in float32, because onnxruntime-web's bundles with WebGPU have no float64 kernels.
 
-    Rewrites the Casts to float64 that `LongSumsPass` and loss functions mark with `LONG_SUM_KEY`. This makes sums less
-    accurate: for ten million equal numbers, the relative error of the two-level sum is 1e-3 in float32 and 1e-7 in
+    Rewrites the Casts to float64 that `LongSumsPass` and function bodies mark with `mark_long_sum`. This makes sums
+    less accurate: for ten million equal numbers, the relative error of the two-level sum is 1e-3 in float32 and 1e-7 in
     float64. A single-level sum in float32 would have an error of 1e-2.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrites nodes of the model in place."""
-        casts = [node for node in standard_nodes(model, "Cast") if LONG_SUM_KEY in node.metadata_props]
+        casts = [node for node in standard_nodes(model, "Cast") if is_long_sum(node)]
         for cast in casts:
             cast.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
             wide = [cast.outputs[0]]

@@ -111,6 +111,11 @@ def mark_long_sum(wide: ir.Value) -> None:
     cast.metadata_props[LONG_SUM_KEY] = "true"
 
 
+def is_long_sum(cast: ir.Node) -> bool:
+    """True if a node is a Cast to float64 that :func:`mark_long_sum` has marked."""
+    return LONG_SUM_KEY in cast.metadata_props
+
+
 @dataclass(frozen=True)
 class _Reduction:
     """A reduction over many elements.

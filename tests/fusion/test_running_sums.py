@@ -1,0 +1,158 @@
+"""Running sums in float64 become one function, and the other forms of them stay ONNX's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import parser
+
+from fusion.rewriting import ops, rewritten, with_gradients
+from kernels.against_body import needs_kernels
+from models import make_model, parse_nodes
+from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.fusion import RunningSumPass
+from onnxtrain.ortmodule import ORTModule
+from onnxtrain.passes import LongSumsPass, canonicalize, load_model, to_proto
+from onnxtrain.passes.portable import find_obstacles, make_portable
+from passes._models import run
+
+RNG = np.random.default_rng(5)
+PASSES = ir.passes.Sequential(LongSumsPass(), RunningSumPass())
+
+
+def model(body: str, inputs: str = "float[n,m,40] x", dtype: str = "float") -> onnx.ModelProto:
+    return parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => ({dtype}[n,m,40] y)
+        <int64 last = {{-1}}, int64 second = {{1}}> {{ {body} }}"""
+    )
+
+
+@pytest.mark.parametrize("flags", ["", "<exclusive=1>", "<reverse=1>", "<exclusive=1, reverse=1>"])
+@pytest.mark.parametrize("axis", ["last", "second"])
+def test_a_running_sum_becomes_the_function(axis: str, flags: str) -> None:
+    proto = model(f"y = CumSum{flags}(x, {axis})")
+    fused = rewritten(proto, PASSES)
+    assert ops(fused) == {"RunningSum_float": 1}
+    x = RNG.standard_normal((3, 50, 40)).astype(np.float32)
+    (y,), (plain,) = run(to_proto(fused), {"x": x}), run(to_proto(rewritten(proto, LongSumsPass())), {"x": x})
+    np.testing.assert_array_equal(y, plain)
+
+
+def test_readers_and_name_stay() -> None:
+    fused = rewritten(model("a = Neg(x) b = CumSum(a, last) y = Mul(b, b)"), PASSES)
+    assert ops(fused) == {"Neg": 1, "RunningSum_float": 1, "Mul": 1}
+    assert next(node for node in fused.graph if node.domain).outputs[0].name == "b"
+
+
+STAY = {
+    "float64": model("y = CumSum(x, last)", "double[n,m,40] x", "double"),
+    "integers": model("y = CumSum(x, last)", "int64[n,m,40] x", "int64"),
+    "float16": model("y = CumSum(x, last)", "float16[n,m,40] x", "float16"),
+    "a computed axis": model("y = CumSum(x, axis)", "float[n,m,40] x, int64 axis"),
+    "a float64 sum of the file": model("a = Cast<to=11>(x) b = CumSum(a, last) y = Cast<to=1>(b)"),
+}
+
+
+@pytest.mark.parametrize("case", STAY)
+def test_what_the_function_does_not_compute_stays(case: str) -> None:
+    fused = rewritten(STAY[case], PASSES)
+    assert ops(fused)["CumSum"] == 1
+    assert not fused.functions
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_float64_values_that_others_read_stay(which: int) -> None:
+    """Value 0 is the Cast to float64, value 1 the sum."""
+
+    def read(model: ir.Model) -> None:
+        cast, total, _ = (node for node in model.graph if node.op_type != "Constant")
+        model.graph.outputs.append((cast, total)[which].outputs[0])
+
+    fused = rewritten(
+        model("y = CumSum(x, last)"),
+        ir.passes.Sequential(LongSumsPass(), _Reading(read), RunningSumPass()),
+    )
+    assert ops(fused)["CumSum"] == 1
+
+
+class _Reading(ir.passes.InPlacePass):
+    def __init__(self, read: Callable[[ir.Model], None]) -> None:
+        super().__init__()
+        self._read = read
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        self._read(model)
+        return ir.passes.PassResult(model, True)
+
+
+def test_a_kept_sum_stays() -> None:
+    kept = ir.passes.Sequential(LongSumsPass(), RunningSumPass({"y"}))
+    assert "RunningSum_float" not in ops(rewritten(model("y = CumSum(x, last)"), kept))
+
+
+def test_without_float64_for_browsers() -> None:
+    portable = make_portable(rewritten(model("y = CumSum<exclusive=1, reverse=1>(x, last)"), PASSES))
+    assert find_obstacles(portable) == []
+    x = RNG.integers(-9, 9, (2, 3, 40)).astype(np.float32)
+    (y,) = run(to_proto(portable), {"x": x})
+    np.testing.assert_array_equal(y, x.sum(-1, keepdims=True) - x.cumsum(-1))
+
+
+@pytest.mark.parametrize("flags", ["", "<exclusive=1>", "<reverse=1>"])
+@pytest.mark.parametrize("axis", ["last", "second"])
+def test_the_gradient_is_that_of_pytorch(axis: str, flags: str) -> None:
+    joint = canonicalize(load_model(model(f"y = CumSum{flags}(x, {axis})")))
+    fused = rewritten(with_gradients(joint, ["x"]), PASSES)
+    assert ops(fused) == {"RunningSum_float": 2}
+    x, ct = (RNG.standard_normal((3, 50, 40)).astype(np.float32) for _ in range(2))
+    y, gradient = run(to_proto(fused), {"x": x, "ct": ct})
+    leaf, dim = torch.from_numpy(x).requires_grad_(), -1 if axis == "last" else 1
+    want = torch.flip(leaf, [dim]).cumsum(dim).flip([dim]) if "reverse" in flags else leaf.cumsum(dim)
+    want = want - leaf if "exclusive" in flags else want
+    want.backward(torch.from_numpy(ct))
+    assert leaf.grad is not None
+    np.testing.assert_allclose(y, want.detach(), rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(gradient, leaf.grad, rtol=1e-6, atol=1e-5)
+
+
+def test_only_the_training_model_calls_the_function(tmp_path: Path) -> None:
+    nodes = parse_nodes("h = Mul(x, w)  y = CumSum(h, axis)")
+    values = {"w": np.ones(40, np.float32), "axis": np.array(1)}
+    net = make_model(nodes, {"x": ["batch", 40]}, {"y": ["batch", 40]}, values)
+    generate_artifacts(net, loss="mse", artifact_directory=tmp_path)
+    calls = {
+        name: sum(node.op_type == "RunningSum_float" for node in model.graph.node)
+        for name in ("training", "eval", "inference")
+        if (model := onnx.load(tmp_path / f"{name}_model.onnx"))
+    }
+    assert calls == {"training": 2, "eval": 0, "inference": 0}
+
+
+@needs_kernels
+@pytest.mark.parametrize("dim", [-1, 1])
+def test_of_an_ortmodule(dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXTRAIN_KERNELS", "auto")
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.linspace(-1, 1, 40))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight).cumsum(dim)
+
+    x, eager = torch.from_numpy(RNG.standard_normal((3, 50, 40)).astype(np.float32)), Net()
+    ours = ORTModule(Net())
+    for net in (eager, ours):
+        net(x).square().mean().backward()
+    torch.testing.assert_close(ours.weight.grad, eager.weight.grad)
+    ours.export_training_graph(tmp_path)
+    nodes = [node.op_type for path in tmp_path.glob("*.onnx") for node in onnx.load(path).graph.node]
+    assert nodes.count("RunningSum_float") == 2
+    assert "CumSum" not in nodes

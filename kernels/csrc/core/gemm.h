@@ -31,8 +31,6 @@ constexpr size_t tile_vectors = 2;
 constexpr size_t tile_columns = tile_vectors * lanes;
 constexpr size_t depth_block = 384;
 
-constexpr size_t divided_up(size_t a, size_t b) { return (a + b - 1) / b; }
-
 // An operand: element (i, j) is data[i * row + j * column]; transposed by exchanging the two.
 struct Matrix {
   const float* data;
@@ -49,26 +47,6 @@ inline Matrix rows_of(const float* data, size_t columns) { return {data, static_
 
 // How many floats `pack` writes for a matrix of these sizes.
 inline size_t packed_size(size_t depth, size_t columns) { return depth * divided_up(columns, tile_columns) * tile_columns; }
-
-// to [lanes][lanes], whose rows are `stride` apart, = the transpose of a matrix whose rows are `pitch` apart. Each step puts
-// the rows of the lower half between those of the upper half, number by number.
-inline void store_transposed(const float* from, ptrdiff_t pitch, float* to, size_t stride) {
-  vfloat rows[lanes], next[lanes];
-#pragma GCC unroll 16
-  for (size_t i = 0; i < lanes; ++i) rows[i] = load(from + static_cast<ptrdiff_t>(i) * pitch);
-#pragma GCC unroll 4
-  for (size_t step = 1; step < lanes; step *= 2) {
-#pragma GCC unroll 8
-    for (size_t i = 0; i < lanes / 2; ++i) {
-      next[2 * i] = first_alternating(rows[i], rows[i + lanes / 2]);
-      next[2 * i + 1] = second_alternating(rows[i], rows[i + lanes / 2]);
-    }
-#pragma GCC unroll 16
-    for (size_t i = 0; i < lanes; ++i) rows[i] = next[i];
-  }
-#pragma GCC unroll 16
-  for (size_t i = 0; i < lanes; ++i) store(to + i * stride, rows[i]);
-}
 
 // Copies one panel of B, whose columns behind the last are zeros.
 inline void pack_panel(Matrix b, size_t depth, size_t columns, size_t panel, float* to) {

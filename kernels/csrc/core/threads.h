@@ -15,6 +15,8 @@ namespace onnxtrain {
 // numbers on every machine with the same instructions, and a session with one thread does no more work than its job is.
 constexpr std::size_t most_parts = 64;
 
+constexpr std::size_t divided_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
 class Threads {
  public:
   // Without a session everything runs on the calling thread.

@@ -1,8 +1,9 @@
 // Sums of the elements up to each one, along any axis. They are double, and each is rounded to float once.
 #include <algorithm>
 
-#include "core/gemm.h"
 #include "core/op.h"
+#include "core/simd.h"
+#include "core/threads.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {

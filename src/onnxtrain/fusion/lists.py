@@ -38,7 +38,7 @@ def fuse_exported(model: ir.Model) -> None:
     standard ops.
     """
     fuse_forward(model)
-    # ORTModule needs neither: it captures PyTorch's own hardtanh and attention.
+    # ORTModule captures PyTorch's own hardtanh, and runs AttentionPass itself.
     ir.passes.Sequential(Relu6Pass(), AttentionPass())(model)
 
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "convolution/transpose.h"
+#include "core/transpose.h"
 #include "core/scratch.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {

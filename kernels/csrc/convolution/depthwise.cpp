@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/scratch.h"
-#include "convolution/transpose.h"
+#include "core/transpose.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 

@@ -9,7 +9,7 @@
 #include "convolution/gather.h"
 #include "convolution/narrow.h"
 #include "core/scratch.h"
-#include "convolution/transpose.h"
+#include "core/transpose.h"
 #include "convolution/winograd.h"
 #include "product/rounding.h"
 

@@ -7,7 +7,7 @@
 
 #include "core/scratch.h"
 #include "convolution/tile.h"
-#include "convolution/transpose.h"
+#include "core/transpose.h"
 #include "convolution/winograd.h"
 #include "convolution/winograd_tiles.h"
 

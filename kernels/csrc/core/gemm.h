@@ -19,6 +19,7 @@
 #include "core/scratch.h"
 #include "core/simd.h"
 #include "core/threads.h"
+#include "core/transpose.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
@@ -57,17 +58,16 @@ inline void pack_panel(Matrix b, size_t depth, size_t columns, size_t panel, flo
       for (size_t v = 0; v < tile_vectors; ++v) store(to + k * tile_columns + v * lanes, load(from.at(k, v * lanes)));
     return;
   }
-  if (width < tile_columns) std::fill(to, to + depth * tile_columns, 0.f);
-  size_t done = 0;
-  if (width == tile_columns && b.row == 1) {
-    for (; done + lanes <= depth; done += lanes)
-      for (size_t v = 0; v < tile_vectors; ++v)
-        store_transposed(from.at(done, v * lanes), b.column, to + done * tile_columns + v * lanes, tile_columns);
+  if (b.row == 1) {
+    for (size_t j = 0; j < tile_columns; j += lanes) {
+      const size_t count = std::min(lanes, width - std::min(width, j));
+      transpose(from.at(0, j), b.column, static_cast<int64_t>(count), static_cast<int64_t>(depth), to + j, tile_columns);
+    }
+    return;
   }
-  // Columns that are rows in memory are read in short pieces, each a cache line of every column.
-  for (size_t k0 = done; k0 < depth; k0 += 16)
-    for (size_t j = 0; j < width; ++j)
-      for (size_t k = k0; k < std::min(k0 + 16, depth); ++k) to[k * tile_columns + j] = *from.at(k, j);
+  if (width < tile_columns) std::fill(to, to + depth * tile_columns, 0.f);
+  for (size_t k = 0; k < depth; ++k)
+    for (size_t j = 0; j < width; ++j) to[k * tile_columns + j] = *from.at(k, j);
 }
 
 // Packs B [depth, columns] into panels.
@@ -345,7 +345,7 @@ void gemm_packing_once(const Threads& threads, size_t rows, size_t columns, size
   }
 }
 
-// The same for few rows of A: each part packs what it needs of B.
+// The same, each part packing what it needs of B.
 template <class Epilogue>
 void gemm_packing_parts(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c,
                         size_t stride, bool add, Epilogue epilogue) {
@@ -355,9 +355,6 @@ void gemm_packing_parts(const Threads& threads, size_t rows, size_t columns, siz
   };
   gemm_of_made(threads, rows, columns, depth, a, make, c, stride, add, epilogue);
 }
-
-// Whether B lies so that a product of so few rows can read it as it is.
-inline bool is_strip(size_t rows, Matrix b) { return rows <= tile_rows && b.column == 1; }
 
 // The same for a single strip of A: packing B would take longer than the product.
 template <class Epilogue>
@@ -373,6 +370,16 @@ void gemm_of_strip(const Threads& threads, size_t rows, size_t columns, size_t d
   gemm_packing_parts(Threads(), rows, columns - done, depth, a, b.from(0, done), c + done, stride, add, finish);
 }
 
+// The same for few rows of A.
+template <class Epilogue>
+void gemm_of_few_rows(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c,
+                      size_t stride, bool add, Epilogue epilogue) {
+  if (rows <= tile_rows && b.column == 1)
+    gemm_of_strip(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
+  else
+    gemm_packing_parts(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
+}
+
 // The same for long sums that give few numbers, such as gradients of weights: the sums are cut into pieces, each of which is
 // one thread's, which then reads every number once, in order.
 template <class Epilogue>
@@ -383,11 +390,7 @@ void gemm_of_pieces(const Threads& threads, size_t pieces, size_t rows, size_t c
   float* const sums = memory.floats(each * pieces);
   threads.run(pieces, [&](size_t piece) {
     const size_t k = depth * piece / pieces, deep = depth * (piece + 1) / pieces - k;
-    float* const to = sums + each * piece;
-    if (is_strip(rows, b))
-      gemm_of_strip(Threads(), rows, columns, deep, a.from(0, k), b.from(k, 0), to, columns, false, AsItIs());
-    else
-      gemm_packing_parts(Threads(), rows, columns, deep, a.from(0, k), b.from(k, 0), to, columns, false, AsItIs());
+    gemm_of_few_rows(Threads(), rows, columns, deep, a.from(0, k), b.from(k, 0), sums + each * piece, columns, false, AsItIs());
   });
   threads.ranges(rows, divided_up(size_t{1} << 14, columns * pieces), [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i)
@@ -412,10 +415,8 @@ void gemm(const Threads& threads, size_t rows, size_t columns, size_t depth, Mat
   if (depth >= long_sum && rows * columns <= few) {
     const size_t pieces = std::min<size_t>(depth / (long_sum / 2), 8);
     gemm_of_pieces(threads, pieces, rows, columns, depth, a, b, c, stride, add, epilogue);
-  } else if (is_strip(rows, b)) {
-    gemm_of_strip(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
   } else if (rows <= 512) {
-    gemm_packing_parts(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
+    gemm_of_few_rows(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
   } else {
     gemm_packing_once(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
   }

@@ -136,26 +136,6 @@ inline vfloat second_alternating(vfloat a, vfloat b) {
   return shuffle(a, b, indices([](int i) { return static_cast<int>(lanes) / 2 + i / 2 + i % 2 * static_cast<int>(lanes); }));
 }
 
-// to [lanes][lanes], whose rows are `stride` apart, = the transpose of a matrix whose rows are `pitch` apart. Each step puts
-// the rows of the lower half between those of the upper half, number by number.
-inline void store_transposed(const float* from, std::ptrdiff_t pitch, float* to, std::size_t stride) {
-  vfloat rows[lanes], next[lanes];
-#pragma GCC unroll 16
-  for (std::size_t i = 0; i < lanes; ++i) rows[i] = load(from + static_cast<std::ptrdiff_t>(i) * pitch);
-#pragma GCC unroll 4
-  for (std::size_t step = 1; step < lanes; step *= 2) {
-#pragma GCC unroll 8
-    for (std::size_t i = 0; i < lanes / 2; ++i) {
-      next[2 * i] = first_alternating(rows[i], rows[i + lanes / 2]);
-      next[2 * i + 1] = second_alternating(rows[i], rows[i + lanes / 2]);
-    }
-#pragma GCC unroll 16
-    for (std::size_t i = 0; i < lanes; ++i) rows[i] = next[i];
-  }
-#pragma GCC unroll 16
-  for (std::size_t i = 0; i < lanes; ++i) store(to + i * stride, rows[i]);
-}
-
 // The bits of a vector as the other type of element.
 inline vfloat as_floats(vint bits) { return (vfloat)bits; }
 inline vint as_ints(vfloat a) { return (vint)a; }

@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #if defined(HAS_PAIRS)
-#include "convolution/transpose.h"
+#include "core/transpose.h"
 #include "processor.h"
 #endif
 

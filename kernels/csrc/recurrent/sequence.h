@@ -78,12 +78,7 @@ inline void transposed_products(const Threads& threads, const float* a, size_t d
           const size_t height = std::min(tile_rows, taken - r);
           const Matrix strip{copy + r * deep, 1, static_cast<ptrdiff_t>(tile_rows)};
           for (const auto& [packed, columns, c] : products) {
-            float* to = c;
-            const size_t stride = columns;
-            auto out = [&, to, stride](vfloat value, size_t row, size_t column, size_t count) {
-              float* at = to + row * stride + column;
-              store_some(at, k ? value + load_some(at, count) : value, count);
-            };
+            Into out{c, columns, k > 0};
             for (size_t column = 0; column < columns; column += tile_columns)
               tile_of(height, strip, packed + column * depth + k * tile_columns, tile_columns, deep, i + r, column,
                       std::min(tile_columns, columns - column), out);

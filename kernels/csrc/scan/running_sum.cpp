@@ -4,6 +4,7 @@
 #include "core/op.h"
 #include "core/simd.h"
 #include "core/threads.h"
+#include "core/transpose.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
@@ -114,7 +115,7 @@ inline void square_rows(const float* x, float* y, size_t n, bool reverse) {
   std::memcpy(&low, total, sizeof low), std::memcpy(&high, total + half, sizeof high);
   for (size_t done = 0; done < whole; done += lanes) {
     const size_t column = reverse ? whole - lanes - done : done;
-    store_transposed(x + column, apart, turned, lanes);
+    transpose(x + column, apart, lanes, lanes, turned, lanes);
     for (size_t j = 0; j < lanes; ++j) {
       const size_t at = (reverse ? lanes - 1 - j : j) * lanes;
       const vdouble next_low = low + load_wide(turned + at), next_high = high + load_wide(turned + at + half);
@@ -122,7 +123,7 @@ inline void square_rows(const float* x, float* y, size_t n, bool reverse) {
       store_narrow(sums + at + half, Exclusive ? high : next_high);
       low = next_low, high = next_high;
     }
-    store_transposed(sums, lanes, y + column, n);
+    transpose(sums, lanes, lanes, lanes, y + column, apart);
   }
   std::memcpy(total, &low, sizeof low), std::memcpy(total + half, &high, sizeof high);
   if (!reverse) remainder();

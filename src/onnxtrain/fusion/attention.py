@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, known_array, static_dims
 from onnxtrain.functions import CompositeOp, attention, causal_attention, masked_attention
 from onnxtrain.fusion._patterns import constant, read_once
-from onnxtrain.passes import remove_unread_chains
+from onnxtrain.passes import remove_unread_chains, same_size
 
 _SWAP = [0, 1, 3, 2]
 _MASKED = -1e30
@@ -143,7 +143,7 @@ def _scores_of_windows(joined: ir.Node) -> _Scores | None:
         if whole is None or mask is None or [len(before), len(between), len(after)] != [4, 5, 4]:
             continue
         # Only the first axis is split, and joined again.
-        if not all(map(_same, before[1:] * 2, between[2:] + after[1:])):
+        if not all(map(same_size, before[1:] * 2, between[2:] + after[1:])):
             continue
         scores, windows = _scores(whole), between[1]
         if scores is not None and isinstance(windows, int):
@@ -184,7 +184,7 @@ def _is_supported(scores: _Scores, v: ir.Value) -> bool:
     assert keys.shape is not None
     assert v.shape is not None
     # MatMul broadcasts batch and heads; the composite op doesn't.
-    if not all(_same(q.shape[i], x.shape[i]) for x in (keys, v) for i in (0, 1) if x.shape is not None):
+    if not all(same_size(q.shape[i], x.shape[i]) for x in (keys, v) for i in (0, 1) if x.shape is not None):
         return False
     sizes = [*q.shape[1:3], keys.shape[3]]
     return all(
@@ -202,15 +202,7 @@ def _broadcasts(mask: _Mask, sizes: list[int | ir.SymbolicDim]) -> bool:
     # A mask of windows is expanded to these sizes.
     if mask.windows and not all(isinstance(dim, int) for dim in dims):
         return False
-    return all(dim == 1 or _same(dim, size) for dim, size in zip(dims[::-1], sizes[::-1], strict=False))
-
-
-def _same(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
-    # Symbolic sizes are equal if they have the same name; unnamed sizes are never equal.
-    if isinstance(a, ir.SymbolicDim) or isinstance(b, ir.SymbolicDim):
-        names = [dim.value if isinstance(dim, ir.SymbolicDim) else None for dim in (a, b)]
-        return names[0] is not None and names[0] == names[1]
-    return a == b
+    return all(dim == 1 or same_size(dim, size) for dim, size in zip(dims[::-1], sizes[::-1], strict=False))
 
 
 def _composite_for(op: Emitter, node: ir.Node, scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
@@ -255,7 +247,7 @@ def _is_causal(mask: ir.Value, queries: int | ir.SymbolicDim, keys: int | ir.Sym
     shape = mask.shape
     if shape is None or shape.rank() < 2 or any(dim != 1 for dim in shape[:-2]):
         return False
-    if not (_same(shape[-2], queries) and _same(shape[-1], keys)):
+    if not (same_size(shape[-2], queries) and same_size(shape[-1], keys)):
         return False
     constant_mask = known_array(mask)
     if constant_mask is not None:
@@ -332,5 +324,7 @@ def _source_of_swap(keys: ir.Value) -> ir.Value | None:
     wanted = [keys.shape[i] for i in _SWAP]
     source_dims = list(source.shape)
     kept = last is not None and len(last) == 3 and list(last[1:]) == [*(static_dims(source) or ())][2:]
-    same_dims = len(source_dims) == 4 and all(_same(a, b) for a, b in zip(source_dims, wanted, strict=True))
+    same_dims = len(source_dims) == 4 and all(
+        same_size(a, b) for a, b in zip(source_dims, wanted, strict=True)
+    )
     return source if kept and same_dims and None not in (last or ())[1:] else None

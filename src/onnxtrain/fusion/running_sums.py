@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import running_sum
 from onnxtrain.fusion._pass import KeepingPass, become
+from onnxtrain.fusion._patterns import read_once
 from onnxtrain.passes import is_long_sum, known_array, remove_unread_chains
 
 
@@ -74,5 +75,4 @@ def _sole_producer(reader: ir.Node, op_type: str) -> ir.Node | None:
     if value is None or source is None or (source.op_type, source.domain) != (op_type, ""):
         return None
     # Subgraphs are not rewritten.
-    alone = len(value.uses()) == 1 and not value.is_graph_output() and source.graph is reader.graph
-    return source if alone else None
+    return source if read_once(value) and source.graph is reader.graph else None

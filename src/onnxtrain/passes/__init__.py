@@ -48,7 +48,7 @@ from onnxtrain.passes.runtime_faults.racing_scatter import RacingScatterPass
 from onnxtrain.passes.runtime_faults.reduction_axes import PositiveAxesPass
 from onnxtrain.passes.runtime_faults.running_statistics import IsolateStatisticsPass
 from onnxtrain.passes.shapes.ceil_mode import CeilModePass
-from onnxtrain.passes.shapes.dims import Dims, dims_of
+from onnxtrain.passes.shapes.dims import Dims, dims_of, same_size
 from onnxtrain.passes.shapes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
 from onnxtrain.passes.shapes.explain_missing import why_untyped
 from onnxtrain.passes.shapes.implied_ranks import ImpliedRanksPass
@@ -147,6 +147,7 @@ __all__ = [
     "remove_unread_initializers",
     "remove_unread_nodes",
     "same_kind",
+    "same_size",
     "save_model",
     "settle_shapes",
     "simplify_gradients",

@@ -1,5 +1,5 @@
-// The entry points: the one that ONNX Runtime calls for SessionOptions.register_custom_ops_library, and one that says
-// which level of ops it takes.
+// The entry points: the one that ONNX Runtime calls for SessionOptions.register_custom_ops_library, one that says which
+// level of ops it takes, and one that draws random numbers.
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -15,31 +15,41 @@
 
 namespace onnxtrain {
 
-void add_baseline(Domain& domain);
-void add_avx2(Domain& domain);
-void add_avx512(Domain& domain);
+// What each level offers (level.cpp).
+#define ONNXTRAIN_OF_LEVEL(level)  \
+  void add_##level(Domain& domain); \
+  void draw_bernoulli_##level(unsigned char* generator, double p, uint8_t* to, size_t n);
+ONNXTRAIN_OF_LEVEL(baseline)
+ONNXTRAIN_OF_LEVEL(avx2)
+ONNXTRAIN_OF_LEVEL(avx512)
 
 namespace {
 
+struct Functions {
+  void (*add)(Domain&) = nullptr;
+  void (*draw_bernoulli)(unsigned char*, double, uint8_t*, size_t) = nullptr;
+};
+
 const char* asked_level() { return std::getenv("ONNXTRAIN_KERNELS_LEVEL"); }
 
-// Adds the ops of the best level that this processor has, or of the one that ONNXTRAIN_KERNELS_LEVEL names.
-void add_ops(Domain& domain) {
+// Those of the best level that this processor has, or of the one that ONNXTRAIN_KERNELS_LEVEL names; null pointers if it
+// has none.
+Functions functions() {
   switch (level_for(asked_level())) {
 #if defined(ONNXTRAIN_HAS_AVX512)
     case Level::Avx512:
-      return add_avx512(domain);
+      return {add_avx512, draw_bernoulli_avx512};
 #endif
 #if defined(ONNXTRAIN_HAS_AVX2)
     case Level::Avx2:
-      return add_avx2(domain);
+      return {add_avx2, draw_bernoulli_avx2};
 #endif
 #if defined(ONNXTRAIN_HAS_BASELINE)
     case Level::Baseline:
-      return add_baseline(domain);
+      return {add_baseline, draw_bernoulli_baseline};
 #endif
     default:
-      return;  // function bodies run instead
+      return {};
   }
 }
 
@@ -73,7 +83,8 @@ ONNXTRAIN_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const 
     if (!numbers.only_more())
       if (OrtStatus* failed = api.CreateCustomOpDomain("onnxtrain", &handle)) return failed;
     onnxtrain::Domain domain(api, handle, numbers);
-    onnxtrain::add_ops(domain);
+    // Otherwise function bodies run.
+    if (const auto add = onnxtrain::functions().add) add(domain);
     return numbers.only_more() ? nullptr : api.AddCustomOpDomain(options, handle);  // the session keeps it
   } catch (const std::exception& error) {
     return api.CreateStatus(ORT_FAIL, error.what());
@@ -85,4 +96,11 @@ ONNXTRAIN_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const 
 ONNXTRAIN_EXPORT const char* onnxtrain_kernels_level(const char* asked, const char* without) {
   using namespace onnxtrain;
   return name_of(level_for(asked ? asked : asked_level(), without ? without : ""));
+}
+
+// Draws as PyTorch's CPU generator does (random/bernoulli.h); returns whether this processor can.
+ONNXTRAIN_EXPORT bool onnxtrain_draw_bernoulli(unsigned char* generator, double p, uint8_t* to, size_t n) {
+  const auto draw = onnxtrain::functions().draw_bernoulli;
+  if (draw) draw(generator, p, to, n);
+  return draw != nullptr;
 }

@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 
 from kernels.against_body import LEVELS, best_level, needs_kernels
 from kernels.test_fuzz import CASES, SEED
+from onnxtrain.fusion.elementwise import MOST_INPUTS
 from onnxtrain.runtime.kernels import register_kernels
 
 pytestmark = needs_kernels
@@ -51,9 +52,13 @@ def attributes_of(
 def model_of(
     attributes: dict[str, Any], ranks: Sequence[int | None], outputs: Sequence[str], inputs: int | None = None
 ) -> onnx.ModelProto:
-    """Makes a model of one node; a rank of None leaves an input out."""
+    """Makes a model of one node; a rank of None leaves an input out. The attribute `bools` tells how many are bool."""
     names = ["" if rank is None else f"x{i}" for i, rank in enumerate(ranks)]
-    node = helper.make_node("Elementwise3_float", names, outputs, domain="onnxtrain")
+    floats = max(1, len(names) - sum(attributes.get("bools", [])))
+    absent = [""] * (MOST_INPUTS - floats) if floats < len(names) else []
+    node = helper.make_node(
+        "Elementwise3_float", [*names[:floats], *absent, *names[floats:]], outputs, domain="onnxtrain"
+    )
     attributes = {"inputs": len(ranks) if inputs is None else inputs, **attributes}
     # Not as arguments of make_node, which has `inputs` and `outputs` of its own. It makes no attribute of an empty
     # list.
@@ -62,8 +67,10 @@ def model_of(
         [node],
         "program",
         [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank)
-            for name, rank in zip(names, ranks, strict=True)
+            helper.make_tensor_value_info(
+                name, TensorProto.FLOAT if i < floats else TensorProto.BOOL, [None] * rank
+            )
+            for i, (name, rank) in enumerate(zip(names, ranks, strict=True))
             if rank is not None
         ],
         [helper.make_empty_tensor_value_info(name) for name in outputs if name],
@@ -128,6 +135,7 @@ def step_by_step(
 ) -> list[np.ndarray]:
     """Returns what the operations give one after the other, each on all elements."""
     shape = np.broadcast_shapes(*(x.shape for x in inputs))
+    inputs = [x.astype(np.float32) for x in inputs]
     values = [np.ascontiguousarray(np.broadcast_to(x, shape)).reshape(shape) for x in inputs]
     values += [np.full(shape, c, np.float32) for c in constants]
     for name, *operands in program:
@@ -592,6 +600,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "too many constants": ({"constants": [0] * 257}, "at most 256 constants"),
     "a constant of more bits": ({"constants": [1 << 32]}, "constants must have 32 bits"),
     "a constant of many bits": ({"constants": [-(1 << 31) - 1]}, "constants must have 32 bits"),
+    "five bools": ({"inputs": 6, "bools": [5]}, "bools must be how many inputs are bool, at most 4"),
+    "only bools": ({"inputs": 1, "bools": [1]}, "fewer than all"),
+    "fewer than no bools": ({"bools": [-1]}, "bools must be how many"),
+    "very many bools": ({"bools": [1 << 62]}, "bools must be how many"),
+    "two numbers of bools": ({"inputs": 3, "bools": [1, 1]}, "bools must be how many"),
+    "bools of a row": ({"inputs": 2, "bools": [1], "row": [1, 2]}, "a program with a row may read no bool inputs"),
 }  # fmt: skip
 
 
@@ -600,6 +614,47 @@ def test_refused_programs(case: str) -> None:
     attributes, message = REFUSED[case]
     with pytest.raises(Exception, match=f"Elementwise_float: .*{message}"):
         session_of(model_of({"program": ADD, "outputs": [0], **attributes}, [1], ["y"]))
+
+
+MASKED: list[Instruction] = [("greater", 1, 3), ("where", 4, 0, 3), ("mul", 5, 2), ("add", 6, 1)]
+"""Of the inputs x, b and c, the last two bool, and the constant 0: (x where b is true, else 0) * c + b."""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (1, 1), (0, 4), (3,), (5, 7), (3, 4096), (70001,), (2, 100003)], ids=str
+)
+def test_bool_inputs(shape: tuple[int, ...], threads: int) -> None:
+    rng = np.random.default_rng(0)
+    x, b, c = np.asarray(rng.standard_normal(shape), np.float32), *np.asarray(rng.random((2, *shape)) < 0.5)
+    b, c = np.asarray(b), np.asarray(c)
+    attributes = {**attributes_of(MASKED, [0.0], [7]), "bools": [2]}
+    model = model_of(attributes, [x.ndim] * 3, ["y"])
+    (value,) = session_of(model, threads).run(None, {"x0": x, "x1": b, "x2": c})
+    assert_same_bits(np.asarray(value), np.asarray(np.where(b, x, np.float32(0)) * c + b, np.float32))
+
+
+@pytest.mark.parametrize("axes", [1, -1, 2], ids=["last", "first", "all"])
+def test_sums_of_what_bool_inputs_select(axes: int) -> None:
+    rng = np.random.default_rng(0)
+    x, b = rng.integers(-9, 9, (300, 500)).astype(np.float32), rng.random((300, 500)) < 0.5
+    program: list[Instruction] = [("greater", 1, 2), ("where", 3, 0, 2)]
+    attributes = {**attributes_of(program, [0.0], [4]), "bools": [1], "reductions": [1, axes, 0]}
+    (value,) = session_of(model_of(attributes, [2, 2], ["y"])).run(None, {"x0": x, "x1": b})
+    np.testing.assert_array_equal(value, np.where(b, x, 0).sum({1: 1, -1: 0, 2: None}[axes]))
+
+
+def test_bool_inputs_of_another_shape_or_left_out() -> None:
+    x = np.ones((3, 4), np.float32)
+    attributes = {**attributes_of([("mul", 0, 1)], [], [2]), "bools": [1], "constants": []}
+    for shape in [(4,), (1, 4), (3, 1), ()]:
+        session = session_of(model_of(attributes, [2, len(shape)], ["y"]))
+        with pytest.raises(
+            Exception, match=r"Elementwise_float: a bool input must have the shape of the results"
+        ):
+            session.run(None, {"x0": x[:1] if shape == (3, 1) else x, "x1": np.ones(shape, np.bool_)})
+    with pytest.raises(Exception, match=r"Elementwise_float: .*is left out"):
+        session_of(model_of({**attributes, "bools": [1]}, [2], ["y"], inputs=2)).run(None, {"x0": x})
 
 
 def test_programs_without_what_they_need() -> None:

@@ -199,6 +199,11 @@ void Run::gather(std::size_t begin, std::size_t n, Place* places, float* memory)
       continue;
     }
     float* const to = slot(memory, input.slot);
+    if (input.bools) {
+      for (std::size_t i = 0; i < n; ++i) to[i] = input.bools[begin + i] ? 1.f : 0.f;
+      place = {to, false};
+      continue;
+    }
     if (input.rows) {
       input.rows->gather(input.data, begin / columns_row_, n / columns_row_, to);
       place = {to, false};
@@ -266,7 +271,11 @@ namespace {
 
 struct Elementwise {
   static constexpr const char* name = "Elementwise#_float";
-  static constexpr Floats<Program::most_inputs> inputs{};
+  struct Inputs {
+    constexpr Type operator[](std::size_t i) const { return i < Program::most_inputs ? Type::Float : Type::Bool; }
+    constexpr std::size_t size() const { return Program::most_inputs + Program::most_bools; }
+  };
+  static constexpr Inputs inputs{};
   static constexpr Floats<Program::most_outputs> outputs{};
   static constexpr std::size_t optional_from = 1;
   static constexpr int in_place[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

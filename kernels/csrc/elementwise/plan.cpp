@@ -22,11 +22,16 @@ Run::Run(const Program& program, Context& context)
       slots_(program.slots()),
       places_(program.values() + 1 + program.bounds().size(), Place{nullptr, true}),
       numbers_(program.values()) {
-  std::vector<Tensor<const float>> inputs;
-  inputs.reserve(program.inputs());
+  std::vector<Tensor<const float>> inputs(program.inputs());
+  std::vector<const bool*> bools(program.inputs());
   for (std::size_t i = 0; i < program.inputs(); ++i) {
-    inputs.push_back(context.input<float>(i));
-    require(inputs.back().given(), "an input that the program has is left out");
+    if (program.is_bool(i)) {
+      const Tensor<const bool> tensor = context.input<bool>(program.place(i));
+      bools[i] = tensor.data, inputs[i].shape = tensor.shape;
+    } else {
+      inputs[i] = context.input<float>(i);
+    }
+    require(bools[i] || inputs[i].given(), "an input that the program has is left out");
   }
   shape_ = broadcast(inputs, program.columns());
   elements_ = count(shape_);
@@ -53,7 +58,7 @@ Run::Run(const Program& program, Context& context)
     require(columns_row_ <= most_columns_row, "a row of columns has too many elements");
     inner_ = static_cast<std::ptrdiff_t>(columns_row_ / columns.width);
   }
-  for (std::size_t i = 0; i < program.inputs(); ++i) read(i, inputs[i]);
+  for (std::size_t i = 0; i < program.inputs(); ++i) read(i, inputs[i], bools[i]);
   for (std::size_t i = 0; i < program.constants().size(); ++i) {
     float& number = numbers_[program.inputs() + i];
     number = program.constants()[i];
@@ -86,9 +91,15 @@ Shape Run::shape_of(const Output& output) const {
   return shape;
 }
 
-void Run::read(std::size_t input, const Tensor<const float>& tensor) {
+void Run::read(std::size_t input, const Tensor<const float>& tensor, const bool* bools) {
   const int64_t offset = program_.offset(input);
   Reading how = reading(tensor.shape, shape_);
+  if (bools) {
+    require(tensor.shape == shape_, "a bool input must have the shape of the results");
+    places_[input].fixed = false;
+    varying_.push_back({input, nullptr, bools, std::move(how), {}, slots_++});
+    return;
+  }
   if (program_.columns().axis ? tensor.size() == 1 && offset == 0 : how.one_number()) {
     // Copied, as an output may lie there.
     numbers_[input] = *tensor.data;
@@ -99,7 +110,7 @@ void Run::read(std::size_t input, const Tensor<const float>& tensor) {
   std::optional<RowReading> rows;
   if (program_.columns().axis) rows.emplace(tensor.shape, shape_, program_.columns(), offset);
   const bool stays = (rows ? rows->in_place() : how.in_place()) && !program_.is_moved(input);
-  varying_.push_back({input, tensor.data, std::move(how), std::move(rows), stays ? none : slots_++});
+  varying_.push_back({input, tensor.data, nullptr, std::move(how), std::move(rows), stays ? none : slots_++});
 }
 
 // A number for each element of a block: all bits where the window reads, none where it is 0.

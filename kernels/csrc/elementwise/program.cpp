@@ -78,7 +78,10 @@ Program::Program(const Attributes& attributes) {
   demand(inputs >= 1 && inputs <= int64_t{most_inputs},
          "inputs must be between 1 and 16, and is " + std::to_string(inputs));
   inputs_ = static_cast<std::size_t>(inputs);
-
+  const std::vector<int64_t> bools = attributes.integers_if_given("bools");
+  demand(bools.empty() || (bools.size() == 1 && bools[0] >= 0 && bools[0] < inputs && bools[0] <= int64_t{most_bools}),
+         "bools must be how many inputs are bool, at most 4, and fewer than all");
+  bools_ = bools.empty() ? 0 : static_cast<std::size_t>(bools[0]);
   for (const int64_t number : attributes.integers_if_given("constants")) {
     demand(constants_.size() < most_constants, "there may be at most 256 constants");
     // As an unsigned number or a signed one.
@@ -103,6 +106,7 @@ void Program::read_columns(const Attributes& attributes) {
   if (row.empty()) return;
   demand(row[0] >= 1 && row[0] <= 64, "the axis of the row must be between 1 and 64");
   demand(row[1] >= 1 && row[1] <= int64_t{most_columns}, "the width of the row must be between 1 and 4096");
+  demand(bools_ == 0, "a program with a row may read no bool inputs");
   columns_ = {static_cast<std::size_t>(row[0]), static_cast<std::size_t>(row[1])};
   demand(offsets_.empty() || offsets_.size() == inputs_, "there must be an offset for each input");
   for (const int64_t offset : offsets_)

@@ -45,15 +45,20 @@ struct Output {
   bool keeps_axes;
 };
 
-// Values are numbered: inputs, constants, and results of instructions, in this order.
+// Values are numbered: inputs, constants, and results of instructions, in this order. The last inputs may be bool tensors
+// of the results' shape, whose elements the program reads as 1 and 0.
 class Program {
  public:
-  static constexpr std::size_t most_inputs = 16, most_outputs = 8, most_constants = 256, most_instructions = 256;
+  static constexpr std::size_t most_inputs = 16, most_bools = 4, most_outputs = 8, most_constants = 256,
+                               most_instructions = 256;
   static constexpr std::size_t most_columns = 4096;
 
   explicit Program(const Attributes& attributes);
 
   std::size_t inputs() const { return inputs_; }
+  bool is_bool(std::size_t input) const { return input >= inputs_ - bools_; }
+  // Which input of the node it is.
+  std::size_t place(std::size_t input) const { return is_bool(input) ? most_inputs + input - (inputs_ - bools_) : input; }
   std::size_t values() const { return values_; }
   std::size_t slots() const { return slots_; }
   const std::vector<float>& constants() const { return constants_; }
@@ -84,7 +89,7 @@ class Program {
   void find_moved();
   void assign_slots();
 
-  std::size_t inputs_ = 0, values_ = 0, slots_ = 0;
+  std::size_t inputs_ = 0, bools_ = 0, values_ = 0, slots_ = 0;
   Columns columns_;
   std::vector<int64_t> offsets_;
   std::vector<Bounds> bounds_;

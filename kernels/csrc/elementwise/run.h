@@ -22,6 +22,7 @@ struct Place {
 struct Varying {
   std::size_t value;
   const float* data;
+  const bool* bools;  // instead
   Reading reading;
   std::optional<RowReading> rows;  // instead, if there are columns
   std::size_t slot;                // where it is gathered; none if it has the output's shape
@@ -51,7 +52,7 @@ class Run {
 
  private:
   Shape shape_of(const Output& output) const;
-  void read(std::size_t input, const Tensor<const float>& tensor);
+  void read(std::size_t input, const Tensor<const float>& tensor, const bool* bools);
   void bound(const Bounds& bounds, std::vector<float>& pattern) const;
   void order();
   bool is_written_directly(const Returned& output, std::size_t writer) const;

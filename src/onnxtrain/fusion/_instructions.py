@@ -146,6 +146,18 @@ def number_of(value: ir.Value) -> float | None:
     return float(array) if array is not None and array.ndim == 0 and array.dtype != np.bool_ else None
 
 
+def bool_source(value: ir.Value) -> ir.Value | None:
+    """Returns the bool value of which a float32 value is the Cast, if programs don't compute it; None otherwise."""
+    node = value.producer()
+    if node is None or (node.domain, node.op_type) != ("", "Cast") or value.dtype != _FLOAT:
+        return None
+    source = node.inputs[0]
+    if source is None or source.dtype != _BOOL:
+        return None
+    producer = source.producer()
+    return source if producer is None or not computes_mask(producer) else None
+
+
 def window_source(value: ir.Value) -> ir.Value | None:
     """Returns the source of a Slice or a Pad, or of an op between such windows of one value; None for other values.
 

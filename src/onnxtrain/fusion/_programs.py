@@ -13,11 +13,19 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import DOMAIN, SpecializedOp
 from onnxtrain.fusion._domain import Domain
-from onnxtrain.fusion._instructions import INSTRUCTIONS, computes_mask, number_of, window_source
+from onnxtrain.fusion._instructions import (
+    INSTRUCTIONS,
+    bool_source,
+    computes_mask,
+    number_of,
+    window_source,
+)
 from onnxtrain.fusion._windows import REDUCTIONS, Reduction, Window, reduction_of, window_of
 from onnxtrain.passes import dims_of, known_array, remove_unread_chains
 
 MOST_INPUTS, MOST_OUTPUTS, MOST_INSTRUCTIONS = 16, 8, 256
+_MOST_BOOLS = 4
+"""How many of the inputs may be bool; the kernel has places for these behind the others."""
 
 _SHORT_RUN = 64
 """ONNX Runtime broadcasts slowly along fewer numbers than this."""
@@ -26,8 +34,8 @@ _OPCODES = {name: code for code, name in enumerate(INSTRUCTIONS)}
 _BOOL = ir.DataType.BOOL
 
 _Ref = tuple[str, int] | tuple[str, tuple[int, ...]]
-"""An operand: kind and number. Kinds: "x" an input, "c" a constant, "y" the result of an instruction, "s" of a step. Of
-kind "i" it is the number itself, and of kind "k" a list of integers."""
+"""An operand: kind and number. Kinds: "x" an input, "b" a bool input, "c" a constant, "y" the result of an instruction,
+"s" of a step. Of kind "i" it is the number itself, and of kind "k" a list of integers."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,8 @@ class _Program:
     Attributes:
         domain: the sizes of all values of the instructions.
         inputs: the values that the program reads, and the column of each that is column 0 of the program's. The call
-            reads bool values as float32.
+            reads bool values among them as float32.
+        bools: the bool values that the program reads as they are.
         numbers: the constants that the ops and the instructions read, as bytes of float32.
         steps: the ops.
         instructions: opcode and operands of each instruction.
@@ -84,6 +93,7 @@ class _Program:
     def __init__(self, domain: Domain, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> None:
         self.domain = domain
         self.inputs: dict[tuple[ir.Value, int], int] = {}
+        self.bools: dict[ir.Value, int] = {}
         self.numbers: dict[bytes, int] = {}
         self.steps: list[_Step] = []
         self.instructions: list[tuple[str, tuple[_Ref, ...]]] = []
@@ -196,16 +206,29 @@ class _Program:
                 known[value] = self._computed(node, known)
             else:
                 known[value] = self._mask(value)
+        elif node is not None and (source := bool_source(value)) is not None and self._reads_bool(source):
+            place = self._bool(source)
+            known[value] = self._step(node, [place]), place
         elif node is not None and self._is_read_by_windows(node):
             window = window_of(node)
             known[value] = self._computed(node, known) if window is None else self._window(node, window)
         return known[value] if value in known else (self._input(value),) * 2
 
     def _mask(self, value: ir.Value) -> tuple[_Ref, _Ref]:
-        """Appends the comparison that makes a mask of a bool input, which the call reads as 1 and 0."""
+        """Appends the comparison that makes a mask of a bool input, which the kernel reads as 1 and 0."""
+        if self._reads_bool(value):
+            return self._bool(value), self.emit("Greater", self._bool(value), 0.0)
         operands = (self._input(value), self._constant(0.0))
         self.steps.append(_Step("Greater", (), operands))
         return ("s", len(self.steps) - 1), self.emit("Greater", *operands)
+
+    def _reads_bool(self, value: ir.Value) -> bool:
+        """True if the program can read a bool value as it is: it has the shape of the results."""
+        has_room = value in self.bools or len(self.bools) < _MOST_BOOLS
+        return has_room and not self.domain.axis and dims_of(value) == self.domain.dims
+
+    def _bool(self, value: ir.Value) -> _Ref:
+        return ("b", self.bools.setdefault(value, len(self.bools)))
 
     def _is_read_by_windows(self, node: ir.Node) -> bool:
         """True if the program reads the source of a Slice or a Pad, or of windows that an op combines."""
@@ -232,7 +255,8 @@ class _Program:
             results: the outputs of the call.
         """
         # At least one constant, as an empty list has no type.
-        first = {"x": 0, "c": len(self.inputs), "y": len(self.inputs) + max(1, len(self.numbers)), "i": 0}
+        inputs = len(self.inputs) + len(self.bools)
+        first = {"x": 0, "b": len(self.inputs), "c": inputs, "y": inputs + max(1, len(self.numbers)), "i": 0}
 
         def place(ref: _Ref) -> int:
             kind, index = ref
@@ -243,11 +267,13 @@ class _Program:
         for name, operands in self.instructions:
             program += [_OPCODES[name], *map(place, operands), *[-1] * (3 - len(operands))]
         attributes: dict[str, int | float | list[int]] = {
-            "inputs": len(self.inputs),
+            "inputs": inputs,
             "program": program,
             "constants": [int.from_bytes(bits, "little", signed=True) for bits in self.numbers] or [0],
             "outputs": [place(result.instruction) for result in results],
         }
+        if self.bools:
+            attributes["bools"] = [len(self.bools)]
         if self.domain.axis:
             attributes["row"] = [self.domain.axis, self.domain.width]
             attributes["offsets"] = [offset for _, offset in self.inputs]
@@ -272,7 +298,9 @@ class _Program:
                 kind, index = ref
                 if isinstance(index, tuple):
                     return op.const(np.array(index, np.int64))
-                return op.const(constants[index]) if kind == "c" else {"x": inputs, "s": made}[kind][index]
+                if kind == "c":
+                    return op.const(constants[index])
+                return {"x": inputs, "b": inputs[MOST_INPUTS:], "s": made}[kind][index]
 
             for step in steps:
                 attributes = {attribute.name: attribute.value for attribute in step.attributes}
@@ -358,27 +386,31 @@ def rewrite(
         return False
     if (
         not inputs
-        or len(inputs) > MOST_INPUTS
+        or len(inputs) + len(program.bools) > MOST_INPUTS
         or len(returned) > MOST_OUTPUTS
         or len(program.instructions) > MOST_INSTRUCTIONS
-        or not _broadcast_to(inputs, program.domain)
+        or not _broadcast_to([*inputs, *program.bools], program.domain)
     ):
         middle = len(nodes) // 2
         halves = [part for part in (nodes[:middle], nodes[middle:]) if part and len(nodes) > 1]
         done = [rewrite(op, part, domain, functions) for part in halves]
         return any(done)
     attributes = program.attributes([result for _, result in returned])
+    bools = [f"b{index}" for index in range(len(program.bools))]
+    # The kernel has places for all float inputs in front of the bool ones.
+    absent = [None] * (MOST_INPUTS - len(inputs)) if bools else []
     composite = SpecializedOp(
         "Elementwise",
-        {f"x{index}": None for index in range(len(inputs))},
+        dict.fromkeys([*(f"x{index}" for index in range(len(inputs) + len(absent))), *bools]),
         {name: ir.AttributeType.INT if name == "inputs" else ir.AttributeType.INTS for name in attributes},
         len(returned),
         f"{program.steps} {[result.step for _, result in returned]} {attributes}",
         program.body([result for _, result in returned]),
+        dict.fromkeys(bools, _BOOL),
     )
     inputs = [_as_float(op, value) if value.dtype == _BOOL else value for value in inputs]
     with op.placing(before=nodes[-1]):
-        values = op.call(composite, *inputs, **attributes, _outputs=len(returned))
+        values = op.call(composite, *inputs, *absent, *program.bools, **attributes, _outputs=len(returned))
     for (node, _), value in zip(returned, values, strict=True):
         old = node.outputs[0]
         value.name, old.name = old.name, None

@@ -32,8 +32,9 @@ class ElementwisePass(KeepingPass):
 
     Inputs of a chain may broadcast. The pass needs inferred shapes, with a name for each symbolic size. Comparisons are
     part of the chains of their readers, and are computed again in each; they remain if other nodes read them. Other
-    bool values that conditions of Where depend on, e.g. causal masks, become float32 inputs: one Cast of each value is
-    shared by all functions that read it.
+    bool values that conditions of Where depend on, or of which a chain reads the Cast, are read as they are if they
+    have the shape of the results, e.g. the masks of dropout. If not, e.g. causal masks, they become float32 inputs: one
+    Cast of each value is shared by all functions that read it.
 
     Slice, and Pad with zeros, of one axis are part of a chain, too, where rows are short. So are sums, means,
     maxima and minima of a chain's results over the first or the last axes.

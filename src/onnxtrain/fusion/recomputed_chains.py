@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.fusion._instructions import bool_source
 from onnxtrain.fusion.elementwise import is_elementwise
 from onnxtrain.op_facts import SHAPE_READERS
 from onnxtrain.passes import reads, remove_unread_chains
@@ -142,7 +143,8 @@ def recomputed_nodes(
     chosen: set[ir.Node] = set()
     for region in _regions(elementwise, wanted, kept):
         results = {v for v in wanted if v.producer() in region}
-        sources = {v for node in region for v in reads(node) if v.producer() not in region}
+        # Programs read the bool value in place of its Cast.
+        sources = {bool_source(v) or v for node in region for v in reads(node) if v.producer() not in region}
         saved = sum(map(_elements, results)) - sum(map(_elements, sources - kept))
         if saved > 0 and sum(_cost(node, functions) for node in region) <= saved * _COST_OF_MEMORY:
             chosen |= region
@@ -182,5 +184,7 @@ def _cost(node: ir.Node, functions: Mapping[ir.OperatorIdentifier, ir.Function])
 
 
 def _elements(value: ir.Value) -> int:
+    """Returns the size of a value in floats."""
     dims = static_dims(value)
-    return math.prod(_UNKNOWN if dim is None else dim for dim in dims or ())
+    elements = math.prod(_UNKNOWN if dim is None else dim for dim in dims or ())
+    return -(-elements // 4) if value.dtype == ir.DataType.BOOL else elements

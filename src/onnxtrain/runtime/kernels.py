@@ -28,7 +28,7 @@ VARIABLE = "ONNXTRAIN_KERNELS"
 LEVEL = "ONNXTRAIN_KERNELS_LEVEL"
 LEVELS = ("baseline", "avx2", "avx512")
 """Values of `ONNXTRAIN_KERNELS_LEVEL`; `kernels/csrc/processor.cpp` lists the instructions of each."""
-FUNCTIONS = 4
+FUNCTIONS = 5
 """Version of the functions in domain `onnxtrain`; kernels of another version compute something else."""
 
 # Each distinct convolution of a model has functions of its own with a number in the name: "ConvolutionGradient3_float".

@@ -295,7 +295,7 @@ class _ReplayRandomOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return next(self._values).clone()
         # PyTorch draws no random numbers for dropout in inference, or with probability 0 or 1.
         if name == "native_dropout" and args[2] is not False and 0 < args[1] < 1:
-            kept = next(self._values)
+            kept = next(self._values).to(args[0].dtype)
             return args[0] * (kept / (1 - args[1])), kept.bool()
         if name == "multinomial":
             return _multinomial(*args, noise=next(self._values))

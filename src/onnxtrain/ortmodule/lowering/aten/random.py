@@ -10,9 +10,11 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
+from onnxtrain.ortmodule._bernoulli import draws_masks, fill_mask
 from onnxtrain.ortmodule._torch import get_dynamic_layer_stack_depth
 from onnxtrain.ortmodule.lowering._table import (
     DRAWN_BETWEEN_PARTS,
+    DTYPES,
     Lowering,
     UnsupportedATenOp,
     lower,
@@ -82,7 +84,15 @@ def _fake_bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
 def bernoulli_like(low: Lowering, x: ir.Value, p: Any) -> ir.Value:
     # A custom op, because tracing `torch.empty_like(x).bernoulli_(p)` loses the memory order of `x`.
     _check_constant(low, p)
-    return _random_input(low, low.result, lambda tensor: fill_keep_mask(tensor, p))
+    return _keep_mask(low, low.result, p)
+
+
+def _keep_mask(low: Lowering, like: torch.Tensor, p: float) -> ir.Value:
+    """Adds a graph input for the mask that dropout draws; returns it in the dtype of `like`, a fake tensor."""
+    if like.device.type == "cpu" and draws_masks():
+        mask = _random_input(low, like.to(torch.bool), lambda tensor: fill_mask(tensor, p))
+        return low.op.Cast(mask, to=DTYPES[like.dtype])
+    return _random_input(low, like, lambda tensor: fill_keep_mask(tensor, p))
 
 
 def fill_keep_mask(noise: torch.Tensor, p: float) -> torch.Tensor:
@@ -170,7 +180,7 @@ def native_dropout(
         return x, low.op.Cast(low.op.ones_like(x), to=ir.DataType.BOOL) if low.uses_result(1) else None
     if not draws:
         return low.op.Mul(x, 0.0), low.op.Cast(low.op.zeros_like(x), to=ir.DataType.BOOL)
-    noise = _random_input(low, low.result[0], lambda tensor: fill_keep_mask(tensor, 1 - p))
+    noise = _keep_mask(low, low.result[0], 1 - p)
     kept = low.op.Cast(noise, to=ir.DataType.BOOL) if low.uses_result(1) else None
     # All of the noise is 0 for p = 1.
     return low.op.Mul(x, low.op.Div(noise, 1 - p) if p < 1 else noise), kept

@@ -18,6 +18,7 @@ void add_max_pool(Domain& domain);
 void add_window_spread(Domain& domain);
 void add_optimizers(Domain& domain);
 void add_recurrent(Domain& domain);
+void add_column_sums(Domain& domain);
 void add_running_sums(Domain& domain);
 
 inline void add_all(Domain& domain) {
@@ -39,6 +40,7 @@ inline void add_all(Domain& domain) {
   add_optimizers(domain);
   add_gradient_norms(domain);
   add_recurrent(domain);
+  add_column_sums(domain);
   add_running_sums(domain);
   add_matrix_products(domain);
   add_bfloat16_products(domain);

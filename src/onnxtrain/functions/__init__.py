@@ -47,7 +47,7 @@ from .batch_norm import (
 )
 from .bfloat16 import gemm_bfloat16, matmul_bfloat16, round_to_bfloat16
 from .convolution import convolution, convolution_bfloat16, convolution_transpose
-from .cumulative import cumulative_product, cumulative_product_gradient, running_sum
+from .cumulative import column_sum, cumulative_product, cumulative_product_gradient, running_sum
 from .depthwise import DepthwisePlanes, depthwise_convolution
 from .indexing import REDUCTIONS, embedding_gradient, gather_rows, scatter_rows
 from .instance_norm import (
@@ -138,6 +138,7 @@ __all__ = [
     "clip_gradient_of_finite",
     "clipped_adam_step",
     "clipped_adamw_step",
+    "column_sum",
     "composite",
     "convolution",
     "convolution_bfloat16",

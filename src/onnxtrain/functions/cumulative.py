@@ -1,4 +1,4 @@
-"""Defines cumulative sums and products."""
+"""Defines cumulative sums and products, and sums over rows."""
 
 from __future__ import annotations
 
@@ -28,6 +28,30 @@ def running_sum(
     wide = op.Cast(x, to=ir.DataType.DOUBLE)
     mark_long_sum(wide)
     return op.Cast(op.CumSum(wide, op.ints(axis), exclusive=exclusive, reverse=reverse), to=x.dtype)
+
+
+@composite(
+    "ColumnSum",
+    ["x", "shape"],
+    dict.fromkeys(("columns", "allowzero"), ir.AttributeType.INT),
+    dtypes={"shape": ir.DataType.INT64},
+)
+def column_sum(
+    op: Emitter, x: ir.Value, shape: ir.Value, *, columns: AttributeRef, allowzero: AttributeRef
+) -> ir.Value:
+    """Returns the sums over all but the last axes: of blocks of rows in float32, and of those in float64.
+
+    Args:
+        op: emitter of the function body.
+        x: float, [*rows, *columns].
+        shape: int64, the shape of the blocks: [blocks, rows of a block, *columns].
+        columns: how many axes remain. The native kernel reads it in place of `shape`.
+        allowzero: as of Reshape.
+    """
+    blocks = op.Reshape(x, shape, allowzero=allowzero)
+    wide = op.Cast(op.ReduceSum(blocks, op.const([1]), keepdims=0), to=ir.DataType.DOUBLE)
+    mark_long_sum(wide)
+    return op.Cast(op.ReduceSum(wide, op.const([0]), keepdims=0), to=x.dtype)
 
 
 @composite("CumulativeProduct", ["x"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.attention import AttentionPass
 from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass
+from onnxtrain.fusion.double_sums import DoubleSumPass
 from onnxtrain.fusion.elementwise import ElementwisePass
 from onnxtrain.fusion.lists import FUSIONS, fuse_exported, fuse_forward, fuse_kernels
 from onnxtrain.fusion.mean_loss import MeanLossPass
@@ -21,7 +22,6 @@ from onnxtrain.fusion.recomputed_chains import RecomputedChainsPass, recomputed_
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
 from onnxtrain.fusion.rows import ROW_OPS, RowsPass
-from onnxtrain.fusion.running_sums import RunningSumPass
 
 __all__ = [
     "FUSIONS",
@@ -30,6 +30,7 @@ __all__ = [
     "AttentionPass",
     "Bfloat16ProductPass",
     "Bfloat16RoundingPass",
+    "DoubleSumPass",
     "ElementwisePass",
     "Fusion",
     "FusionPass",
@@ -41,7 +42,6 @@ __all__ = [
     "RecurrentPass",
     "Relu6Pass",
     "RowsPass",
-    "RunningSumPass",
     "WideCompositesPass",
     "fuse_exported",
     "fuse_forward",

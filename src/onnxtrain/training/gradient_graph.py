@@ -7,10 +7,10 @@ import onnx_ir as ir
 from onnxtrain.autodiff import add_gradients, expand_path
 from onnxtrain.emitter import computed_names
 from onnxtrain.fusion import (
+    DoubleSumPass,
     ElementwisePass,
     RecomputedChainsPass,
     RowsPass,
-    RunningSumPass,
     fuse_exported,
     fuse_kernels,
 )
@@ -82,7 +82,7 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
         RecomputePass(forward_values, products=recipe.recompute is True)(training)
     # After every pass that matches reductions.
     LongSumsPass(file_values if as_deployed else ())(training)
-    RunningSumPass(file_values if as_deployed else ())(training)
+    DoubleSumPass(file_values if as_deployed else ())(training)
     RowsPass(file_values if as_deployed else ())(training)
     if not as_deployed:
         RecomputedChainsPass(forward_values)(training)

@@ -17,10 +17,10 @@ from onnxtrain.fusion import (
     ROW_OPS,
     Bfloat16ProductPass,
     Bfloat16RoundingPass,
+    DoubleSumPass,
     ElementwisePass,
     NativeOpsPass,
     RowsPass,
-    RunningSumPass,
     WideCompositesPass,
 )
 from onnxtrain.ortmodule import _torch
@@ -147,7 +147,7 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
             RowsPass(gathers=False)(model)
         LongSumsPass()(model)
         if kernel_library() is not None:
-            RunningSumPass()(model)
+            DoubleSumPass()(model)
         ExactSigmoidPass()(model)
         RacingScatterPass()(model)
     AbsentInputsPass()(model)

@@ -1,4 +1,4 @@
-"""Running sums in float64 become one function, and the other forms of them stay ONNX's."""
+"""Sums in float64 become functions, and the other forms of them stay ONNX's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fusion.rewriting import ops, rewritten, with_gradients
 from kernels.against_body import needs_kernels
 from models import make_model, parse_nodes
 from onnxtrain.artifacts import generate_artifacts
-from onnxtrain.fusion import RunningSumPass
+from onnxtrain.fusion import DoubleSumPass
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.passes import LongSumsPass, canonicalize, load_model, to_proto
 from onnxtrain.passes.portable import find_obstacles, make_portable
 from passes._models import run
 
 RNG = np.random.default_rng(5)
-PASSES = ir.passes.Sequential(LongSumsPass(), RunningSumPass())
+PASSES = ir.passes.Sequential(LongSumsPass(), DoubleSumPass())
 
 
 def model(body: str, inputs: str = "float[n,m,40] x", dtype: str = "float") -> onnx.ModelProto:
@@ -76,7 +76,7 @@ def test_float64_values_that_others_read_stay(which: int) -> None:
 
     fused = rewritten(
         model("y = CumSum(x, last)"),
-        ir.passes.Sequential(LongSumsPass(), _Reading(read), RunningSumPass()),
+        ir.passes.Sequential(LongSumsPass(), _Reading(read), DoubleSumPass()),
     )
     assert ops(fused)["CumSum"] == 1
 
@@ -92,7 +92,7 @@ class _Reading(ir.passes.InPlacePass):
 
 
 def test_a_kept_sum_stays() -> None:
-    kept = ir.passes.Sequential(LongSumsPass(), RunningSumPass({"y"}))
+    kept = ir.passes.Sequential(LongSumsPass(), DoubleSumPass({"y"}))
     assert "RunningSum_float" not in ops(rewritten(model("y = CumSum(x, last)"), kept))
 
 
@@ -156,3 +156,79 @@ def test_of_an_ortmodule(dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     nodes = [node.op_type for path in tmp_path.glob("*.onnx") for node in onnx.load(path).graph.node]
     assert nodes.count("RunningSum_float") == 2
     assert "CumSum" not in nodes
+
+
+def sums(inputs: str, axes: list[int], result: str, flags: str = "<keepdims=0>") -> onnx.ModelProto:
+    numbers = ", ".join(map(str, axes))
+    return parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g (float[{inputs}] x) => (float[{result}] y)
+        <int64[{len(axes)}] axes = {{{numbers}}}> {{ y = ReduceSum{flags}(x, axes) }}"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "axes", "result"),
+    [
+        ("4096, 40", [0], "40"),
+        ("n, 12, 40", [0, 1], "40"),
+        ("n, 100, 40", [0, 1], "40"),
+        ("n, m, 40", [0, 1], "40"),
+        ("n, 1024", [0], "1024"),
+        ("8, 700, 5, 4", [0, 1], "5, 4"),
+        ("3, 4, 500, 16", [0, 1, 2], "16"),
+    ],
+)
+def test_a_long_sum_over_the_first_axes_becomes_the_function(
+    inputs: str, axes: list[int], result: str
+) -> None:
+    proto = sums(inputs, axes, result)
+    fused = rewritten(proto, PASSES)
+    assert ops(fused)["ColumnSum_float"] == 1
+    assert not {"ReduceSum", "Cast"} & set(ops(fused))
+    for sizes in ({"n": 700, "m": 9}, {"n": 1, "m": 1}, {"n": 0, "m": 3}):
+        shape = [sizes.get(size, 0) or (0 if size in sizes else int(size)) for size in inputs.split(", ")]
+        x = RNG.standard_normal(shape).astype(np.float32)
+        (y,), (plain,) = (
+            run(to_proto(fused), {"x": x}),
+            run(to_proto(rewritten(proto, LongSumsPass())), {"x": x}),
+        )
+        np.testing.assert_array_equal(y, plain)
+        scale = np.abs(x).astype(np.float64).sum(tuple(axes))
+        assert np.all(np.abs(y - x.astype(np.float64).sum(tuple(axes))) <= 1e-6 * scale)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "axes", "result", "flags"),
+    [
+        ("4096, 40", [0], "1, 40", ""),
+        ("40, 4096", [1], "40", "<keepdims=0>"),
+        ("16, 1024, 40", [1], "16, 40", "<keepdims=0>"),
+        ("4096, 40", [0, 1], "", "<keepdims=0>"),
+        ("4096, 3", [0], "3", "<keepdims=0>"),
+        ("1021, 40", [0], "40", "<keepdims=0>"),
+        ("n, 12, m", [0, 1], "m", "<keepdims=0>"),
+        ("64, 12, 1000", [0, 2], "12", "<keepdims=0>"),
+    ],
+)
+def test_other_sums_stay(inputs: str, axes: list[int], result: str, flags: str) -> None:
+    fused = rewritten(sums(inputs, axes, result, flags), PASSES)
+    assert "ReduceSum" in ops(fused)
+    assert not fused.functions
+
+
+def test_the_gradient_of_a_bias_is_that_of_pytorch() -> None:
+    body = "h = MatMul(x, w) y = Add(h, b)"
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n,60,8] x, float[8,40] w, float[40] b) => (float[n,60,40] y) {{ {body} }}"""
+    )
+    fused = rewritten(with_gradients(canonicalize(load_model(proto)), ["b"]), PASSES)
+    assert ops(fused)["ColumnSum_float"] == 1
+    x, w, b, ct = (
+        RNG.standard_normal(s).astype(np.float32) for s in ((9, 60, 8), (8, 40), (40,), (9, 60, 40))
+    )
+    (_, gradient) = run(to_proto(fused), {"x": x, "w": w, "b": b, "ct": ct})
+    leaf = torch.from_numpy(b).requires_grad_()
+    (torch.from_numpy(x) @ torch.from_numpy(w) + leaf).backward(torch.from_numpy(ct))
+    assert leaf.grad is not None
+    np.testing.assert_allclose(gradient, leaf.grad, rtol=1e-5, atol=1e-5)

@@ -21,6 +21,7 @@ from onnxtrain.functions import (
     LAYERS,
     CompositeOp,
     cumulative_product,
+    extremum,
     floored_rms_normalization,
     group_normalization,
     hardtanh,
@@ -94,6 +95,7 @@ def test_every_composite_rule_has_a_row():
         with_slope,  # in ortmodule/test_special_points.py
         with_slopes,
         cumulative_product,  # in ortmodule/aten_cases/cumulative.py
+        extremum,  # in ortmodule/test_extrema.py
     ]
     tested = {name for composite in composites for name in composite.function_names}
     assert {op for domain, op in RULES if domain == DOMAIN} == tested

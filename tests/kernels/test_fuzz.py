@@ -20,6 +20,7 @@ from kernels import (
     test_batch_norm,
     test_bfloat16_products,
     test_convolutions,
+    test_extrema,
     test_indexing,
     test_losses,
     test_norms,
@@ -66,6 +67,11 @@ def _running_sum(rng: np.random.Generator) -> Arguments:
     shape = sizes(rng, 1, 4, empty=True)
     axis = int(rng.integers(-len(shape), len(shape)))
     return shape, axis, rng.integers(0, 2, 2).tolist()
+
+
+def _extremum(rng: np.random.Generator) -> Arguments:
+    shape = sizes(rng, 1, 4)
+    return shape, int(rng.integers(-len(shape), len(shape))), int(rng.integers(2))
 
 
 def _pooling(rng: np.random.Generator) -> Arguments:
@@ -194,6 +200,7 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
     (test_batch_norm.test_max_pool, _pooling),
     (_convolution, lambda rng: (int(rng.integers(1 << 40)),)),
     (test_indexing.test_embedding_gradient, _embedding),
+    (test_extrema.test_extremum, _extremum),
     (test_products.test_matrix_product, _matrices),
     (test_quantized_products.test_product, _quantized),
     (test_quantized_products.test_packed_matmul, _packed),

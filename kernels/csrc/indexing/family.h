@@ -6,10 +6,12 @@
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 void add_embedding(Domain& domain);
+void add_extrema(Domain& domain);
 void add_rows(Domain& domain);
 
 inline void add_indexing(Domain& domain) {
   add_embedding(domain);
+  add_extrema(domain);
   add_rows(domain);
 }
 

@@ -145,7 +145,8 @@ class NodeWriter:
     ) -> ir.Value | tuple[ir.Value, ...]:
         """Appends a call to a composite op, and adds the op's function to the model if it is missing.
 
-        The function and all outputs have the dtype of the first floating-point input.
+        The function has the dtype of the first floating-point input, and so have the outputs, except for those whose
+        dtype the body sets otherwise, e.g. indices.
 
         Returns:
             The output value, or a tuple of `_outputs` values if `_outputs` is given.
@@ -156,11 +157,12 @@ class NodeWriter:
         like = _first_float(inputs)
         if like is None or like.dtype is None:
             raise GraphBuildError(f"calling composite {composite}: no input has a known floating-point dtype")
-        domain, name, _ = self.function(composite, like.dtype)
+        identifier = self.function(composite, like.dtype)
         values = [self._operand(v, like) for v in inputs]
-        outputs = self._append(domain, name, values, _outputs or 1, attributes)
-        for output in outputs:
-            output.type = ir.TensorType(like.dtype)
+        outputs = self._append(*identifier[:2], values, _outputs or 1, attributes)
+        assert self._functions is not None
+        for output, of_body in zip(outputs, self._functions[identifier].outputs, strict=False):
+            output.type = ir.TensorType(of_body.dtype or like.dtype)
         return outputs[0] if _outputs is None else outputs
 
     def function(self, composite: Composite, dtype: ir.DataType) -> ir.OperatorIdentifier:

@@ -49,7 +49,16 @@ from .bfloat16 import gemm_bfloat16, matmul_bfloat16, round_to_bfloat16
 from .convolution import convolution, convolution_bfloat16, convolution_transpose
 from .cumulative import column_sum, cumulative_product, cumulative_product_gradient, running_sum
 from .depthwise import DepthwisePlanes, depthwise_convolution
-from .indexing import REDUCTIONS, embedding_gradient, gather_rows, scatter_rows
+from .indexing import (
+    REDUCTIONS,
+    argmax,
+    argmin,
+    embedding_gradient,
+    extremum,
+    extremum_gradient,
+    gather_rows,
+    scatter_rows,
+)
 from .instance_norm import (
     instance_standardization,
     reversible_instance_normalization,
@@ -121,6 +130,8 @@ __all__ = [
     "adagrad_step",
     "adam_step",
     "adamw_step",
+    "argmax",
+    "argmin",
     "attention",
     "attention_gradient",
     "batch_normalization_gradient",
@@ -147,6 +158,8 @@ __all__ = [
     "cumulative_product_gradient",
     "depthwise_convolution",
     "embedding_gradient",
+    "extremum",
+    "extremum_gradient",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",
     "gather_rows",

@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import CompositeOp, composite
 from ._specialized import SpecializedOp
@@ -27,6 +27,63 @@ def embedding_gradient(op: Emitter, ct: ir.Value, indices: ir.Value, shape: ir.V
     """
     zeros = op.Expand(op.const(0, like=ct), shape)
     return op.ScatterND(zeros, op.Unsqueeze(indices, [-1]), ct, reduction="add")
+
+
+@composite("Extremum", ["x"], dict.fromkeys(("axis", "largest"), ir.AttributeType.INT), outputs=2)
+def extremum(
+    op: Emitter, x: ir.Value, *, axis: AttributeRef, largest: AttributeRef
+) -> tuple[ir.Value, ir.Value]:
+    """Returns the maximum or minimum along an axis, and its index: the first one, or the first NaN.
+
+    Both results keep the axis, with size 1.
+
+    Args:
+        op: emitter of the function body.
+        x: float, of rank 1 or more.
+        axis: the axis, of size 1 or more; negative axes count from the last one.
+        largest: 1 for the maximum, 0 for the minimum.
+    """
+    _, index = op.TopK(x, op.const([1]), axis=axis, largest=largest, _outputs=2)
+    index = _or_first_nan(op, index, x, axis)
+    return op.GatherElements(x, index, axis=axis), index
+
+
+@composite("ArgMax", ["x"], {"axis": ir.AttributeType.INT})
+def argmax(op: Emitter, x: ir.Value, *, axis: AttributeRef) -> ir.Value:
+    """Returns the index of the maximum along an axis, as :func:`extremum` does."""
+    return _or_first_nan(op, op.ArgMax(x, axis=axis), x, axis)
+
+
+@composite("ArgMin", ["x"], {"axis": ir.AttributeType.INT})
+def argmin(op: Emitter, x: ir.Value, *, axis: AttributeRef) -> ir.Value:
+    """Returns the index of the minimum along an axis, as :func:`extremum` does."""
+    return _or_first_nan(op, op.ArgMin(x, axis=axis), x, axis)
+
+
+def _or_first_nan(op: Emitter, index: ir.Value, x: ir.Value, axis: AttributeRef) -> ir.Value:
+    """Returns the indices of the first NaN along an axis of x, and `index` where there is no NaN."""
+    # ONNX Runtime's TopK, ArgMax and ArgMin ignore NaN, because all comparisons with it are false. The mask is float32,
+    # because ArgMax has no kernel for bool.
+    nans = op.Cast(op.IsNaN(x), to=ir.DataType.FLOAT)
+    first = op.ArgMax(nans, axis=axis)
+    has_nan = op.Cast(op.GatherElements(nans, first, axis=axis), to=ir.DataType.BOOL)
+    return op.Where(has_nan, first, index)
+
+
+@composite(
+    "ExtremumGradient",
+    ["ct", "index", "shape"],
+    {"axis": ir.AttributeType.INT},
+    dtypes={"index": ir.DataType.INT64, "shape": ir.DataType.INT64},
+)
+def extremum_gradient(
+    op: Emitter, ct: ir.Value, index: ir.Value, shape: ir.Value, *, axis: AttributeRef
+) -> ir.Value:
+    """VJP of Extremum: ct at the elements of these indices, zeros elsewhere.
+
+    ct and index have size 1 along the axis; shape is that of x.
+    """
+    return op.ScatterElements(op.Expand(op.const(0, like=ct), shape), index, ct, axis=axis)
 
 
 def gather_rows(axis: int, batch_dims: int) -> CompositeOp:

@@ -8,8 +8,10 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.autodiff.rules._composite import composite_vjp
 from onnxtrain.autodiff.rules._scatter import add_rows, positions, scatter_elements, scatter_nd, scatter_to
 from onnxtrain.emitter import Emitter
+from onnxtrain.functions import extremum, extremum_gradient
 
 
 @vjp("Gather", wrt=("data",))
@@ -72,6 +74,12 @@ def compress(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def top_k(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of TopK: ct at the elements that were selected, zeros elsewhere."""
     return op.ScatterElements(op.zeros_like(n.X, ct.dtype), n.out.Indices, ct, axis=n.attr("axis"))
+
+
+@composite_vjp(extremum, ("value", "index"), outputs=("value",), saves=("index",))
+def extremum_with_index(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """VJP of Extremum: ct at the elements that were selected, zeros elsewhere."""
+    return op.call(extremum_gradient, ct, n.out.index, op.shape_of(n.x), axis=n.attr("axis"))
 
 
 @vjp("Unique", wrt=("X",), saves=("indices",))

@@ -13,6 +13,7 @@ import onnx_ir as ir
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from onnxtrain import functions
 from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
 from onnxtrain.ortmodule.lowering.aten.pointwise import select
 from onnxtrain.ortmodule.lowering.aten.shape import axis_of
@@ -135,9 +136,12 @@ def extremum_with_index(low: Lowering, x: ir.Value, dim: int, keepdim: bool = Fa
     if not low.fake(0).shape:
         # TopK does not support scalars.
         return low.op.Identity(x), low.op.const(0)
-    # TopK passes the gradient to the selected element only, as PyTorch does. ReduceMax would distribute it among ties.
-    largest = str(low.node.target) == "aten.max.dim"
-    return _kth(low, x, axis_of(low, dim), 1, largest, keepdim)
+    # The gradient goes to the selected element only, as in PyTorch. ReduceMax would distribute it among ties.
+    largest, axis = str(low.node.target) == "aten.max.dim", axis_of(low, dim)
+    if not is_float(x):
+        return _kth(low, x, axis, 1, largest, keepdim)
+    value, index = low.op.call(functions.extremum, x, axis=axis, largest=int(largest), _outputs=2)
+    return (value, index) if keepdim else (low.op.Squeeze(value, [axis]), low.op.Squeeze(index, [axis]))
 
 
 @lower("aten.kthvalue.default")
@@ -263,12 +267,11 @@ def arg_extremum(low: Lowering, x: ir.Value, dim: int | None = None, keepdim: bo
 
 def _arg_extremum(low: Lowering, op_type: str, x: ir.Value, axis: int, keepdim: bool) -> ir.Value:
     """Returns ArgMax or ArgMin along an axis, or the index of the first NaN if there is one."""
-    index = low.op.emit(op_type, x, axis=axis, keepdims=int(keepdim))
     if not is_float(x):
-        return index
-    nans = _nan_mask(low, x)
-    first = low.op.ArgMax(nans, axis=axis, keepdims=int(keepdim))
-    return _unless_nan(low, nans, [axis], keepdim, index, first)
+        return low.op.emit(op_type, x, axis=axis, keepdims=int(keepdim))
+    composite = functions.argmax if op_type == "ArgMax" else functions.argmin
+    index = low.op.call(composite, x, axis=axis)
+    return index if keepdim else low.op.Squeeze(index, [axis])
 
 
 @lower("aten.topk.default")

@@ -119,6 +119,23 @@ bool has_avx512_bf16() {
 #endif
 }
 
+namespace {
+
+// The highest level that the processor runs. It is asked once: under a hypervisor, CPUID takes tens of microseconds.
+Level highest_level() {
+  static const Level highest = [] {
+    Level found = Level::None;
+    for (const Level level : levels) {
+      if (!runs(level, {})) break;  // each level has all instructions of those below it
+      found = level;
+    }
+    return found;
+  }();
+  return highest;
+}
+
+}  // namespace
+
 const char* name_of(Level level) {
   constexpr const char* all[] = {"", "baseline", "avx2", "avx512"};
   return all[static_cast<int>(level)];
@@ -127,7 +144,7 @@ const char* name_of(Level level) {
 Level level_for(const char* asked, std::string_view without) {
   Level best = Level::None;
   for (const Level level : levels) {
-    if (!runs(level, without)) break;  // each level has all instructions of those below it
+    if (without.empty() ? level > highest_level() : !runs(level, without)) break;
     if (!is_compiled(level)) continue;
     best = level;
     if (asked != nullptr && std::strcmp(asked, name_of(level)) == 0) break;

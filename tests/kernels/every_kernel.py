@@ -15,6 +15,7 @@ from kernels import (
     test_attention,
     test_batch_norm,
     test_bfloat16_products,
+    test_column_sums,
     test_extrema,
     test_indexing,
     test_losses,
@@ -97,6 +98,10 @@ CHECKS: list[tuple[Check, tuple[Any, ...]]] = [
             test_recurrent.test_weight_gradient,
         )
         for direction in ("", "Reverse")
+    ),
+    *(
+        (test_column_sums.test_column_sum, ([300, *columns], len(columns)))
+        for columns in ([9], [130], [3, 20])
     ),
     *(
         (test_running_sums.test_running_sum, ([3, 37, 23], axis, flags))

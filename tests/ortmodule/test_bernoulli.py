@@ -69,6 +69,7 @@ def test_numbers_that_another_thread_draws_meanwhile_are_not_drawn_again(
 
 
 def test_a_pytorch_that_draws_in_another_way_draws_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "on")
     _bernoulli._agrees_with_pytorch.cache_clear()
     assert draws_masks()
     _bernoulli._agrees_with_pytorch.cache_clear()

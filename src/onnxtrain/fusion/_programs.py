@@ -25,7 +25,7 @@ from onnxtrain.passes import dims_of, known_array, remove_unread_chains
 
 MOST_INPUTS, MOST_OUTPUTS, MOST_INSTRUCTIONS = 16, 8, 256
 _MOST_BOOLS = 4
-"""How many of the inputs may be bool; the kernel has places for these behind the others."""
+"""The number of bool inputs that the kernel has places for, behind those for float32 inputs."""
 
 _SHORT_RUN = 64
 """ONNX Runtime broadcasts slowly along fewer numbers than this."""

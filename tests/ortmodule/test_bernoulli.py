@@ -39,6 +39,14 @@ def test_masks_are_those_of_pytorch(before: int, level: str, monkeypatch: pytest
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("p", [-0.5, 1.5, float("nan")])
+def test_the_error_of_pytorch_for_no_probability(p: float) -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="bernoulli_ expects p to be in"):
+        fill_mask(torch.empty(4096, dtype=torch.bool), p)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_memory_order_of_a_permuted_mask() -> None:
     masks = []
     for fill in (fill_mask, torch.Tensor.bernoulli_):

@@ -36,7 +36,8 @@ def fill_mask(mask: torch.Tensor, p: float) -> torch.Tensor:
     Returns:
         The same tensor.
     """
-    if mask.numel() < _SMALLEST:
+    # PyTorch raises its error for another probability.
+    if mask.numel() < _SMALLEST or not 0 <= p <= 1:
         return mask.bernoulli_(p)
     generator = torch.default_generator
     for _ in range(_ATTEMPTS):

@@ -8,18 +8,6 @@
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
 
-// Where an axis lies: `n` elements, `inner` apart, `outer` times `inner` of them.
-struct Along {
-  Along(const Shape& shape, int64_t given) {
-    const int64_t rank = static_cast<int64_t>(shape.size()), axis = given < 0 ? given + rank : given;
-    require(0 <= axis && axis < rank, "the axis must be one of the tensor");
-    const auto place = shape.begin() + axis;
-    outer = count(shape.begin(), place), n = *place, inner = count(place + 1, shape.end());
-  }
-
-  std::size_t outer, n, inner;
-};
-
 // The lanes that are not there are `other`.
 inline vfloat load_or(const float* from, Full, float) { return load(from); }
 inline vfloat load_or(const float* from, Part part, float other) {

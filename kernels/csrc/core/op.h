@@ -68,6 +68,19 @@ inline void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
+// Where an axis lies: `n` elements, `inner` apart, `outer` times `inner` of them. Negative axes count from the last one.
+struct Along {
+  Along(const Shape& shape, int64_t given) {
+    const int64_t rank = static_cast<int64_t>(shape.size()), own = given < 0 ? given + rank : given;
+    require(0 <= own && own < rank, "the axis must be one of the tensor");
+    const auto place = shape.begin() + own;
+    axis = static_cast<std::size_t>(own), n = static_cast<std::size_t>(*place);
+    outer = count(shape.begin(), place), inner = count(place + 1, shape.end());
+  }
+
+  std::size_t axis, outer, n, inner;
+};
+
 namespace detail {
 inline void check(const Api& api, OrtStatus* status, const char* what) {
   if (status == nullptr) return;

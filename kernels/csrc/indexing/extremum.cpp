@@ -115,26 +115,14 @@ inline void rows(const float* x, std::size_t n, const Found& to, std::size_t at,
   to.put(at, best, extent);
 }
 
-// The sizes before, of and behind an axis.
-struct Axis {
-  std::size_t outer, n, inner;
-
-  Axis(const Shape& shape, int64_t axis) {
-    const auto rank = static_cast<int64_t>(shape.size());
-    require(-rank <= axis && axis < rank, "the axis must be one of the tensor");
-    const auto place = shape.begin() + (axis < 0 ? axis + rank : axis);
-    outer = count(shape.begin(), place), n = static_cast<std::size_t>(*place), inner = count(place + 1, shape.end());
-  }
-
-  // The shape with one element along the axis.
-  static Shape of_one(Shape shape, int64_t axis) {
-    shape[static_cast<std::size_t>(axis < 0 ? axis + static_cast<int64_t>(shape.size()) : axis)] = 1;
-    return shape;
-  }
-};
+// The shape with one element along the axis.
+inline Shape of_one(Shape shape, const Along& axis) {
+  shape[axis.axis] = 1;
+  return shape;
+}
 
 template <bool Largest>
-void extrema(const Threads& threads, const float* x, const Axis& axis, const Found& to) {
+void extrema(const Threads& threads, const float* x, const Along& axis, const Found& to) {
   const std::size_t n = axis.n, inner = axis.inner;
   if (inner == 1) {
     const std::size_t blocks = divided_up(axis.outer, lanes);
@@ -171,10 +159,10 @@ void extrema(const Threads& threads, const float* x, const Axis& axis, const Fou
 template <bool Largest, class Results>
 void compute_extrema(const Context& context, int64_t along, Results&& results) {
   const auto x = context.input<float>(0);
-  const Axis axis(x.shape, along);
+  const Along axis(x.shape, along);
   require(axis.n <= INT32_MAX, "the axis must have fewer than 2^31 elements");
   require(axis.n > 0 || axis.outer * axis.inner == 0, "the axis must have elements");
-  const Found to = results(Axis::of_one(x.shape, along));
+  const Found to = results(of_one(x.shape, axis));
   if (axis.outer * axis.inner > 0) extrema<Largest>(context.threads(), x.data, axis, to);
 }
 
@@ -231,8 +219,8 @@ struct ExtremumGradient {
     const auto index = context.input<int64_t>(1), dims = context.input<int64_t>(2);
     const Shape shape(dims.data, dims.data + dims.size());
     for (const int64_t dim : shape) require(dim >= 0, "the shape must not be negative");
-    const Axis axis(shape, axis_);
-    require(ct.shape == Axis::of_one(shape, axis_) && index.shape == ct.shape, "one cotangent and index per extremum");
+    const Along axis(shape, axis_);
+    require(ct.shape == of_one(shape, axis) && index.shape == ct.shape, "one cotangent and index per extremum");
     const RowIndices places(index.data, index.size(), axis.n);
     const auto to = context.output<float>(0, shape);
     if (to.data == nullptr || to.size() == 0) return;

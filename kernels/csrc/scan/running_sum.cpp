@@ -157,28 +157,25 @@ struct RunningSum {
 
   void compute(Context& context) const {
     const auto x = context.input<const float>(0);
-    const int64_t rank = static_cast<int64_t>(x.shape.size()), axis = axis_ < 0 ? axis_ + rank : axis_;
-    require(0 <= axis && axis < rank, "the axis must be one of the tensor");
+    const Along axis(x.shape, axis_);
     const auto y = context.output<float>(0, x.shape);
     if (y.data == nullptr || x.size() == 0) return;
     if (exclusive_)
-      sums<true>(context.threads(), x, y.data, axis);
+      sums<true>(context.threads(), x.data, y.data, axis);
     else
-      sums<false>(context.threads(), x, y.data, axis);
+      sums<false>(context.threads(), x.data, y.data, axis);
   }
 
  private:
   static constexpr size_t kLeast = 8192;  // elements that are worth a thread
 
   template <bool Exclusive>
-  void sums(const Threads& threads, const Tensor<const float>& x, float* y, int64_t axis) const {
-    const auto place = x.shape.begin() + axis;
-    const size_t outer = count(x.shape.begin(), place), n = static_cast<size_t>(*place);
-    const size_t inner = count(place + 1, x.shape.end());
+  void sums(const Threads& threads, const float* x, float* y, const Along& axis) const {
+    const size_t outer = axis.outer, n = axis.n, inner = axis.inner;
     if (inner == 1) {
       const size_t unit = outer < 4 * lanes ? 4 : lanes;
       threads.ranges(divided_up(outer, unit), 1 + kLeast / (unit * n), [&](size_t begin, size_t end) {
-        rows<Exclusive>(x.data, y, n, begin * unit, std::min(end * unit, outer), reverse_);
+        rows<Exclusive>(x, y, n, begin * unit, std::min(end * unit, outer), reverse_);
       });
       return;
     }
@@ -187,7 +184,7 @@ struct RunningSum {
     threads.ranges(outer * strips, 1 + kLeast / (n * std::min(inner, strip)), [&](size_t begin, size_t end) {
       for (size_t s = begin; s < end; ++s) {
         const size_t column = s % strips * strip, at = s / strips * all + column + (reverse_ ? all - inner : 0);
-        strip_of_columns<Exclusive>({x.data + at, y + at, step}, n, std::min(strip, inner - column));
+        strip_of_columns<Exclusive>({x + at, y + at, step}, n, std::min(strip, inner - column));
       }
     });
   }

@@ -78,13 +78,19 @@ inline void pack(const Threads& threads, Matrix b, size_t depth, size_t columns,
   });
 }
 
+// What is below zero becomes zero. Not by max(): what is no number stays.
+inline vfloat rectified(vfloat x) { return select(x < vfloat{}, vfloat{}, x); }
+
 // to [Rows][Vectors * lanes], whose rows are `stride` apart, (+)= A [Rows, depth] times so many vectors of a packed panel.
+//
+// `bias`, unless it is null, is added to each row; with `relu`, what is below zero then becomes zero.
 //
 // A function of its own, so that nothing else takes its registers: one pointer serves four rows. Its arguments are single
 // numbers: a struct would be written to the stack in other pieces than it is read, which waits for all earlier stores.
 template <size_t Rows, size_t Vectors>
 __attribute__((noinline)) void multiply(const float* a, ptrdiff_t a_row, ptrdiff_t step, const float* __restrict panel,
-                                        ptrdiff_t panel_row, size_t depth, float* __restrict to, size_t stride, bool add) {
+                                        ptrdiff_t panel_row, size_t depth, float* __restrict to, size_t stride, bool add,
+                                        const float* bias = nullptr, bool relu = false) {
   constexpr size_t pointers = divided_up(Rows, 4);
   vfloat sum[Rows][Vectors] = {};
   const float* from[pointers];
@@ -110,21 +116,64 @@ __attribute__((noinline)) void multiply(const float* a, ptrdiff_t a_row, ptrdiff
 #pragma GCC unroll 4
       for (size_t v = 0; v < Vectors; ++v) sum[i][v] += load(to + i * stride + v * lanes);
   }
+  if (bias) {
+#pragma GCC unroll 4
+    for (size_t v = 0; v < Vectors; ++v) {
+      const vfloat b = load(bias + v * lanes);
+#pragma GCC unroll 16
+      for (size_t i = 0; i < Rows; ++i) sum[i][v] += b;
+    }
+  }
+  if (relu) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+      for (size_t v = 0; v < Vectors; ++v) sum[i][v] = rectified(sum[i][v]);
+  }
 #pragma GCC unroll 16
   for (size_t i = 0; i < Rows; ++i)
 #pragma GCC unroll 4
     for (size_t v = 0; v < Vectors; ++v) store(to + i * stride + v * lanes, sum[i][v]);
 }
 
-// What becomes of the sums: nothing but that they are stored in, or added to, C, whose rows are `stride` apart.
+// Epilogues: what becomes of a vector of C once its sum is complete. (value, row, column, count) -> value.
+struct AsItIs {
+  vfloat operator()(vfloat value, size_t, size_t, size_t) const { return value; }
+};
+
+// A linear layer's: a number is added to each column; with `relu`, what is below zero then becomes zero.
+struct Bias {
+  const float* bias;
+  bool relu;
+
+  vfloat operator()(vfloat value, size_t, size_t column, size_t count) const {
+    value += load_some(bias + column, count);
+    return relu ? rectified(value) : value;
+  }
+};
+
+// The epilogue for a part of C that begins at a column.
+inline AsItIs from_column(AsItIs epilogue, size_t) { return epilogue; }
+inline Bias from_column(Bias epilogue, size_t column) { return {epilogue.bias + column, epilogue.relu}; }
+template <class Epilogue>
+auto from_column(const Epilogue& epilogue, size_t column) {
+  return [&epilogue, column](vfloat value, size_t i, size_t j, size_t count) { return epilogue(value, i, column + j, count); };
+}
+
+// What becomes of the sums: nothing but that they are stored in, or added to, C, whose rows are `stride` apart. A bias and a
+// ReLU are `Bias`'s.
 struct Into {
   float* c;
   size_t stride;
   bool add;
+  const float* bias = nullptr;
+  bool relu = false;
 
   void operator()(vfloat value, size_t row, size_t column, size_t count) const {
     float* const to = c + row * stride + column;
-    store_some(to, add ? value + load_some(to, count) : value, count);
+    if (add) value += load_some(to, count);
+    if (bias) value = Bias{bias, relu}(value, row, column, count);
+    store_some(to, value, count);
   }
 };
 
@@ -135,7 +184,7 @@ inline void tile(const Matrix& a, const float* panel, ptrdiff_t panel_row, size_
   if constexpr (std::is_same_v<std::remove_const_t<Out>, Into>) {
     if (width == Vectors * lanes)
       return multiply<Rows, Vectors>(a.data, a.row, a.column, panel, panel_row, depth, out.c + row * out.stride + column,
-                                     out.stride, out.add);
+                                     out.stride, out.add, out.bias ? out.bias + column : nullptr, out.relu);
   }
   alignas(64) float sums[Rows * Vectors * lanes];
   multiply<Rows, Vectors>(a.data, a.row, a.column, panel, panel_row, depth, sums, Vectors * lanes, false);
@@ -237,11 +286,6 @@ inline void product_of_block(Matrix a, size_t rows, size_t k, size_t depth, Pane
   }
 }
 
-// Epilogues: what becomes of a vector of C once its sum is complete. (value, row, column, count) -> value.
-struct AsItIs {
-  vfloat operator()(vfloat value, size_t, size_t, size_t) const { return value; }
-};
-
 // C (+)= A [rows, depth] B for the panels [first, end) of B [depth, columns], on the calling thread. C's rows are `stride`
 // apart; `row` is what the epilogue is told of the first one.
 template <class Epilogue = AsItIs>
@@ -261,6 +305,8 @@ inline void gemm_block(size_t rows, size_t columns, size_t depth, Matrix a, Pane
     };
     if (std::is_same_v<Epilogue, AsItIs> || !last)
       product(Into{c, stride, more});
+    else if constexpr (std::is_same_v<Epilogue, Bias>)
+      product(Into{c, stride, more, epilogue.bias, epilogue.relu});
     else
       product(finish);
     k += deep;
@@ -313,9 +359,6 @@ void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t de
     do {
       const size_t deep = std::min(depth_block, depth - k);
       make(k, deep, first, end, made);
-      const auto finish = [&](vfloat value, size_t r, size_t at, size_t count) {
-        return epilogue(value, r, column + at, count);
-      };
       const auto product = [&](auto then) {
         gemm_block(height, width, deep, a.from(row, k), packed_panels(made, deep), 0, end - first,
                    c + row * stride + column, stride, add || k > 0, row, then);
@@ -323,7 +366,7 @@ void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t de
       if (std::is_same_v<Epilogue, AsItIs> || k + deep < depth)
         product(AsItIs());
       else
-        product(finish);
+        product(from_column(epilogue, column));
       k += deep;
     } while (k < depth);
   });
@@ -366,8 +409,8 @@ void gemm_of_strip(const Threads& threads, size_t rows, size_t columns, size_t d
     gemm_block(rows, columns, depth, a, panels, begin, end, c, stride, add, 0, epilogue);
   });
   const size_t done = whole * tile_columns;
-  const auto finish = [&](vfloat value, size_t i, size_t j, size_t count) { return epilogue(value, i, done + j, count); };
-  gemm_packing_parts(Threads(), rows, columns - done, depth, a, b.from(0, done), c + done, stride, add, finish);
+  gemm_packing_parts(Threads(), rows, columns - done, depth, a, b.from(0, done), c + done, stride, add,
+                     from_column(epilogue, done));
 }
 
 // The same for few rows of A.

@@ -65,7 +65,7 @@ from .instance_norm import (
     reversible_instance_normalization_gradient,
     reversible_instance_normalization_parameter_gradient,
 )
-from .linalg import cholesky, inverse, matrix_product
+from .linalg import cholesky, inverse, linear, linear_relu, matrix_product
 from .loss import (
     mean_cross_entropy_gradient,
     mean_negative_log_likelihood,
@@ -181,6 +181,8 @@ __all__ = [
     "inverse_rms_normalization_gradient",
     "layer_normalization_gradient",
     "layer_normalization_training",
+    "linear",
+    "linear_relu",
     "log_softmax_gradient",
     "log_softmax_of_rows",
     "lstm",

@@ -126,3 +126,20 @@ def matrix_product(
 ) -> ir.Value:
     """Computes A B for two matrices, each of which may be stored transposed: Gemm without C."""
     return op.Gemm(a, b, transA=transA, transB=transB)
+
+
+_LINEAR = {"transB": ir.AttributeType.INT}
+
+
+@composite("Linear", ["x", "weight", "bias"], _LINEAR)
+def linear(op: Emitter, x: ir.Value, weight: ir.Value, bias: ir.Value, *, transB: AttributeRef) -> ir.Value:
+    """Computes a linear layer of a matrix x: Gemm with C = bias, a vector. The weight may be stored transposed."""
+    return op.Gemm(x, weight, bias, transB=transB)
+
+
+@composite("LinearRelu", ["x", "weight", "bias"], _LINEAR)
+def linear_relu(
+    op: Emitter, x: ir.Value, weight: ir.Value, bias: ir.Value, *, transB: AttributeRef
+) -> ir.Value:
+    """Computes Linear, with Relu applied to the output."""
+    return op.Relu(op.Gemm(x, weight, bias, transB=transB))

@@ -1,4 +1,4 @@
-"""Rewrites sums in float64 as functions that have native kernels."""
+"""Rewrites sums as functions that have native kernels, which add in float64."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from onnxtrain.fusion._pass import KeepingPass, become
 from onnxtrain.fusion._patterns import read_once
 from onnxtrain.passes import is_long_sum, known_array, remove_unread_chains
 
-_LEAST_COLUMNS = 8
-"""Of fewer columns, ONNX Runtime's sums are as fast."""
+_LEAST_COLUMNS, _LEAST_ROWS = 8, 16
+"""Of fewer columns or rows, ONNX Runtime's sums are as fast."""
 
 
 class DoubleSumPass(KeepingPass):
-    """Replaces float32 sums that `LongSumsPass` computes in float64 with functions that have native kernels.
+    """Replaces float32 sums with functions that have native kernels.
 
-    Running sums become `RunningSum`. Sums over the first axes, e.g. the gradients of biases, become `ColumnSum`.
+    Running sums that `LongSumsPass` computes in float64 become `RunningSum`. Sums over the first axes, e.g. the
+    gradients of biases, become `ColumnSum`: those that `LongSumsPass` has divided into blocks, and shorter ones of
+    known sizes.
 
-    The body of a function is the nodes that it replaces. On a stock runtime, the Casts of a running sum take twice as
-    long as the CumSum, and the four or five small ops of a column sum longer than reading the numbers.
+    On a stock runtime, the Casts of a running sum take twice as long as the CumSum, and the four or five small ops of a
+    column sum longer than reading the numbers. ONNX Runtime adds rows that are not adjacent one number at a time.
 
     Run this pass after `LongSumsPass`. A running sum is left unchanged if its axis is computed, and a column sum if the
     sizes of the columns are unknown. All sums are if another node reads one of their float64 values.
@@ -32,7 +34,12 @@ class DoubleSumPass(KeepingPass):
         """Rewrites the main graph in place; subgraphs are not modified."""
         op, modified = Emitter(model.graph, functions=model.functions), False
         for node in tuple(model.graph):
-            if self.keeps(node) or not _is_cast(node, ir.DataType.FLOAT):
+            if self.keeps(node):
+                continue
+            if _rewrite_short_sum(op, node):
+                modified = True
+                continue
+            if not _is_cast(node, ir.DataType.FLOAT):
                 continue
             replaced = _rewrite_running_sum(op, node) or _rewrite_column_sum(op, node)
             if replaced is not None:
@@ -86,6 +93,27 @@ def _rewrite_column_sum(op: Emitter, last: ir.Node) -> ir.Node | None:
     last.replace_input_with(0, rows)
     last.replace_input_with(1, shape)
     return total
+
+
+def _rewrite_short_sum(op: Emitter, node: ir.Node) -> bool:
+    """Turns a sum over the first axes of a value of known sizes into a call; False if the node is no such sum."""
+    x = node.inputs[0] if (node.op_type, node.domain) == ("ReduceSum", "") else None
+    if x is None or x.dtype != ir.DataType.FLOAT or node.attributes.get_int("keepdims", 1):
+        return False
+    axes = known_array(node.inputs[1]) if len(node.inputs) > 1 else None
+    sizes = tuple(size for size in static_dims(x) or () if size is not None)
+    if axes is None or x.shape is None or len(sizes) != x.shape.rank():
+        return False
+    reduced = sorted(axis % len(sizes) for axis in axes.tolist())
+    columns = sizes[len(reduced) :]
+    rows = math.prod(sizes[: len(reduced)])
+    if reduced != list(range(len(reduced))) or rows < _LEAST_ROWS or math.prod(columns) < _LEAST_COLUMNS:
+        return False
+    with op.placing(before=node):
+        shape = op.const([1, rows, *columns])
+    become(op, node, column_sum, {"columns": len(columns), "allowzero": 0})
+    node.replace_input_with(1, shape)
+    return True
 
 
 def _columns(rows: ir.Value | None, blocks: ir.Value | None, result: ir.Value) -> tuple[int, ...] | None:

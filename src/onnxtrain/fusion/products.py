@@ -1,4 +1,4 @@
-"""Rewrites matrix products as a function with a native kernel, where ONNX Runtime's own product is slow."""
+"""Rewrites matrix products as functions with native kernels, where ONNX Runtime's own product is slow."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
-from onnxtrain.functions import matrix_product
-from onnxtrain.fusion._pass import KeepingPass
+from onnxtrain.functions import linear, linear_relu, matrix_product
+from onnxtrain.fusion._pass import KeepingPass, become, take_over
+from onnxtrain.fusion._patterns import read_once
 from onnxtrain.op_facts import PRODUCTS
 from onnxtrain.passes import remove_unread_chains
 
 _LONG_ROW = 4096
 """Rows of this many elements start at addresses that map to the same few cache lines."""
+
+_MANY_ROWS, _MANY_COLUMNS = 1024, 64
+"""Of fewer, ONNX Runtime's product with a bias is as fast."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,15 @@ class _Factor:
 
 
 class ProductPass(KeepingPass):
-    """Replaces slow float32 matrix products with a function that has a native kernel.
+    """Replaces slow float32 matrix products with functions that have native kernels.
 
     A product is slow in ONNX Runtime if its first factor is transposed, as in weight gradients, or has rows of at least
-    4096 elements, as in the input gradient of a layer with a large vocabulary. Run this pass last: other passes don't
-    recognize the function.
+    4096 elements, as in the input gradient of a layer with a large vocabulary. It becomes `MatrixProduct`.
+
+    A linear layer with a bias and many rows becomes `Linear` or, with a Relu that follows, `LinearRelu`: ONNX Runtime
+    writes the bias to all rows first, on one thread, and adds the product to them.
+
+    Run this pass last: other passes don't recognize the functions.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -53,9 +61,13 @@ class ProductPass(KeepingPass):
         op = Emitter(model.graph, functions=model.functions)
         modified = False
         for node in tuple(model.graph):
-            if self.keeps(node):
+            if self.keeps(node) or node.graph is not model.graph:
                 continue
-            factors = _factors(node) if node.graph is model.graph else None
+            if _is_linear_layer(node):
+                modified = True
+                self._rewrite_layer(op, node)
+                continue
+            factors = _factors(node)
             if factors is None or not _is_slow(factors[0]):
                 continue
             modified = True
@@ -68,6 +80,41 @@ class ProductPass(KeepingPass):
                 node.attributes.add(ir.AttrInt64(name, int(factor.transposed)))
             remove_unread_chains(op.graph, producers)
         return ir.passes.PassResult(model, modified)
+
+    def _rewrite_layer(self, op: Emitter, node: ir.Node) -> None:
+        """Turns a linear layer, and a Relu that alone reads its result, into a call."""
+        y = node.outputs[0]
+        relu = next(iter(y.uses())).node if read_once(y) else None
+        if relu is not None and ((relu.op_type, relu.domain) != ("Relu", "") or self.keeps(relu)):
+            relu = None
+        become(
+            op,
+            node,
+            linear if relu is None else linear_relu,
+            {"transB": node.attributes.get_int("transB", 0)},
+        )
+        if relu is not None:
+            take_over(y, relu)
+
+
+def _is_linear_layer(node: ir.Node) -> bool:
+    """True if a node is a float32 product of a matrix with many rows and a weight, to which it adds a row."""
+    if (node.op_type, node.domain) != ("Gemm", "") or len(node.inputs) < 3 or node.inputs[0] is None:
+        return False
+    attributes = node.attributes
+    scales = attributes.get_float("alpha", 1.0), attributes.get_float("beta", 1.0)
+    bias, dims = node.inputs[2], static_dims(node.outputs[0])
+    if bias is None or dims is None or scales != (1, 1) or attributes.get_int("transA", 0):
+        return False
+    rows, columns = dims
+    return (
+        node.inputs[0].dtype == ir.DataType.FLOAT
+        and rows is not None
+        and columns is not None
+        and rows >= _MANY_ROWS
+        and columns >= _MANY_COLUMNS
+        and static_dims(bias) == (columns,)
+    )
 
 
 def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:

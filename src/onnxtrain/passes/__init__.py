@@ -71,6 +71,7 @@ from onnxtrain.passes.tidy.implicit_expand import ImplicitExpandPass
 from onnxtrain.passes.tidy.late_expand import LateExpandPass, expand_source
 from onnxtrain.passes.tidy.reads import captured_values, reads
 from onnxtrain.passes.tidy.relu_after_pooling import ReluAfterMaxPoolPass
+from onnxtrain.passes.tidy.relu_before_reshape import ReluBeforeReshapePass
 from onnxtrain.passes.tidy.replace_value import stand_in
 from onnxtrain.passes.tidy.shared_sizes import SharedSizesPass
 from onnxtrain.passes.tidy.transposed_products import TransposedProductPass
@@ -103,6 +104,7 @@ __all__ = [
     "PositiveAxesPass",
     "RacingScatterPass",
     "ReluAfterMaxPoolPass",
+    "ReluBeforeReshapePass",
     "SharedSizesPass",
     "TorchSignature",
     "TrainingModePass",

@@ -28,7 +28,7 @@ from onnxtrain.ortmodule.lowering._table import (
     LoweringFunction,
     UnsupportedATenOp,
 )
-from onnxtrain.passes import CeilModePass, ReluAfterMaxPoolPass, infer_shapes
+from onnxtrain.passes import CeilModePass, ReluAfterMaxPoolPass, ReluBeforeReshapePass, infer_shapes
 from onnxtrain.passes.canonical.einsum_pairs import EinsumPairsPass
 from onnxtrain.passes.canonical.merged_batches import MergedBatchesPass
 
@@ -48,7 +48,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
         _infer_missing_shapes(model)
     fuse_forward(model)
     ir.passes.Sequential(MergedBatchesPass(), AttentionPass())(model)
-    ReluAfterMaxPoolPass()(model)
+    ir.passes.Sequential(ReluAfterMaxPoolPass(), ReluBeforeReshapePass())(model)
     return lowered
 
 

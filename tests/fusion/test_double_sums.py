@@ -232,3 +232,43 @@ def test_the_gradient_of_a_bias_is_that_of_pytorch() -> None:
     (torch.from_numpy(x) @ torch.from_numpy(w) + leaf).backward(torch.from_numpy(ct))
     assert leaf.grad is not None
     np.testing.assert_allclose(gradient, leaf.grad, rtol=1e-5, atol=1e-5)
+
+
+SHORT_SUMS = {
+    "rows": ("float[30, 20]", "[0]", "float[20]", True),
+    "two axes": ("float[5, 6, 20]", "[1, 0]", "float[20]", True),
+    "two axes of columns": ("float[30, 4, 5]", "[0]", "float[4, 5]", True),
+    "negative axes": ("float[30, 20]", "[-2]", "float[20]", True),
+    "few rows": ("float[10, 20]", "[0]", "float[20]", False),
+    "few columns": ("float[30, 4]", "[0]", "float[4]", False),
+    "all axes": ("float[30, 20]", "[0, 1]", "float", False),
+    "the last axis": ("float[30, 20]", "[1]", "float[30]", False),
+    "an unknown size": ("float[n, 20]", "[0]", "float[20]", False),
+    "float64": ("double[30, 20]", "[0]", "double[20]", False),
+}
+
+
+@pytest.mark.parametrize("case", SHORT_SUMS)
+def test_a_short_sum_over_the_first_axes_becomes_the_function(case: str) -> None:
+    given, axes, result, becomes = SHORT_SUMS[case]
+    proto = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g ({given} x) => ({result} y)
+        <int64[{axes.count(",") + 1}] axes = {{{axes[1:-1]}}}> {{ y = ReduceSum<keepdims=0>(x, axes) }}"""
+    )
+    fused = rewritten(proto, PASSES)
+    assert ops(fused)["ColumnSum_float"] == becomes
+    shape = [30 if size == "n" else int(size) for size in given.split("[")[1][:-1].split(", ")]
+    x = RNG.standard_normal(shape).astype(np.float64 if case == "float64" else np.float32)
+    (y,), want = (
+        run(to_proto(fused), {"x": x}),
+        x.astype(np.float64).sum(tuple(map(int, axes[1:-1].split(",")))),
+    )
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_short_sum_that_keeps_its_axes_stays() -> None:
+    proto = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[30, 20] x) => (float[1, 20] y)
+        <int64[1] axes = {0}> { y = ReduceSum(x, axes) }"""
+    )
+    assert ops(rewritten(proto, PASSES)) == {"ReduceSum": 1}

@@ -74,3 +74,74 @@ def test_a_transpose_that_others_read_stays() -> None:
     assert ops(model) == {"Transpose": 1, "MatrixProduct_float": 1}
     feeds = {"x": np.ones((2, 3), np.float32), "ct": np.ones((2, 4), np.float32)}
     assert run(to_proto(model), feeds)[0].tolist() == [[2] * 4] * 3
+
+
+LAYERS = {
+    "a weight as PyTorch stores it": (
+        "float[64, 20] w",
+        "y = Gemm<transB = 1>(x, w, b)",
+        {"Linear_float": 1},
+    ),
+    "a weight as it is": ("float[20, 64] w", "y = Gemm(x, w, b)", {"Linear_float": 1}),
+    "a transposed weight": ("float[64, 20] w", "t = Transpose(w) y = Gemm(x, t, b)", {"Linear_float": 1}),
+    "a ReLU": ("float[64, 20] w", "z = Gemm<transB = 1>(x, w, b) y = Relu(z)", {"LinearRelu_float": 1}),
+    "another reader": (
+        "float[64, 20] w",
+        "z = Gemm<transB = 1>(x, w, b) r = Relu(z) y = Add(r, z)",
+        {"Linear_float": 1, "Relu": 1, "Add": 1},
+    ),
+    "another activation": (
+        "float[20, 64] w",
+        "z = Gemm(x, w, b) y = Tanh(z)",
+        {"Linear_float": 1, "Tanh": 1},
+    ),
+}
+
+
+def layer(
+    weight: str, body: str, rows: str = "1500", bias: str = "64", columns: str = "64"
+) -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[{rows}, 20] x, {weight}, float[{bias}] b) => (float[{rows}, {columns}] y) {{ {body} }}"""
+    )
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_a_linear_layer_of_many_rows_becomes_one_op(case: str) -> None:
+    weight, body, expected = LAYERS[case]
+    proto = layer(weight, body)
+    model = rewritten(proto, ProductPass())
+    assert ops(model) == expected
+    rng = np.random.default_rng(0)
+    feeds = {
+        value.name: rng.standard_normal([d.dim_value for d in value.type.tensor_type.shape.dim]).astype(
+            np.float32
+        )
+        for value in proto.graph.input
+    }
+    np.testing.assert_allclose(run(to_proto(model), feeds)[0], run(proto, feeds)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        layer("float[64, 20] w", "y = Gemm<transB = 1>(x, w, b)", rows="1000"),
+        layer("float[64, 20] w", "y = Gemm<transB = 1>(x, w, b)", rows="n"),
+        layer("float[20, 8] w", "y = Gemm(x, w, b)", bias="8", columns="8"),
+        layer("float[20, 64] w", "y = Gemm<alpha = 2.0>(x, w, b)"),
+        layer("float[20, 64] w", "y = Gemm<beta = 2.0>(x, w, b)"),
+        layer("float[20, 64] w", "y = Gemm(x, w, b)", bias="1"),
+        layer("float[20, 64] w", "y = Gemm(x, w, b)", bias="1500, 1"),
+        layer("float[20, 64] w", "y = Gemm(x, w)"),
+    ],
+    ids=["few rows", "symbolic rows", "few columns", "alpha", "beta", "one number", "a column", "no bias"],
+)
+def test_other_layers_stay(proto: onnx.ModelProto) -> None:
+    assert ops(rewritten(proto, ProductPass())) == {"Gemm": 1}
+
+
+def test_kept_nodes_stay() -> None:
+    proto = layer("float[20, 64] w", "z = Gemm(x, w, b) y = Relu(z)")
+    assert ops(rewritten(proto, ProductPass({"z"}))) == {"Gemm": 1, "Relu": 1}
+    assert ops(rewritten(proto, ProductPass({"y"}))) == {"Linear_float": 1, "Relu": 1}

@@ -25,6 +25,7 @@ from kernels import (
     test_quantized_products,
     test_recurrent,
     test_running_sums,
+    test_transposes,
 )
 from kernels.against_body import Attributes, Inputs, Signature, run
 
@@ -78,6 +79,7 @@ CHECKS: list[tuple[Check, tuple[Any, ...]]] = [
     (test_bfloat16_products.test_gemm, ((13, 40, 35), (0, 1), ["n"])),
     (test_products.test_matrix_product, ((13, 300, 35), (0, 0))),
     (test_products.test_matrix_product, ((13, 40, 35), (1, 1))),
+    *((test_products.test_linear_layer, ((13, 40, 35), name, 1)) for name in ("Linear", "LinearRelu")),
     *(
         (test_quantized_products.test_product, (bits, ([3, 13], 300, 96, 32), zeros))
         for bits in (4, 8)
@@ -108,6 +110,7 @@ CHECKS: list[tuple[Check, tuple[Any, ...]]] = [
         for axis in (1, -1)
         for flags in test_running_sums.FLAGS
     ),
+    *((test_transposes.test_transpose, ([5, 33, 70], perm)) for perm in ([0, 2, 1], [1, 0, 2])),
 ]
 
 

@@ -44,6 +44,32 @@ def test_matrix_product(sizes: Sequence[int], transposed: Sequence[int]) -> None
     check("MatrixProduct", inputs, dict(zip(("transA", "transB"), transposed, strict=True)))
 
 
+@pytest.mark.sample(every=2)
+@pytest.mark.parametrize("transposed", [0, 1])
+@pytest.mark.parametrize("name", ["Linear", "LinearRelu"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_linear_layer(sizes: Sequence[int], name: str, transposed: int) -> None:
+    (rows, depth, columns), rng = sizes, np.random.default_rng(5)
+    weight = rng.standard_normal((columns, depth) if transposed else (depth, columns))
+    inputs = {"x": rng.standard_normal((rows, depth)), "weight": weight, "bias": rng.standard_normal(columns)}
+    check(name, inputs, {"transB": transposed})
+
+
+def test_relu_of_what_is_no_number() -> None:
+    x = np.zeros((30, 40))
+    x[7, 3], x[9, 5] = np.nan, -np.inf
+    inputs = {"x": x, "weight": np.ones((40, 50)), "bias": np.full(50, -1.0)}
+    y = run("LinearRelu", inputs, {"transB": 0}, native=True)[0]
+    np.testing.assert_array_equal(y, np.where(np.isnan(x.sum(1)), np.nan, 0)[:, None].repeat(50, 1))
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 1), ()])
+def test_bias_that_is_no_row_is_refused(shape: tuple[int, ...]) -> None:
+    inputs = {"x": np.ones((2, 3)), "weight": np.ones((3, 5)), "bias": np.ones(shape)}
+    with pytest.raises(Exception, match="a number for each column"):
+        run("Linear", inputs, {"transB": 0}, native=True)
+
+
 def test_rows_far_apart() -> None:
     rng = np.random.default_rng(5)
     inputs = {"a": rng.standard_normal((30, 8192)), "b": rng.standard_normal((8192, 40))}

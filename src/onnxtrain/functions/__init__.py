@@ -58,6 +58,7 @@ from .indexing import (
     extremum_gradient,
     gather_rows,
     scatter_rows,
+    transpose,
 )
 from .instance_norm import (
     instance_standardization,
@@ -223,6 +224,7 @@ __all__ = [
     "softmax_cross_entropy_gradient",
     "softmax_gradient",
     "tanh_gradient",
+    "transpose",
     "uint4_product",
     "uint4_product_of_float_zeros",
     "uint8_product",

@@ -1,4 +1,4 @@
-"""Defines ops that read or write rows of a table at given indices."""
+"""Defines ops that read or write elements at other places: rows at given indices, extrema, and transposes."""
 
 from __future__ import annotations
 
@@ -155,3 +155,9 @@ def _row_op(name: str, inputs: list[str], attributes: list[str], key: str, body:
         body,
         dtypes={"indices": ir.DataType.INT64},
     )
+
+
+@composite("Transpose", ["x"], {"perm": ir.AttributeType.INTS})
+def transpose(op: Emitter, x: ir.Value, *, perm: AttributeRef) -> ir.Value:
+    """Returns a tensor with its axes in another order, as ONNX's Transpose does."""
+    return op.Transpose(x, perm=perm)

@@ -22,6 +22,7 @@ from onnxtrain.fusion.recomputed_chains import RecomputedChainsPass, recomputed_
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
 from onnxtrain.fusion.rows import ROW_OPS, RowsPass
+from onnxtrain.fusion.transposes import TransposePass
 
 __all__ = [
     "FUSIONS",
@@ -42,6 +43,7 @@ __all__ = [
     "RecurrentPass",
     "Relu6Pass",
     "RowsPass",
+    "TransposePass",
     "WideCompositesPass",
     "fuse_exported",
     "fuse_forward",

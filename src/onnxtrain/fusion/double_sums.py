@@ -98,7 +98,7 @@ def _rewrite_column_sum(op: Emitter, last: ir.Node) -> ir.Node | None:
 def _rewrite_short_sum(op: Emitter, node: ir.Node) -> bool:
     """Turns a sum over the first axes of a value of known sizes into a call; False if the node is no such sum."""
     x = node.inputs[0] if (node.op_type, node.domain) == ("ReduceSum", "") else None
-    if x is None or x.dtype != ir.DataType.FLOAT or node.attributes.get_int("keepdims", 1):
+    if x is None or x.dtype != ir.DataType.FLOAT or node.attributes.get_int("keepdims", 1) == 1:
         return False
     axes = known_array(node.inputs[1]) if len(node.inputs) > 1 else None
     sizes = tuple(size for size in static_dims(x) or () if size is not None)

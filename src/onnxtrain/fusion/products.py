@@ -63,36 +63,33 @@ class ProductPass(KeepingPass):
         for node in tuple(model.graph):
             if self.keeps(node) or node.graph is not model.graph:
                 continue
-            if _is_linear_layer(node):
-                modified = True
-                self._rewrite_layer(op, node)
-                continue
+            producers = [value.producer() for value in node.inputs if value is not None]
             factors = _factors(node)
-            if factors is None or not _is_slow(factors[0]):
+            if _is_linear_layer(node):
+                self._rewrite_layer(op, node)
+            elif factors is not None and _is_slow(factors[0]):
+                a, b = factors
+                become(op, node, matrix_product, {"transA": int(a.transposed), "transB": int(b.transposed)})
+                node.resize_inputs(2)
+                node.replace_input_with(0, a.value)
+                node.replace_input_with(1, b.value)
+            else:
                 continue
             modified = True
-            producers = [value.producer() for value in node.inputs if value is not None]
-            node.domain, node.op_type, _ = op.function(matrix_product, ir.DataType.FLOAT)
-            node.attributes.clear()
-            node.resize_inputs(2)
-            for index, (factor, name) in enumerate(zip(factors, matrix_product.attributes, strict=True)):
-                node.replace_input_with(index, factor.value)
-                node.attributes.add(ir.AttrInt64(name, int(factor.transposed)))
             remove_unread_chains(op.graph, producers)
         return ir.passes.PassResult(model, modified)
 
     def _rewrite_layer(self, op: Emitter, node: ir.Node) -> None:
         """Turns a linear layer, and a Relu that alone reads its result, into a call."""
-        y = node.outputs[0]
+        y, stored = node.outputs[0], node.inputs[1]
+        assert stored is not None
         relu = next(iter(y.uses())).node if read_once(y) else None
         if relu is not None and ((relu.op_type, relu.domain) != ("Relu", "") or self.keeps(relu)):
             relu = None
-        become(
-            op,
-            node,
-            linear if relu is None else linear_relu,
-            {"transB": node.attributes.get_int("transB", 0)},
-        )
+        transposed = node.attributes.get_int("transB", 0)
+        weight = _Factor(stored, bool(transposed)).source
+        become(op, node, linear if relu is None else linear_relu, {"transB": int(weight.transposed)})
+        node.replace_input_with(1, weight.value)
         if relu is not None:
             take_over(y, relu)
 

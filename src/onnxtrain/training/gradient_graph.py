@@ -11,6 +11,7 @@ from onnxtrain.fusion import (
     ElementwisePass,
     RecomputedChainsPass,
     RowsPass,
+    TransposePass,
     fuse_exported,
     fuse_kernels,
 )
@@ -87,6 +88,7 @@ def build_training_model(build: Build, recipe: Recipe) -> ir.Model:
     if not as_deployed:
         RecomputedChainsPass(forward_values)(training)
     ElementwisePass(file_values if as_deployed else ())(training)
+    TransposePass()(training)
     RacingScatterPass()(training)
     lift_constants(training)
     return training

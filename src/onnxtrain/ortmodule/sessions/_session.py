@@ -21,6 +21,7 @@ from onnxtrain.fusion import (
     ElementwisePass,
     NativeOpsPass,
     RowsPass,
+    TransposePass,
     WideCompositesPass,
 )
 from onnxtrain.ortmodule import _torch
@@ -148,6 +149,7 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
         LongSumsPass()(model)
         if kernel_library() is not None:
             DoubleSumPass()(model)
+            TransposePass()(model)
         ExactSigmoidPass()(model)
         RacingScatterPass()(model)
     AbsentInputsPass()(model)

@@ -8,9 +8,9 @@ import onnx_ir as ir
 class ReluBeforeReshapePass(ir.passes.InPlacePass):
     """Rewrites Relu(Reshape(x)) as Reshape(Relu(x)) if nothing else reads the reshaped value.
 
-    PyTorch computes a linear layer of a tensor with several batch axes as Gemm between two Reshapes. With the Relu right
-    after the Gemm, both become one native op, and what backward reads is not an output of a Reshape, which ONNX Runtime
-    would copy.
+    PyTorch computes a linear layer of a tensor with several batch axes as Gemm between two Reshapes. With the Relu
+    right after the Gemm, both become one native op, and backward doesn't read the result of a Reshape, which ONNX
+    Runtime would copy.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

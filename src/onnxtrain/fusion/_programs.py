@@ -368,16 +368,12 @@ def rewrite(
     members = {node for node, _ in results}
     returned = [(node, result) for node, result in results if _is_read_outside(node.outputs[0], members)]
     inputs = [value for value, _ in program.inputs]
-    # One native function, one op, or one Where with a mask that must be cast is not faster as a program, unless it
-    # broadcasts. ONNX Runtime's Sigmoid is inexact.
+    # One native function or one op is not faster as a program, unless it broadcasts. ONNX Runtime's Sigmoid is inexact,
+    # and its Where takes four to ten times as long.
     if (
         len(nodes) == 1
-        and (
-            nodes[0].domain == DOMAIN
-            or len(program.steps) == 1
-            or any(value.dtype == _BOOL for value in inputs)
-        )
-        and nodes[0].op_type != "Sigmoid"
+        and (nodes[0].domain == DOMAIN or len(program.steps) == 1)
+        and nodes[0].op_type not in ("Sigmoid", "Where")
         and not _broadcasts_short_rows(nodes[0])
     ):
         return False

@@ -86,8 +86,7 @@ class ProductPass(KeepingPass):
         relu = next(iter(y.uses())).node if read_once(y) else None
         if relu is not None and ((relu.op_type, relu.domain) != ("Relu", "") or self.keeps(relu)):
             relu = None
-        transposed = node.attributes.get_int("transB", 0)
-        weight = _Factor(stored, bool(transposed)).source
+        weight = _Factor(stored, _transposes(node, "transB")).source
         become(op, node, linear if relu is None else linear_relu, {"transB": int(weight.transposed)})
         node.replace_input_with(1, weight.value)
         if relu is not None:
@@ -101,7 +100,7 @@ def _is_linear_layer(node: ir.Node) -> bool:
     attributes = node.attributes
     scales = attributes.get_float("alpha", 1.0), attributes.get_float("beta", 1.0)
     bias, dims = node.inputs[2], static_dims(node.outputs[0])
-    if bias is None or dims is None or scales != (1, 1) or attributes.get_int("transA", 0):
+    if bias is None or dims is None or scales != (1, 1) or _transposes(node, "transA"):
         return False
     rows, columns = dims
     return (
@@ -127,13 +126,17 @@ def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:
     if attributes.get_float("alpha", 1.0) != 1:
         return None
     factors = (
-        _Factor(a, bool(attributes.get_int("transA", 0))).source,
-        _Factor(b, bool(attributes.get_int("transB", 0))).source,
+        _Factor(a, _transposes(node, "transA")).source,
+        _Factor(b, _transposes(node, "transB")).source,
     )
     for value in (factor.value for factor in factors):
         if value.dtype != ir.DataType.FLOAT or value.shape is None or value.shape.rank() != 2:
             return None
     return factors
+
+
+def _transposes(node: ir.Node, attribute: str) -> bool:
+    return bool(node.attributes.get_int(attribute, 0))
 
 
 def _is_slow(first: _Factor) -> bool:

@@ -15,13 +15,17 @@ def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
     Args:
         output: output of a node, unread afterwards.
         result: the replacement value.
-        before: if `output` is a graph output, an Identity of `result` with the output's name is inserted before this
-            node.
+        before: if `output` is a graph output, and `result` an input, a constant or another output of the graph, an
+            Identity of `result` with the output's name is inserted before this node.
     """
     if not output.is_graph_output():
         output.replace_all_uses_with(result)
         return
-    # `result` itself cannot be renamed: it may be an input or another output of the graph.
+    producer = result.producer()
+    if producer is not None and producer.graph is before.graph and not result.is_graph_output():
+        result.name, output.name = output.name, None
+        output.replace_all_uses_with(result, replace_graph_outputs=True)
+        return
     kept = successor(output)
     kept.type, kept.shape = result.type, result.shape
     before.prepend(ir.node("Identity", [result], outputs=[kept]))

@@ -334,9 +334,32 @@ void gemm_packed(const Threads& threads, size_t rows, size_t columns, size_t dep
   });
 }
 
-// The same with a B that is not there as a whole: make(k, deep, first, end, to) writes rows [k, k + deep) of the panels
-// [first, end), as `pack_panel` does. A thread makes a few panels at a time, in memory that stays in the L2 cache. Panels are
-// made again for each part of the rows, which are therefore cut only where columns give too few parts.
+// Rows [row, end) of C, and its columns of the panels [first, last), on the calling thread, with a B that is not there as a
+// whole: make(k, deep, first, last, to) writes rows [k, k + deep) of these panels, as `pack_panel` does.
+template <class Make, class Epilogue>
+void part_of_made(size_t row, size_t end, size_t first, size_t last, size_t columns, size_t depth, Matrix a, Make&& make,
+                  float* c, size_t stride, bool add, const Epilogue& epilogue) {
+  thread_local Scratch memory;
+  const size_t column = first * tile_columns, width = std::min(columns, last * tile_columns) - column;
+  float* const made = memory.floats(std::min(depth, depth_block) * (last - first) * tile_columns);
+  size_t k = 0;
+  do {
+    const size_t deep = std::min(depth_block, depth - k);
+    make(k, deep, first, last, made);
+    const auto product = [&](auto then) {
+      gemm_block(end - row, width, deep, a.from(row, k), packed_panels(made, deep), 0, last - first,
+                 c + row * stride + column, stride, add || k > 0, row, then);
+    };
+    if (std::is_same_v<Epilogue, AsItIs> || k + deep < depth)
+      product(AsItIs());
+    else
+      product(from_column(epilogue, column));
+    k += deep;
+  } while (k < depth);
+}
+
+// The same for all of C. A thread makes a few panels at a time, in memory that stays in the L2 cache. Panels are made again
+// for each part of the rows, which are therefore cut only where columns give too few parts.
 template <class Make, class Epilogue = AsItIs>
 void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Make&& make, float* c,
                   size_t stride, bool add = false, Epilogue epilogue = {}) {
@@ -350,25 +373,9 @@ void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t de
   // Gradients of weights of a narrow layer are long sums for few rows and columns: narrower parts are better than one.
   if (down * across < std::min<size_t>(wanted, 4)) across = std::min(panels, divided_up(std::min<size_t>(wanted, 4), down));
   threads.run(across * down, [&](size_t part) {
-    thread_local Scratch memory;
-    const size_t i = part % down, j = part / down, first = panels * j / across, end = panels * (j + 1) / across;
-    const size_t row = strips * i / down * tile_rows, height = std::min(rows, strips * (i + 1) / down * tile_rows) - row;
-    const size_t column = first * tile_columns, width = std::min(columns, end * tile_columns) - column;
-    float* const made = memory.floats(std::min(depth, depth_block) * (end - first) * tile_columns);
-    size_t k = 0;
-    do {
-      const size_t deep = std::min(depth_block, depth - k);
-      make(k, deep, first, end, made);
-      const auto product = [&](auto then) {
-        gemm_block(height, width, deep, a.from(row, k), packed_panels(made, deep), 0, end - first,
-                   c + row * stride + column, stride, add || k > 0, row, then);
-      };
-      if (std::is_same_v<Epilogue, AsItIs> || k + deep < depth)
-        product(AsItIs());
-      else
-        product(from_column(epilogue, column));
-      k += deep;
-    } while (k < depth);
+    const size_t i = part % down, j = part / down;
+    part_of_made(strips * i / down * tile_rows, std::min(rows, strips * (i + 1) / down * tile_rows), panels * j / across,
+                 panels * (j + 1) / across, columns, depth, a, make, c, stride, add, epilogue);
   });
 }
 
@@ -388,15 +395,22 @@ void gemm_packing_once(const Threads& threads, size_t rows, size_t columns, size
   }
 }
 
+// Makes panels of a B that is there.
+struct Packing {
+  Matrix b;
+  size_t columns;
+
+  void operator()(size_t k, size_t deep, size_t first, size_t last, float* to) const {
+    for (size_t panel = first; panel < last; ++panel, to += deep * tile_columns)
+      pack_panel(b.from(k, 0), deep, columns, panel, to);
+  }
+};
+
 // The same, each part packing what it needs of B.
 template <class Epilogue>
 void gemm_packing_parts(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c,
                         size_t stride, bool add, Epilogue epilogue) {
-  const auto make = [&](size_t k, size_t deep, size_t first, size_t end, float* to) {
-    for (size_t panel = first; panel < end; ++panel, to += deep * tile_columns)
-      pack_panel(b.from(k, 0), deep, columns, panel, to);
-  };
-  gemm_of_made(threads, rows, columns, depth, a, make, c, stride, add, epilogue);
+  gemm_of_made(threads, rows, columns, depth, a, Packing{b, columns}, c, stride, add, epilogue);
 }
 
 // The same for a single strip of A: packing B would take longer than the product.
@@ -429,11 +443,18 @@ template <class Epilogue>
 void gemm_of_pieces(const Threads& threads, size_t pieces, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b,
                     float* c, size_t stride, bool add, Epilogue epilogue) {
   thread_local Scratch memory;
-  const size_t each = rows * columns;
+  constexpr size_t most_panels = 512 / tile_columns;
+  const size_t each = rows * columns, panels = divided_up(columns, tile_columns);
   float* const sums = memory.floats(each * pieces);
   threads.run(pieces, [&](size_t piece) {
     const size_t k = depth * piece / pieces, deep = depth * (piece + 1) / pieces - k;
-    gemm_of_few_rows(Threads(), rows, columns, deep, a.from(0, k), b.from(k, 0), sums + each * piece, columns, false, AsItIs());
+    const Matrix left = a.from(0, k), right = b.from(k, 0);
+    float* const to = sums + each * piece;
+    if (rows <= tile_rows && b.column == 1)
+      return gemm_of_strip(Threads(), rows, columns, deep, left, right, to, columns, false, AsItIs());
+    for (size_t panel = 0; panel < panels; panel += most_panels)
+      part_of_made(0, rows, panel, std::min(panels, panel + most_panels), columns, deep, left, Packing{right, columns}, to,
+                   columns, false, AsItIs());
   });
   threads.ranges(rows, divided_up(size_t{1} << 14, columns * pieces), [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i)

@@ -84,6 +84,30 @@ def test_products_in_bfloat16_are_recomputed_in_bfloat16(tmp_path: Path) -> None
     assert not kept_by_gradients(ir.load(folder / "training_model.onnx")) & {"g0", "g1", "g2"}
 
 
+def test_linear_layers_of_many_rows_are_recomputed(tmp_path: Path) -> None:
+    """They become ops of their own before products are chosen."""
+    nodes, weights, last = [], {}, "x"
+    for i in range(4):
+        weights |= {f"w{i}": weight(64, 64), f"b{i}": weight(64)}
+        nodes += [node("Gemm", [last, f"w{i}", f"b{i}"], [f"z{i}"]), node("Tanh", [f"z{i}"], [f"t{i}"])]
+        last = f"t{i}"
+    nodes.append(node("Identity", [last], ["out"]))
+    net = make_model(nodes, {"x": [1200, 64]}, {"out": [1200, 64]}, weights)
+    x = np.random.default_rng(0).normal(size=(1200, 64)).astype(np.float32)
+    counts, found = [], []
+    for flag in (False, True):
+        folder = tmp_path / str(flag)
+        generate_artifacts(net, loss="mse", artifact_directory=folder, recompute=flag)
+        model = onnx.load(folder / "training_model.onnx")
+        counts.append(Counter(n.op_type for n in model.graph.node)["Linear_float"])
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        Module(folder / "training_model.onnx", state)(x, np.zeros_like(x))
+        found.append({name: np.array(p.grad) for name, p in state.parameters})
+    assert counts[1] > counts[0] == 4
+    for name, reference in found[0].items():
+        np.testing.assert_allclose(found[1][name], reference, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
 def test_a_trainer_that_recomputes(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(8, 5, 64)).astype(np.float32)
     histories = []

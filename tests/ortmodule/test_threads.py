@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from onnxtrain.fusion import ProductPass
 from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule.sessions import _session, _threads
 from onnxtrain.ortmodule.sessions._threads import CoreSharing, _StepThreads, threads_for
@@ -269,6 +270,17 @@ def test_little_work_is_done_by_one_thread(model: Callable[[], ir.Model], thread
         assert threads_for(model()) == threads
     finally:
         torch.set_num_threads(before)
+
+
+def test_work_of_a_linear_layer_is_that_of_its_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    model = infer_shapes(
+        ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[1100, 16] x, float[16, 64] w, float[64] b) => (float[1100, 64] y) { y = Gemm(x, w, b) }""")
+    )
+    ProductPass()(model)
+    assert [node.op_type for node in model.graph] == ["Linear_float"]
+    assert threads_for(model) == 3  # 1.1 million multiplications of 90,000 numbers
 
 
 def test_a_session_begins_with_threads_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,8 @@ _CHEAP = ELEMENTWISE | MOVES | {
 }  # fmt: skip
 # Matrix products, a share of which is recomputed, and the functions that replace them.
 _PRODUCTS = PRODUCTS | {
-    *("MatrixProduct_float", "GemmBfloat16_float", "MatMulBfloat16_float", "MatMulPermutedRightBfloat16_float"),
+    *("MatrixProduct_float", "Linear_float", "LinearRelu_float"),
+    *("GemmBfloat16_float", "MatMulBfloat16_float", "MatMulPermutedRightBfloat16_float"),
 }  # fmt: skip
 _SHARE = 1 / 2
 """Largest share of the forward matrix products, by work, that is recomputed.

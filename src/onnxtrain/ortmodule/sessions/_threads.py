@@ -57,7 +57,7 @@ PyTorch."""
 
 _LITTLE_WORK = 1 << 20
 """Number of multiplications, or of elements read and written, that one thread does while other threads wake up."""
-_PRODUCTS = PRODUCTS | {"MatrixProduct"}
+_PRODUCTS = PRODUCTS | {"Linear", "LinearRelu", "MatrixProduct"}
 # Ops whose work doesn't follow from the sizes of their inputs and outputs.
 _LONG_OPS = re.compile(
     r"Attention|Conv|Einsum|GRU|Gemm|If|LSTM|Loop|MatMul|RNN|Scan|DFT|Det|Inverse|Resize|TopK"

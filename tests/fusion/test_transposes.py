@@ -20,6 +20,16 @@ CASES = {
     "integers": ("int64[9, 12, 32] x", "y = Transpose<perm = [1, 0, 2]>(x)", {"Transpose": 1}),
     "short rows": ("float[20, 3] x", "y = Transpose(x)", {"Transpose": 1}),
     "short columns": ("float[3, 20] x", "y = Transpose(x)", {"Transpose": 1}),
+    "rows of two axes": (
+        "float[9, 12, 3, 3] x",
+        "y = Transpose<perm = [1, 0, 2, 3]>(x)",
+        {"Transpose_float": 1},
+    ),
+    "short rows of two axes": (
+        "float[9, 12, 2, 2] x",
+        "y = Transpose<perm = [1, 0, 2, 3]>(x)",
+        {"Transpose": 1},
+    ),
     "no elements": ("float[0, 1, 32] x", "y = Transpose<perm = [1, 0, 2]>(x)", {"Transpose_float": 1}),
     "an unknown size": ("float[n, 1, 32] x", "y = Transpose<perm = [1, 0, 2]>(x)", {"Transpose_float": 1}),
     "a product": ("float[9, 12, 32] x", "t = Transpose<perm = [0, 2, 1]>(x) y = MatMul(x, t)", None),
@@ -31,7 +41,7 @@ CASES = {
 def test_transposes(case: str) -> None:
     given, body, expected = CASES[case]
     dtype = given.split("[")[0]
-    result = ["", "[a, b]", "[a, b, c]"][given.count(",")]
+    result = ["", "[a, b]", "[a, b, c]", "[a, b, c, d]"][given.count(",")]
     proto = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21]> g ({given}) => ({dtype}{result} y) {{ {body} }}'
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
@@ -64,8 +67,18 @@ def _as_function(op: Emitter, node: ir.Node) -> bool:
     if not sizes:
         return False
     perm = node.attributes.get_ints("perm") or range(len(sizes))[::-1]
-    ends = sizes[-1], sizes[perm[-1]]
-    if any(size is not None and size < _FEW for size in ends):
+    if min(_lengths(sizes, perm)) < _FEW:
         return False
     become(op, node, transpose, {"perm": list(perm)})
     return True
+
+
+def _lengths(sizes: Sequence[int | None], perm: Sequence[int]) -> tuple[float, ...]:
+    """Returns the length of the rows, or of rows and columns if rows become columns; infinity for unknown ones."""
+    kept = len(sizes)
+    while kept > 0 and perm[kept - 1] == kept - 1:
+        kept -= 1
+    known = [math.inf if size is None else size for size in sizes]
+    if kept < len(sizes):
+        return (math.prod(known[kept:]),)
+    return known[-1], known[perm[-1]]

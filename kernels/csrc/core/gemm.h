@@ -350,7 +350,7 @@ void part_of_made(size_t row, size_t end, size_t first, size_t last, size_t colu
       gemm_block(end - row, width, deep, a.from(row, k), packed_panels(made, deep), 0, last - first,
                  c + row * stride + column, stride, add || k > 0, row, then);
     };
-    if (std::is_same_v<Epilogue, AsItIs> || k + deep < depth)
+    if (k + deep < depth)
       product(AsItIs());
     else
       product(from_column(epilogue, column));

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 from onnxtrain.op_facts import COMMUTATIVE
-from onnxtrain.passes import is_stop_gradient
+from onnxtrain.passes import is_stop_gradient, read_once
 
 
 class Match(dict[str, Any]):
@@ -212,12 +212,6 @@ def _stop_gradients(value: ir.Value | None) -> Iterable[ir.Node]:
     while value is not None and (node := value.producer()) is not None and is_stop_gradient(node):
         yield node
         value = node.inputs[0]
-
-
-def read_once(value: ir.Value) -> bool:
-    """True if exactly one node reads a value, through any number of inputs, and the value is not a graph output."""
-    # For example, a square reads its operand twice, but is one reader.
-    return not value.is_graph_output() and len({id(use.node) for use in value.uses()}) == 1
 
 
 def constant(value: ir.Value | None) -> float | None:

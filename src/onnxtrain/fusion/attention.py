@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, known_array, static_dims
 from onnxtrain.functions import CompositeOp, attention, causal_attention, masked_attention
-from onnxtrain.fusion._patterns import constant, read_once
-from onnxtrain.passes import remove_unread_chains, same_size
+from onnxtrain.fusion._patterns import constant
+from onnxtrain.passes import read_once, remove_unread_chains, same_size
 
 _SWAP = [0, 1, 3, 2]
 _MASKED = -1e30

@@ -9,8 +9,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import column_sum, running_sum
 from onnxtrain.fusion._pass import KeepingPass, become
-from onnxtrain.fusion._patterns import read_once
-from onnxtrain.passes import is_long_sum, known_array, remove_unread_chains
+from onnxtrain.passes import is_long_sum, known_array, read_once, remove_unread_chains
 
 _LEAST_COLUMNS, _LEAST_ROWS = 8, 16
 """Of fewer columns or rows, ONNX Runtime's sums are as fast."""

@@ -9,9 +9,8 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import linear, linear_relu, matrix_product
 from onnxtrain.fusion._pass import KeepingPass, become, take_over
-from onnxtrain.fusion._patterns import read_once
 from onnxtrain.op_facts import PRODUCTS
-from onnxtrain.passes import remove_unread_chains
+from onnxtrain.passes import read_once, remove_unread_chains
 
 _LONG_ROW = 4096
 """Rows of this many elements start at addresses that map to the same few cache lines."""

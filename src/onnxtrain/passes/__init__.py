@@ -69,7 +69,7 @@ from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
 from onnxtrain.passes.tidy.frozen_batch_norm import FoldFrozenBatchNormPass
 from onnxtrain.passes.tidy.implicit_expand import ImplicitExpandPass
 from onnxtrain.passes.tidy.late_expand import LateExpandPass, expand_source
-from onnxtrain.passes.tidy.reads import captured_values, reads
+from onnxtrain.passes.tidy.reads import captured_values, read_once, reads
 from onnxtrain.passes.tidy.relu_after_pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.tidy.relu_before_reshape import ReluBeforeReshapePass
 from onnxtrain.passes.tidy.replace_value import stand_in
@@ -144,6 +144,7 @@ __all__ = [
     "mark_stopped_gradients",
     "permutation",
     "promote_initializers",
+    "read_once",
     "reads",
     "remove_unread_chains",
     "remove_unread_initializers",

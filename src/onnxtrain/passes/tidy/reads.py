@@ -1,4 +1,4 @@
-"""Finds the values that a node reads, those of its subgraphs included."""
+"""Finds the values that a node reads, those of its subgraphs included, and the readers of a value."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ def captured_values(node: ir.Node) -> Iterator[ir.Value]:
             continue
         if attribute.type == ir.AttributeType.GRAPH:
             yield from _outer_values(attribute.as_graph())
+
+
+def read_once(value: ir.Value) -> bool:
+    """True if exactly one node reads a value, through any number of inputs, and the value is not a graph output."""
+    # For example, a square reads its operand twice, but is one reader.
+    return not value.is_graph_output() and len({id(use.node) for use in value.uses()}) == 1
 
 
 def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.tidy.reads import read_once
+
 
 class ReluAfterMaxPoolPass(ir.passes.InPlacePass):
     """Rewrites MaxPool(Relu(x)) as Relu(MaxPool(x)) if nothing else reads the Relu and the indices are unread.
@@ -42,4 +44,4 @@ def _relu_before(node: ir.Node) -> ir.Node | None:
     relu = value.producer() if value is not None else None
     if value is None or relu is None or relu.op_type != "Relu" or relu.domain != "":
         return None
-    return relu if len(value.uses()) == 1 and not value.is_graph_output() else None
+    return relu if read_once(value) else None

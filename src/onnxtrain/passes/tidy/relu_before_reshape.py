@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.tidy.reads import read_once
+
 
 class ReluBeforeReshapePass(ir.passes.InPlacePass):
     """Rewrites Relu(Reshape(x)) as Reshape(Relu(x)) if nothing else reads the reshaped value.
@@ -40,4 +42,4 @@ def _reshape_before(node: ir.Node) -> ir.Node | None:
     reshape = value.producer() if value is not None else None
     if value is None or reshape is None or (reshape.op_type, reshape.domain) != ("Reshape", ""):
         return None
-    return reshape if len(value.uses()) == 1 and not value.is_graph_output() else None
+    return reshape if read_once(value) else None

@@ -141,6 +141,28 @@ def test_other_layers_stay(proto: onnx.ModelProto) -> None:
     assert ops(rewritten(proto, ProductPass())) == {"Gemm": 1}
 
 
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "op_type"),
+    [
+        (64, 20, 512, "Linear_float"),
+        (64, 512, 512, "Linear_float"),
+        (63, 20, 512, "Gemm"),
+        (64, 20, 511, "Gemm"),
+        (64, 513, 512, "Gemm"),
+        (64, "k", 512, "Gemm"),
+    ],
+)
+def test_a_wide_layer_of_few_rows_becomes_one_op(
+    rows: int, depth: int | str, columns: int, op_type: str
+) -> None:
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[{rows}, {depth}] x, float[{depth}, {columns}] w, float[{columns}] b)
+            => (float[{rows}, {columns}] y) {{ y = Gemm(x, w, b) }}"""
+    )
+    assert ops(rewritten(proto, ProductPass())) == {op_type: 1}
+
+
 def test_kept_nodes_stay() -> None:
     proto = layer("float[20, 64] w", "z = Gemm(x, w, b) y = Relu(z)")
     assert ops(rewritten(proto, ProductPass({"z"}))) == {"Gemm": 1, "Relu": 1}

@@ -3,7 +3,7 @@
 // The heart is `tile`: tile_rows x tile_columns of C stay in registers while one column of A's rows and one row of B's
 // columns after the other are multiplied into them. Each number of A is read from memory into all lanes, where it is
 // (A needs no particular order, just some locality); B is packed into panels of tile_columns, [panel][depth][column], so
-// that a panel streams from the L2 cache in order. `depth_block` rows of a panel take a few dozen KB.
+// that a panel streams from the L2 cache in order, while tile_rows of A, `depth_block` deep, stay in the L1 cache.
 //
 // All of C is cut into blocks, each of which is one thread's: sums are made in the same order whatever the number of
 // threads.
@@ -15,7 +15,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "core/buffer.h"
 #include "core/scratch.h"
 #include "core/simd.h"
 #include "core/threads.h"
@@ -30,7 +29,14 @@ using std::size_t;
 constexpr size_t tile_rows = registers == 32 ? 12 : 6;
 constexpr size_t tile_vectors = 2;
 constexpr size_t tile_columns = tile_vectors * lanes;
-constexpr size_t depth_block = 384;
+constexpr size_t depth_block = 512;
+// So many panels, 512 KB at most, stay in the L2 cache.
+constexpr size_t panels_together = 8;
+// Rows of B are fetched into the L1 cache so many rows before their turn: the processor alone fetches them too late.
+constexpr ptrdiff_t rows_ahead = 12;
+
+// How much of a depth is taken at once: of equal parts the first.
+inline size_t part_of_depth(size_t depth) { return depth / std::max<size_t>(divided_up(depth, depth_block), 1); }
 
 // An operand: element (i, j) is data[i * row + j * column]; transposed by exchanging the two.
 struct Matrix {
@@ -48,6 +54,13 @@ inline Matrix rows_of(const float* data, size_t columns) { return {data, static_
 
 // How many floats `pack` writes for a matrix of these sizes.
 inline size_t packed_size(size_t depth, size_t columns) { return depth * divided_up(columns, tile_columns) * tile_columns; }
+
+// The largest power of two up to `most`, at least 1: so many parts are shared evenly by two or four threads.
+inline size_t even_parts(size_t most) {
+  size_t parts = 1;
+  while (2 * parts <= most) parts *= 2;
+  return parts;
+}
 
 // Copies one panel of B, whose columns behind the last are zeros.
 inline void pack_panel(Matrix b, size_t depth, size_t columns, size_t panel, float* to) {
@@ -98,6 +111,9 @@ __attribute__((noinline)) void multiply(const float* a, ptrdiff_t a_row, ptrdiff
 #pragma GCC unroll 4
   for (size_t p = 0; p < pointers; ++p) from[p] = a + static_cast<ptrdiff_t>(4 * p) * a_row;
   for (size_t k = 0; k < depth; ++k, panel += panel_row) {
+    constexpr size_t line = 16;
+#pragma GCC unroll 4
+    for (size_t j = 0; j < Vectors * lanes; j += line) __builtin_prefetch(panel + rows_ahead * panel_row + j);
     vfloat b[Vectors];
 #pragma GCC unroll 4
     for (size_t v = 0; v < Vectors; ++v) b[v] = load(panel + v * lanes);
@@ -266,8 +282,8 @@ struct Panels {
 // A B of `depth` rows as `pack` writes it.
 inline Panels packed_panels(const float* data, size_t depth) { return {data, depth * tile_columns}; }
 
-// The product of rows of A and the panels [first, end) of B from row k on. A group of strips goes over a panel while that is
-// in the L1 cache.
+// The product of rows of A and the panels [first, end) of B from row k on. A strip, in the L1 cache, goes over panels_together,
+// and a group of strips over the same while they are in the L2 cache.
 template <class Out>
 inline void product_of_block(Matrix a, size_t rows, size_t k, size_t depth, Panels b, size_t first, size_t end,
                              size_t columns, Out&& out) {
@@ -276,13 +292,14 @@ inline void product_of_block(Matrix a, size_t rows, size_t k, size_t depth, Pane
   for (size_t i = 0; i < rows; i += CopiedRows::group_rows) {
     const size_t taken = std::min(CopiedRows::group_rows, rows - i);
     const CopiedRows copy(a.from(i, 0), copies ? taken : 0, depth, memory);
-    for (size_t panel = first; panel < end; ++panel) {
-      const size_t column = panel * tile_columns, width = std::min(tile_columns, columns - column);
+    for (size_t begin = first; begin < end; begin += panels_together)
       for (size_t r = 0; r < taken; r += tile_rows) {
         const Matrix own = copies ? copy.from(r) : a.from(i + r, 0);
-        tile_of(std::min(tile_rows, taken - r), own, b.at(k, panel), b.row, depth, i + r, column, width, out);
+        for (size_t panel = begin; panel < std::min(end, begin + panels_together); ++panel) {
+          const size_t column = panel * tile_columns, width = std::min(tile_columns, columns - column);
+          tile_of(std::min(tile_rows, taken - r), own, b.at(k, panel), b.row, depth, i + r, column, width, out);
+        }
       }
-    }
   }
 }
 
@@ -293,7 +310,7 @@ inline void gemm_block(size_t rows, size_t columns, size_t depth, Matrix a, Pane
                        size_t stride, bool add, size_t row = 0, Epilogue epilogue = {}) {
   size_t k = 0;
   do {
-    const size_t deep = std::min(depth_block, depth - k);
+    const size_t deep = part_of_depth(depth - k);
     const bool more = add || k > 0, last = k + deep == depth;
     const auto finish = [&](vfloat value, size_t i, size_t column, size_t count) {
       float* to = c + i * stride + column;
@@ -324,7 +341,7 @@ void gemm_packed(const Threads& threads, size_t rows, size_t columns, size_t dep
   const double work = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth);
   const size_t wanted = work < 1e5 ? 1 : static_cast<size_t>(std::clamp(work / 2e6, 2., 16.));
   size_t across = divided_up(columns, 512);
-  const size_t down = std::min({std::max<size_t>(strips / 8, 2), strips, divided_up(wanted, across)});
+  const size_t down = even_parts(std::min({std::max<size_t>(strips / 4, 2), strips, divided_up(wanted, across)}));
   if (down * across < std::min<size_t>(wanted, 4)) across = std::min(panels, divided_up(std::min<size_t>(wanted, 4), down));
   threads.run(across * down, [&](size_t part) {
     const size_t i = part / across, j = part % across;
@@ -344,7 +361,7 @@ void part_of_made(size_t row, size_t end, size_t first, size_t last, size_t colu
   float* const made = memory.floats(std::min(depth, depth_block) * (last - first) * tile_columns);
   size_t k = 0;
   do {
-    const size_t deep = std::min(depth_block, depth - k);
+    const size_t deep = part_of_depth(depth - k);
     make(k, deep, first, last, made);
     const auto product = [&](auto then) {
       gemm_block(end - row, width, deep, a.from(row, k), packed_panels(made, deep), 0, last - first,
@@ -369,7 +386,7 @@ void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t de
   const double work = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth);
   const size_t wanted = work < 1e5 ? 1 : static_cast<size_t>(std::clamp(work / 2e6, 2., 16.));
   size_t across = std::max(std::min(wanted, columns / least_columns), divided_up(columns, most_columns));
-  const size_t down = std::clamp<size_t>(divided_up(wanted, across), 1, std::max<size_t>(rows / least_rows, 1));
+  const size_t down = even_parts(std::min(divided_up(wanted, across), rows / least_rows));
   // Gradients of weights of a narrow layer are long sums for few rows and columns: narrower parts are better than one.
   if (down * across < std::min<size_t>(wanted, 4)) across = std::min(panels, divided_up(std::min<size_t>(wanted, 4), down));
   threads.run(across * down, [&](size_t part) {
@@ -383,15 +400,22 @@ void gemm_of_made(const Threads& threads, size_t rows, size_t columns, size_t de
 template <class Epilogue>
 void gemm_packing_once(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c,
                        size_t stride, bool add, Epilogue epilogue) {
-  const size_t most = 4 * depth_block;
-  const Buffer packed(packed_size(std::min(depth, most), columns));
-  for (size_t k = 0; k == 0 || k < depth; k += most) {
-    const size_t deep = std::min(most, depth - k);
-    pack(threads, b.from(k, 0), deep, columns, packed.data());
-    if (k + deep == depth)
-      gemm_packed(threads, rows, columns, deep, a.from(0, k), packed.data(), c, stride, add || k > 0, epilogue);
-    else
-      gemm_packed(threads, rows, columns, deep, a.from(0, k), packed.data(), c, stride, add || k > 0);
+  thread_local Scratch memory;
+  constexpr size_t most_rows = 4 * depth_block, most_columns = 64 * tile_columns;
+  for (size_t column = 0; column < columns; column += most_columns) {
+    const size_t wide = std::min(most_columns, columns - column);
+    float* const packed = memory.floats(packed_size(std::min(depth, most_rows), wide));
+    for (size_t k = 0; k == 0 || k < depth; k += most_rows) {
+      const size_t deep = std::min(most_rows, depth - k);
+      const auto product = [&](auto then) {
+        gemm_packed(threads, rows, wide, deep, a.from(0, k), packed, c + column, stride, add || k > 0, then);
+      };
+      pack(threads, b.from(k, column), deep, wide, packed);
+      if (k + deep == depth)
+        product(from_column(epilogue, column));
+      else
+        product(AsItIs());
+    }
   }
 }
 
@@ -474,12 +498,12 @@ void gemm_of_pieces(const Threads& threads, size_t pieces, size_t rows, size_t c
 template <class Epilogue = AsItIs>
 void gemm(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c, size_t stride,
           bool add = false, Epilogue epilogue = {}) {
-  constexpr size_t few = size_t{1} << 16, long_sum = 1024;
+  constexpr size_t few = size_t{1} << 16, long_sum = 1024, least_piece = 384;
   if (rows == 0 || columns == 0) return;
   if (depth >= long_sum && rows * columns <= few) {
-    const size_t pieces = std::min<size_t>(depth / (long_sum / 2), 8);
+    const size_t pieces = even_parts(std::min<size_t>(depth / least_piece, 8));
     gemm_of_pieces(threads, pieces, rows, columns, depth, a, b, c, stride, add, epilogue);
-  } else if (rows <= 512) {
+  } else if (rows < (a.column == 1 ? 384 : 128)) {
     gemm_of_few_rows(threads, rows, columns, depth, a, b, c, stride, add, epilogue);
   } else {
     gemm_packing_once(threads, rows, columns, depth, a, b, c, stride, add, epilogue);

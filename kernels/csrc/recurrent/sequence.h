@@ -72,7 +72,7 @@ inline void transposed_products(const Threads& threads, const float* a, size_t d
       if (sums) std::fill(sums + i, sums + i + taken, 0.f);
       size_t k = 0;
       do {
-        const size_t deep = std::min(depth_block, depth - k);
+        const size_t deep = part_of_depth(depth - k);
         copy_strips(rows.from(i, k), taken, deep, copy, deep * tile_rows);
         for (size_t r = 0; r < taken; r += tile_rows) {
           const size_t height = std::min(tile_rows, taken - r);

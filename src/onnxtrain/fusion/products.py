@@ -16,7 +16,10 @@ _LONG_ROW = 4096
 """Rows of this many elements start at addresses that map to the same few cache lines."""
 
 _MANY_ROWS, _MANY_COLUMNS = 1024, 64
-"""Of fewer, ONNX Runtime's product with a bias is as fast."""
+"""Of fewer, ONNX Runtime's product with a bias is as fast, unless the layer is wide."""
+
+_WIDE_ROWS, _WIDE_COLUMNS = 64, 512
+"""The least rows and columns of a wide layer, which has no fewer outputs than inputs: its bias takes long to write."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class ProductPass(KeepingPass):
     A product is slow in ONNX Runtime if its first factor is transposed, as in weight gradients, or has rows of at least
     4096 elements, as in the input gradient of a layer with a large vocabulary. It becomes `MatrixProduct`.
 
-    A linear layer with a bias and many rows becomes `Linear` or, with a Relu that follows, `LinearRelu`: ONNX Runtime
-    writes the bias to all rows first, on one thread, and adds the product to them.
+    A linear layer with a bias and many rows, or a wide one, becomes `Linear` or, with a Relu that follows,
+    `LinearRelu`: ONNX Runtime writes the bias to all rows first, on one thread, and adds the product to them.
 
     Run this pass last: other passes don't recognize the functions.
     """
@@ -93,7 +96,7 @@ class ProductPass(KeepingPass):
 
 
 def _is_linear_layer(node: ir.Node) -> bool:
-    """True if a node is a float32 product of a matrix with many rows and a weight, to which it adds a row."""
+    """True if a node is a float32 product of a matrix and a weight, to which it adds a row, and large enough."""
     if (node.op_type, node.domain) != ("Gemm", "") or len(node.inputs) < 3 or node.inputs[0] is None:
         return False
     attributes = node.attributes
@@ -102,14 +105,12 @@ def _is_linear_layer(node: ir.Node) -> bool:
     if bias is None or dims is None or scales != (1, 1) or _transposes(node, "transA"):
         return False
     rows, columns = dims
-    return (
-        node.inputs[0].dtype == ir.DataType.FLOAT
-        and rows is not None
-        and columns is not None
-        and rows >= _MANY_ROWS
-        and columns >= _MANY_COLUMNS
-        and static_dims(bias) == (columns,)
-    )
+    if node.inputs[0].dtype != ir.DataType.FLOAT or rows is None or columns is None:
+        return False
+    depth = (static_dims(node.inputs[0]) or [None])[-1]
+    is_wide = rows >= _WIDE_ROWS and columns >= max(_WIDE_COLUMNS, depth or columns + 1)
+    is_large = is_wide or (rows >= _MANY_ROWS and columns >= _MANY_COLUMNS)
+    return is_large and static_dims(bias) == (columns,)
 
 
 def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:

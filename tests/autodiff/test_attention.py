@@ -15,6 +15,10 @@ from onnxtrain.functions import (
     attention,
     causal_attention,
     masked_attention,
+    qkv_attention,
+    qkv_causal_attention,
+    qkv_masked_attention,
+    qkv_safe_masked_attention,
     safe_masked_attention,
 )
 from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
@@ -105,3 +109,52 @@ def test_a_query_without_keys_has_no_gradient() -> None:
     for gradient in gradients[:3]:
         assert (gradient[:, 1] == 0).all()
         assert np.isfinite(gradient).all()
+
+
+QKV = [qkv_attention, qkv_causal_attention, qkv_masked_attention, qkv_safe_masked_attention]
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("perm", [(2, 0, 3, 1, 4), (2, 1, 3, 0, 4)], ids=str)
+@pytest.mark.parametrize("composite", QKV, ids=lambda composite: composite.name)
+def test_attention_of_one_tensor_matches_torch(
+    composite: CompositeOp, perm: tuple[int, ...], symbolic: bool
+) -> None:
+    inverse = np.argsort(perm)
+    y_perm = [int(i) - 1 for i in inverse if i > 0]
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(3, 2, 3, 6, 4)).transpose(inverse)
+    feeds = {"x": x, "ct": rng.normal(size=(2, 3, 6, 4)).transpose(y_perm)}
+    if "mask" in composite.inputs:
+        feeds["mask"] = rng.normal(size=(3, 1, 6))
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="attention")
+    axes = {"x": [["batch", "positions"], [2, 6]][not symbolic], "mask": [3, 1, 6]}
+    sizes = np.array([3, axes["x"][0], 3, axes["x"][1], 4], dtype=object)
+    axes["x"] = [sizes[i] for i in inverse]
+    for name in composite.inputs:
+        graph.inputs.append(
+            ir.Value(name=name, type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape(axes[name]))
+        )
+    model = ir.Model(graph, ir_version=10)
+    op = Emitter(graph, functions=model.functions)
+    y, log_sum = op.call(composite, *graph.inputs, scale=SCALE, perm=list(perm), y_perm=y_perm, _outputs=2)
+    y.name, y.shape = "y", ir.Shape([sizes[1:][i] for i in y_perm])
+    log_sum.shape = ir.Shape(sizes[1:4])
+    graph.outputs.append(y)
+    joint = with_gradients(model, composite.inputs)
+    own = ort.InferenceSession(joint.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+
+    leaves = {name: torch.from_numpy(feeds[name].copy()).requires_grad_() for name in composite.inputs}
+    mask = leaves["mask"].expand(2, 3, 6, 6) if "mask" in leaves else None
+    result = torch.nn.functional.scaled_dot_product_attention(
+        *leaves["x"].permute(*perm),
+        attn_mask=mask,
+        is_causal=composite is qkv_causal_attention,
+        scale=SCALE,
+    ).permute(*y_perm)
+    reference = [
+        result,
+        *torch.autograd.grad(result, list(leaves.values()), torch.from_numpy(feeds["ct"].copy())),
+    ]
+    for value, expected in zip(own, reference, strict=True):
+        assert norm_relative_error(value, expected.detach().numpy()) <= NORM_RELATIVE[np.dtype(np.float64)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from autodiff.test_attention import COMPOSITES as ATTENTION
+from autodiff.test_attention import QKV
 from autodiff.test_square_matrices import TWINS
 from fusion.rewriting import with_gradients
 from onnxtrain.autodiff._registry import RULES
@@ -90,6 +91,7 @@ def test_every_composite_rule_has_a_row():
         *INSTANCE_NORMS,
         *FUNCTIONS,
         *ATTENTION,
+        *QKV,
         *TWINS,
         *recurrent,
         with_slope,  # in ortmodule/test_special_points.py

@@ -54,6 +54,10 @@ CHECKS: list[tuple[Check, tuple[Any, ...]]] = [
         for name in ("MaskedAttention", "SafeMaskedAttention")
         for shape in test_attention.MASKS[:2]
     ),
+    *(
+        (test_attention.test_qkv_attention, (name, [2, 2, 9, 5], test_attention.PERMS[0]))
+        for name in ("Attention", "CausalAttention", "MaskedAttention", "SafeMaskedAttention")
+    ),
     (test_batch_norm.test_against_bodies, ([3, 5, 4, 9],)),
     (test_batch_norm.test_against_bodies, ([3, 5, 3, 3],)),
     *((test_batch_norm.test_max_pool, pooling) for pooling in test_batch_norm.POOLINGS[1:6:2]),

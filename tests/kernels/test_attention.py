@@ -153,3 +153,77 @@ def test_no_keys(name: str) -> None:
     np.testing.assert_array_equal(dq, np.zeros_like(q))
     assert dk.shape == k.shape
     assert dv.shape == v.shape
+
+
+PERMS = [(2, 0, 3, 1, 4), (2, 1, 3, 0, 4), (0, 1, 2, 3, 4), (3, 2, 0, 1, 4)]
+"""Permutations of a tensor of queries, keys and values to [3, batch, heads, positions, size]."""
+QKV_SIZES = [(2, 3, 7, 4), (1, 1, 1, 1), (1, 2, 130, 33), (1, 1, 300, 8), (3, 2, 16, 32)]
+"""Batch, heads, positions, size."""
+
+
+def packed(sizes: Sequence[int], perm: Sequence[int]) -> tuple[np.ndarray, dict[str, object]]:
+    """A tensor of queries, keys and values, and the attributes of attention of it."""
+    inverse = np.argsort(perm)
+    x = np.random.default_rng(0).standard_normal((3, *sizes)).transpose(inverse)
+    return x, {"scale": 0.3, "perm": list(perm), "y_perm": [int(i) - 1 for i in inverse if i > 0]}
+
+
+@pytest.mark.sample(every=2)
+@pytest.mark.parametrize("perm", PERMS, ids=str)
+@pytest.mark.parametrize("name", ["Attention", "CausalAttention", "MaskedAttention", "SafeMaskedAttention"])
+@pytest.mark.parametrize("sizes", QKV_SIZES, ids=str)
+def test_qkv_attention(name: str, sizes: Sequence[int], perm: Sequence[int]) -> None:
+    x, attributes = packed(sizes, perm)
+    mask = {}
+    if "Masked" in name:
+        mask["mask"] = np.random.default_rng(2).standard_normal((sizes[1], sizes[2], sizes[2]))
+    check(f"Qkv{name}", {"x": x} | mask, attributes)
+    y, log_sum = run(f"Qkv{name}", {"x": x} | mask, attributes, native=True)
+    ct = np.random.default_rng(1).standard_normal(y.shape)
+    order = {
+        "scale": 0.3,
+        "perm": list(perm),
+        "inverse": [int(i) for i in np.argsort(perm)],
+        "ct_perm": [int(i) for i in np.argsort(attributes["y_perm"])],
+    }
+    pulled = {"ct": ct, "x": x, "log_sum": log_sum} | mask
+    check(f"Qkv{name.removeprefix('Safe')}Gradient", pulled, order, terms=float(np.linalg.norm(ct)))
+
+
+@pytest.mark.parametrize("perm", PERMS[:2], ids=str)
+def test_qkv_attention_has_the_bits_of_attention(perm: Sequence[int]) -> None:
+    sizes = (2, 3, 70, 20)
+    x, attributes = packed(sizes, perm)
+    q, k, v = x.transpose(perm)
+    y, log_sum = run("QkvAttention", {"x": x}, attributes, native=True)
+    plain = run("Attention", {"q": q, "k": k, "v": v}, {"scale": 0.3}, native=True)
+    np.testing.assert_array_equal(y, plain[0].transpose(attributes["y_perm"]))
+    np.testing.assert_array_equal(log_sum, plain[1])
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (2, 3, 0, 4), (2, 0, 3, 4)], ids=str)
+def test_qkv_attention_of_nothing(sizes: Sequence[int]) -> None:
+    x, attributes = packed(sizes, PERMS[0])
+    y, log_sum = run("QkvAttention", {"x": x}, attributes, native=True)
+    assert y.shape == (sizes[0], sizes[2], sizes[1], sizes[3])
+    assert log_sum.shape == sizes[:3]
+    order = {"scale": 0.3, "perm": list(PERMS[0]), "inverse": [1, 3, 0, 2, 4], "ct_perm": [0, 2, 1, 3]}
+    (dx,) = run("QkvAttentionGradient", {"ct": y, "x": x, "log_sum": log_sum}, order, native=True)
+    assert dx.shape == x.shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "perm", "message"),
+    [
+        ((2, 7, 3, 3), [2, 0, 3, 1], "x must have five axes"),
+        ((2, 7, 3, 3, 4), [2, 0, 3, 4, 1], "x must have five axes"),
+        ((2, 7, 3, 3, 4), [2, 0, 0, 1, 4], "name each axis once"),
+        ((2, 7, 3, 3, 4), [2, 0, 8, 1, 4], "name each axis once"),
+        ((2, 7, 3, 3, 4), [2, 0, -1, 1, 4], "name each axis once"),
+        ((2, 7, 2, 3, 4), [2, 0, 3, 1, 4], "must be of queries, keys and values"),
+    ],
+)
+def test_qkv_of_other_axes_is_refused(shape: tuple[int, ...], perm: list[int], message: str) -> None:
+    attributes = {"scale": 0.3, "perm": perm, "y_perm": [0, 2, 1, 3]}
+    with pytest.raises(Exception, match=message):
+        run("QkvAttention", {"x": np.ones(shape)}, attributes, native=True)

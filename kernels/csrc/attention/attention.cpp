@@ -11,18 +11,18 @@ class Forward {
  public:
   Forward(const Sizes& sizes, float scale) : sizes_(sizes), scale_(scale) {}
 
-  // Queries [first, end) of one head.
-  void piece(const float* q, const float* k, const float* v, const Mask& mask, size_t first, size_t end, float* y,
+  // Queries [first, end) of one head; rows of y are `y_row` apart.
+  void piece(Matrix q, Matrix k, Matrix v, const Mask& mask, size_t first, size_t end, float* y, size_t y_row,
              float* log_sums) const {
     const auto& [batch, heads, queries, keys, depth, width] = sizes_;
     const Buffer packed_k(packed_size(depth, keys)), packed_v(packed_size(keys, width));
-    pack(Threads(), rows_of(k, depth).transposed(), depth, keys, packed_k.data());
-    pack(Threads(), rows_of(v, width), keys, width, packed_v.data());
+    pack(Threads(), k.transposed(), depth, keys, packed_k.data());
+    pack(Threads(), v, keys, width, packed_v.data());
     const size_t block = sizes_.block(), stride = sizes_.stride();
     const Buffer scores(block * stride), inverses(block);
     for (size_t row = first; row < end; row += block) {
       const size_t rows = std::min(block, end - row), taken = keys_of<masking>(row + rows - 1, keys);
-      gemm_block(rows, taken, depth, rows_of(q + row * depth, depth), packed_panels(packed_k.data(), depth), 0, divided_up(taken, tile_columns),
+      gemm_block(rows, taken, depth, q.from(row, 0), packed_panels(packed_k.data(), depth), 0, divided_up(taken, tile_columns),
                  scores.data(), stride, false);
       for (size_t i = 0; i < rows; ++i) {
         float* own = scores.data() + i * stride;
@@ -32,7 +32,7 @@ class Forward {
       }
       const auto normalized = [&](vfloat sum, size_t i, size_t, size_t) { return sum * inverses.data()[i]; };
       gemm_block(rows, width, taken, rows_of(scores.data(), stride), packed_panels(packed_v.data(), keys), 0, divided_up(width, tile_columns),
-                 y + row * width, width, false, 0, normalized);
+                 y + row * y_row, y_row, false, 0, normalized);
     }
   }
 
@@ -75,6 +75,23 @@ class Forward {
   float scale_;
 };
 
+// y and log_sums, [batch, heads, queries], may be null.
+template <Masking masking>
+void attend(const Threads& threads, const Sizes& sizes, float scale, Rows<const float> q, Rows<const float> k,
+            Rows<const float> v, const Masks& masks, Rows<float> y, float* log_sums) {
+  const size_t heads = sizes.heads;
+  // Results that nothing reads have memory here.
+  const Buffer own_y(y.data ? 0 : sizes.all_heads() * sizes.queries * sizes.width);
+  const Buffer own_sums(log_sums ? 0 : sizes.all_heads() * sizes.queries);
+  if (y.data == nullptr) y = Rows<float>::in_order(own_y.data(), heads, sizes.queries, sizes.width);
+  float* const sums = log_sums ? log_sums : own_sums.data();
+  const Forward<masking> forward(sizes, scale);
+  for_pieces(threads, sizes, [&](size_t head, size_t, size_t first, size_t end) {
+    forward.piece(q.matrix(head, heads), k.matrix(head, heads), v.matrix(head, heads), masks.of(head / heads, head % heads),
+                  first, end, y.of(head, heads), y.row, sums + head * sizes.queries);
+  });
+}
+
 template <Masking masking>
 struct AttentionOp {
   static constexpr Floats<is_added(masking) ? 4 : 3> inputs{};
@@ -94,16 +111,36 @@ struct AttentionOp {
       if (log_sums.data) std::fill_n(log_sums.data, log_sums.size(), -std::numeric_limits<float>::infinity());
       return;
     }
-    // Results that nothing reads have memory here.
-    const Buffer own_y(y.data ? 0 : sizes.all_heads() * sizes.queries * sizes.width), own_sums(log_sums.data ? 0 : sizes.all_heads() * sizes.queries);
-    float* const mixed = y.data ? y.data : own_y.data();
-    float* const sums = log_sums.data ? log_sums.data : own_sums.data();
-    const Forward<masking> forward(sizes, scale);
-    for_pieces(context.threads(), sizes, [&](size_t head, size_t, size_t first, size_t end) {
-      forward.piece(q.data + head * sizes.queries * sizes.depth, k.data + head * sizes.keys * sizes.depth,
-                    v.data + head * sizes.keys * sizes.width, masks.of(head / sizes.heads, head % sizes.heads), first, end,
-                    mixed + head * sizes.queries * sizes.width, sums + head * sizes.queries);
-    });
+    const auto rows = [&](auto* data, size_t positions, size_t width) {
+      return Rows<std::remove_pointer_t<decltype(data)>>::in_order(data, sizes.heads, positions, width);
+    };
+    attend<masking>(context.threads(), sizes, scale, rows(q.data, sizes.queries, sizes.depth), rows(k.data, sizes.keys, sizes.depth),
+                    rows(v.data, sizes.keys, sizes.width), masks, rows(y.data, sizes.queries, sizes.width), log_sums.data);
+  }
+};
+
+// The same with queries, keys and values in one tensor.
+template <Masking masking>
+struct QkvAttentionOp {
+  static constexpr Floats<is_added(masking) ? 2 : 1> inputs{};
+  static constexpr Floats<2> outputs{};
+  float scale;
+  std::vector<int64_t> perm;
+
+  explicit QkvAttentionOp(const Attributes& attributes)
+      : scale(attributes.number("scale")), perm(attributes.integers("perm")) {}
+
+  void compute(Context& context) const {
+    const auto x = context.input<float>(0);
+    const Packed packed(x.shape, perm);
+    const Sizes sizes = packed.sizes();
+    const Masks masks = is_added(masking) ? Masks(context.input<float>(1), sizes) : Masks();
+    const auto y = context.output<float>(0, packed.y_shape());
+    const auto size = [](size_t n) { return static_cast<int64_t>(n); };
+    const auto log_sums = context.output<float>(1, {size(sizes.batch), size(sizes.heads), size(sizes.queries)});
+    if (sizes.keys == 0) return;
+    attend<masking>(context.threads(), sizes, scale, packed.part(x.data, 0), packed.part(x.data, 1), packed.part(x.data, 2), masks,
+                    packed.y(y.data), log_sums.data);
   }
 };
 
@@ -124,6 +161,23 @@ struct SafeMaskedAttention : AttentionOp<Masking::AddedSafely> {
   using AttentionOp::AttentionOp;
 };
 
+struct QkvAttention : QkvAttentionOp<Masking::None> {
+  static constexpr const char* name = "QkvAttention_float";
+  using QkvAttentionOp::QkvAttentionOp;
+};
+struct QkvCausalAttention : QkvAttentionOp<Masking::Causal> {
+  static constexpr const char* name = "QkvCausalAttention_float";
+  using QkvAttentionOp::QkvAttentionOp;
+};
+struct QkvMaskedAttention : QkvAttentionOp<Masking::Added> {
+  static constexpr const char* name = "QkvMaskedAttention_float";
+  using QkvAttentionOp::QkvAttentionOp;
+};
+struct QkvSafeMaskedAttention : QkvAttentionOp<Masking::AddedSafely> {
+  static constexpr const char* name = "QkvSafeMaskedAttention_float";
+  using QkvAttentionOp::QkvAttentionOp;
+};
+
 }  // namespace
 
 void add_attention(Domain& domain) {
@@ -131,6 +185,10 @@ void add_attention(Domain& domain) {
   domain.add<CausalAttention>();
   domain.add<MaskedAttention>();
   domain.add<SafeMaskedAttention>();
+  domain.add<QkvAttention>();
+  domain.add<QkvCausalAttention>();
+  domain.add<QkvMaskedAttention>();
+  domain.add<QkvSafeMaskedAttention>();
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

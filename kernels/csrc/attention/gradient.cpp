@@ -8,9 +8,11 @@ namespace {
 
 // One head: what it is given, and its gradients. Those of keys and values are sums over the queries of a piece.
 struct Head {
-  const float *ct, *q, *k, *v, *log_sums;
+  Matrix ct, q, k, v;
+  const float* log_sums;
   Mask mask;
   float *dq, *dk, *dv;
+  size_t dq_row, dk_row, dv_row;  // how far apart rows are
 };
 
 template <Masking masking>
@@ -21,9 +23,11 @@ class Backward {
   // Queries [first, end) of one head.
   void piece(const Head& head, size_t first, size_t end) const {
     const auto& [batch, heads, queries, keys, depth, width] = sizes_;
-    std::fill(head.dk, head.dk + keys * depth, 0.f);
-    std::fill(head.dv, head.dv + keys * width, 0.f);
-    const Matrix k = rows_of(head.k, depth), v = rows_of(head.v, width);
+    for (size_t key = 0; key < keys; ++key) {
+      std::fill_n(head.dk + key * head.dk_row, depth, 0.f);
+      std::fill_n(head.dv + key * head.dv_row, width, 0.f);
+    }
+    const Matrix &k = head.k, &v = head.v;
     const Buffer by_key(packed_size(depth, keys)), by_value(packed_size(width, keys)), packed_k(packed_size(keys, depth));
     pack(Threads(), k.transposed(), depth, keys, by_key.data());
     pack(Threads(), v.transposed(), width, keys, by_value.data());
@@ -33,15 +37,15 @@ class Backward {
     for (size_t row = first; row < end; row += block) {
       const size_t rows = std::min(block, end - row), taken = keys_of<masking>(row + rows - 1, keys);
       const size_t panels = divided_up(taken, tile_columns);
-      const Matrix q = rows_of(head.q + row * depth, depth), ct = rows_of(head.ct + row * width, width);
+      const Matrix q = head.q.from(row, 0), ct = head.ct.from(row, 0);
       gemm_block(rows, taken, depth, q, packed_panels(by_key.data(), depth), 0, panels, p.data(), stride, false);
       gemm_block(rows, taken, width, ct, packed_panels(by_value.data(), width), 0, panels, ds.data(), stride, false);
       for (size_t i = 0; i < rows; ++i)
         of_scores(p.data() + i * stride, ds.data() + i * stride, taken, head.mask, row + i, head.log_sums[row + i]);
       gemm_block(rows, depth, taken, rows_of(ds.data(), stride), packed_panels(packed_k.data(), keys), 0, divided_up(depth, tile_columns),
-                 head.dq + row * depth, depth, false);
-      add_product(taken, rows, ds.data(), q, depth, rows_packed.data(), head.dk);
-      add_product(taken, rows, p.data(), ct, width, rows_packed.data(), head.dv);
+                 head.dq + row * head.dq_row, head.dq_row, false);
+      add_product(taken, rows, ds.data(), q, depth, rows_packed.data(), head.dk, head.dk_row);
+      add_product(taken, rows, p.data(), ct, width, rows_packed.data(), head.dv, head.dv_row);
     }
   }
 
@@ -65,28 +69,64 @@ class Backward {
   }
 
   // to [count, columns] += factorsᵀ B of so many rows.
-  void add_product(size_t count, size_t rows, const float* factors, Matrix b, size_t columns, float* packed, float* to) const {
+  void add_product(size_t count, size_t rows, const float* factors, Matrix b, size_t columns, float* packed, float* to,
+                   size_t to_row) const {
     pack(Threads(), b, rows, columns, packed);
     gemm_block(count, columns, rows, rows_of(factors, sizes_.stride()).transposed(), packed_panels(packed, rows), 0,
-               divided_up(columns, tile_columns), to, columns, true);
+               divided_up(columns, tile_columns), to, to_row, true);
   }
 
   Sizes sizes_;
   float scale_;
 };
 
-// What a head is cut into has sums of its own, which are added up in the end.
-void add_pieces(const Threads& threads, const float* parts, size_t heads, size_t pieces, size_t size, float* to) {
-  threads.ranges(heads, 1 + 16384 / std::max<size_t>(size, 1), [&](size_t begin, size_t end) {
+// What a head is cut into has sums of its own, [heads, pieces, positions, width], which are added up in the end.
+void add_pieces(const Threads& threads, const float* parts, const Sizes& sizes, size_t width, Rows<float> to) {
+  const size_t pieces = sizes.pieces(), size = sizes.keys * width;
+  threads.ranges(sizes.all_heads(), 1 + 16384 / std::max<size_t>(size, 1), [&](size_t begin, size_t end) {
     for (size_t head = begin; head < end; ++head) {
-      std::copy(parts + head * pieces * size, parts + (head * pieces + 1) * size, to + head * size);
-      for (size_t piece = 1; piece < pieces; ++piece) {
-        const float* from = parts + (head * pieces + piece) * size;
-        float* own = to + head * size;
-        vectors(size, [&](size_t i, auto extent) { store(own + i, load(own + i, extent) + load(from + i, extent), extent); });
+      float* const own = to.of(head, sizes.heads);
+      for (size_t piece = 0; piece < pieces; ++piece) {
+        const float* const from = parts + (head * pieces + piece) * size;
+        for (size_t key = 0; key < sizes.keys; ++key) {
+          float* const row = own + key * to.row;
+          const float* const term = from + key * width;
+          if (piece == 0)
+            std::copy_n(term, width, row);
+          else
+            vectors(width, [&](size_t i, auto extent) { store(row + i, load(row + i, extent) + load(term + i, extent), extent); });
+        }
       }
     }
   });
+}
+
+// Gradients may be null.
+template <Masking masking>
+void pull_back(const Threads& threads, const Sizes& sizes, float scale, Rows<const float> ct, Rows<const float> q,
+               Rows<const float> k, Rows<const float> v, const float* log_sums, const Masks& masks, Rows<float> dq,
+               Rows<float> dk, Rows<float> dv) {
+  const auto& [batch, heads, queries, keys, depth, width] = sizes;
+  const size_t pieces = sizes.pieces(), all = sizes.all_heads();
+  // Outputs that nothing reads, and sums of pieces, have memory here.
+  const Buffer own_q(dq.data ? 0 : all * queries * depth);
+  const Buffer parts_k(dk.data && pieces == 1 ? 0 : all * pieces * keys * depth);
+  const Buffer parts_v(dv.data && pieces == 1 ? 0 : all * pieces * keys * width);
+  const Rows<float> to_q = dq.data ? dq : Rows<float>::in_order(own_q.data(), heads, queries, depth);
+  const Backward<masking> backward(sizes, scale);
+  for_pieces(threads, sizes, [&, heads = heads, queries = queries, keys = keys, depth = depth, width = width](
+                                 size_t head, size_t piece, size_t first, size_t end) {
+    const size_t part = head * pieces + piece;
+    const bool own_k = parts_k.size() > 0, own_v = parts_v.size() > 0;
+    backward.piece({ct.matrix(head, heads), q.matrix(head, heads), k.matrix(head, heads), v.matrix(head, heads),
+                    log_sums + head * queries, masks.of(head / heads, head % heads), to_q.of(head, heads),
+                    own_k ? parts_k.data() + part * keys * depth : dk.of(head, heads),
+                    own_v ? parts_v.data() + part * keys * width : dv.of(head, heads), to_q.row, own_k ? depth : dk.row,
+                    own_v ? width : dv.row},
+                   first, end);
+  });
+  if (dk.data && parts_k.size()) add_pieces(threads, parts_k.data(), sizes, depth, dk);
+  if (dv.data && parts_v.size()) add_pieces(threads, parts_v.data(), sizes, width, dv);
 }
 
 template <Masking masking>
@@ -110,26 +150,39 @@ struct AttentionGradientOp {
       if (dq.data) std::fill_n(dq.data, dq.size(), 0.f);
       return;
     }
-    const Threads threads = context.threads();
-    const size_t pieces = sizes.pieces(), heads = sizes.all_heads();
-    const size_t of_k = sizes.keys * sizes.depth, of_v = sizes.keys * sizes.width;
-    // Outputs that nothing reads, and sums of pieces, have memory here.
-    const Buffer own_q(dq.data ? 0 : q.size());
-    const Buffer parts_k(dk.data && pieces == 1 ? 0 : heads * pieces * of_k);
-    const Buffer parts_v(dv.data && pieces == 1 ? 0 : heads * pieces * of_v);
-    float* const to_q = dq.data ? dq.data : own_q.data();
-    float* const to_k = parts_k.size() ? parts_k.data() : dk.data;
-    float* const to_v = parts_v.size() ? parts_v.data() : dv.data;
-    const Backward<masking> backward(sizes, scale);
-    for_pieces(threads, sizes, [&](size_t head, size_t piece, size_t first, size_t end) {
-      const size_t of_q = sizes.queries * sizes.depth, of_y = sizes.queries * sizes.width;
-      backward.piece({ct.data + head * of_y, q.data + head * of_q, k.data + head * of_k, v.data + head * of_v,
-                      log_sums.data + head * sizes.queries, masks.of(head / sizes.heads, head % sizes.heads),
-                      to_q + head * of_q, to_k + (head * pieces + piece) * of_k, to_v + (head * pieces + piece) * of_v},
-                     first, end);
-    });
-    if (dk.data && parts_k.size()) add_pieces(threads, parts_k.data(), heads, pieces, of_k, dk.data);
-    if (dv.data && parts_v.size()) add_pieces(threads, parts_v.data(), heads, pieces, of_v, dv.data);
+    const auto rows = [&](auto* data, size_t positions, size_t width) {
+      return Rows<std::remove_pointer_t<decltype(data)>>::in_order(data, sizes.heads, positions, width);
+    };
+    const size_t queries = sizes.queries, keys = sizes.keys, depth = sizes.depth, width = sizes.width;
+    pull_back<masking>(context.threads(), sizes, scale, rows(ct.data, queries, width), rows(q.data, queries, depth),
+                       rows(k.data, keys, depth), rows(v.data, keys, width), log_sums.data, masks, rows(dq.data, queries, depth),
+                       rows(dk.data, keys, depth), rows(dv.data, keys, width));
+  }
+};
+
+// The same with queries, keys and values, and their gradients, in one tensor.
+template <Masking masking>
+struct QkvAttentionGradientOp {
+  static constexpr Floats<is_added(masking) ? 4 : 3> inputs{};
+  static constexpr Type outputs[] = {Type::Float};
+  float scale;
+  std::vector<int64_t> perm;
+
+  explicit QkvAttentionGradientOp(const Attributes& attributes)
+      : scale(attributes.number("scale")), perm(attributes.integers("perm")) {}
+
+  void compute(Context& context) const {
+    const auto ct = context.input<float>(0), x = context.input<float>(1), log_sums = context.input<float>(2);
+    const Packed packed(x.shape, perm);
+    const Sizes sizes = packed.sizes();
+    require(ct.shape == packed.y_shape(), "cotangents must be of the result's shape");
+    require(log_sums.size() == sizes.all_heads() * sizes.queries, "one sum of exponentials per query");
+    const Masks masks = is_added(masking) ? Masks(context.input<float>(3), sizes) : Masks();
+    const auto dx = context.output<float>(0, x.shape);
+    if (sizes.keys == 0 || dx.data == nullptr) return;
+    pull_back<masking>(context.threads(), sizes, scale, packed.y(ct.data), packed.part(x.data, 0), packed.part(x.data, 1),
+                       packed.part(x.data, 2), log_sums.data, masks, packed.part(dx.data, 0), packed.part(dx.data, 1),
+                       packed.part(dx.data, 2));
   }
 };
 
@@ -146,12 +199,28 @@ struct MaskedAttentionGradient : AttentionGradientOp<Masking::Added> {
   using AttentionGradientOp::AttentionGradientOp;
 };
 
+struct QkvAttentionGradient : QkvAttentionGradientOp<Masking::None> {
+  static constexpr const char* name = "QkvAttentionGradient_float";
+  using QkvAttentionGradientOp::QkvAttentionGradientOp;
+};
+struct QkvCausalAttentionGradient : QkvAttentionGradientOp<Masking::Causal> {
+  static constexpr const char* name = "QkvCausalAttentionGradient_float";
+  using QkvAttentionGradientOp::QkvAttentionGradientOp;
+};
+struct QkvMaskedAttentionGradient : QkvAttentionGradientOp<Masking::Added> {
+  static constexpr const char* name = "QkvMaskedAttentionGradient_float";
+  using QkvAttentionGradientOp::QkvAttentionGradientOp;
+};
+
 }  // namespace
 
 void add_attention_gradient(Domain& domain) {
   domain.add<AttentionGradient>();
   domain.add<CausalAttentionGradient>();
   domain.add<MaskedAttentionGradient>();
+  domain.add<QkvAttentionGradient>();
+  domain.add<QkvCausalAttentionGradient>();
+  domain.add<QkvMaskedAttentionGradient>();
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

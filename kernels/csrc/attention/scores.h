@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "core/gemm.h"
 #include "core/op.h"
@@ -22,6 +23,9 @@ constexpr bool is_added(Masking masking) { return masking == Masking::Added || m
 struct Sizes {
   size_t batch, heads, queries, keys, depth, width;  // depth: of queries and keys, width: of values
 
+  // Of queries, keys and values of one shape.
+  Sizes(size_t batch, size_t heads, size_t positions, size_t depth)
+      : batch(batch), heads(heads), queries(positions), keys(positions), depth(depth), width(depth) {}
   Sizes(const Shape& q, const Shape& k, const Shape& v) {
     require(q.size() == 4 && k.size() == 4 && v.size() == 4, "queries, keys and values must have four axes");
     const auto size = [](const Shape& shape, size_t axis) { return static_cast<size_t>(shape[axis]); };
@@ -43,6 +47,66 @@ struct Sizes {
     const size_t wanted = divided_up(16, std::max<size_t>(all_heads(), 1));
     return std::clamp<size_t>(divided_up(queries, block()), 1, wanted);
   }
+};
+
+// The rows of a tensor, one for each position of each head; rows of one head, heads of one batch element, and batch
+// elements are as far apart as said here.
+template <class T>
+struct Rows {
+  T* data;
+  size_t batch, head, row;
+
+  // As they lie in a tensor [batch, heads, positions, width].
+  static Rows in_order(T* data, size_t heads, size_t positions, size_t width) {
+    return {data, heads * positions * width, positions * width, width};
+  }
+  // The first row of a head, of the heads of all batch elements.
+  T* of(size_t head_of_all, size_t heads) const {
+    return data ? data + head_of_all / heads * batch + head_of_all % heads * head : nullptr;
+  }
+  Matrix matrix(size_t head_of_all, size_t heads) const {
+    return {of(head_of_all, heads), static_cast<ptrdiff_t>(row), 1};
+  }
+};
+
+// Queries, keys and values in one tensor x, and a tensor y with the axes that x has beside that of the three.
+class Packed {
+ public:
+  // `perm` names the axes of x: that of the three, batch, heads, positions, and size, which is the last one.
+  Packed(const Shape& x, const std::vector<int64_t>& perm) : perm_(perm) {
+    require(x.size() == 5 && perm.size() == 5 && perm[4] == 4, "x must have five axes, and perm end with the last one");
+    size_t named = 0, step = 1;
+    for (const int64_t axis : perm) named |= size_t{0 <= axis && axis < 5} << (axis & 7);
+    require(named == 31, "perm must name each axis once");
+    require(x[of(0)] == 3, "the first axis that perm names must be of queries, keys and values");
+    for (size_t i = 5; i-- > 0; step *= static_cast<size_t>(x[i])) x_steps_[i] = step;
+    step = 1;
+    for (size_t i = 5; i-- > 0;) {
+      if (i == of(0)) continue;
+      y_steps_[i] = step, step *= static_cast<size_t>(x[i]);
+      y_shape_.insert(y_shape_.begin(), x[i]);
+    }
+    for (size_t i = 1; i < 5; ++i) sizes_[i - 1] = static_cast<size_t>(x[of(i)]);
+  }
+
+  Sizes sizes() const { return {sizes_[0], sizes_[1], sizes_[2], sizes_[3]}; }
+  const Shape& y_shape() const { return y_shape_; }
+  // Queries (0), keys (1) or values (2).
+  template <class T>
+  Rows<T> part(T* x, size_t which) const {
+    return {x ? x + which * x_steps_[of(0)] : nullptr, x_steps_[of(1)], x_steps_[of(2)], x_steps_[of(3)]};
+  }
+  template <class T>
+  Rows<T> y(T* y) const {
+    return {y, y_steps_[of(1)], y_steps_[of(2)], y_steps_[of(3)]};
+  }
+
+ private:
+  size_t of(size_t i) const { return static_cast<size_t>(perm_[i]); }
+
+  std::vector<int64_t> perm_;
+  size_t x_steps_[5], y_steps_[5], sizes_[4];
+  Shape y_shape_;
 };
 
 // The mask of one head, or none. Its axes are those of the scores or 1.

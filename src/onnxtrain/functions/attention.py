@@ -17,12 +17,13 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import AttributeRef, Emitter
 
-from ._composite import composite
+from ._composite import CompositeOp, composite
 
 _SCALE = {"scale": ir.AttributeType.FLOAT}
 # The mask comes last, because only some of the ops have one.
 _INPUTS = ["q", "k", "v"]
 _GRADIENT_INPUTS = ["ct", "q", "k", "v", "log_sum"]
+_INTS = ir.AttributeType.INTS
 _Pair = tuple[ir.Value, ir.Value]
 _Gradients = tuple[ir.Value, ir.Value, ir.Value]
 
@@ -145,3 +146,74 @@ def _input_cotangents(
 
 def _transpose(op: Emitter, x: ir.Value) -> ir.Value:
     return op.Transpose(x, perm=[0, 1, 3, 2])
+
+
+def _of_qkv(plain: CompositeOp) -> CompositeOp:
+    """Registers the version of a forward op whose queries, keys and values are one tensor x."""
+    attributes = {**_SCALE, "perm": _INTS, "y_perm": _INTS}
+
+    def body(
+        op: Emitter,
+        x: ir.Value,
+        *mask: ir.Value,
+        scale: AttributeRef,
+        perm: AttributeRef,
+        y_perm: AttributeRef,
+    ) -> _Pair:
+        y, log_sum = plain.emit(op, *split_qkv(op, x, perm), *mask, scale=scale)
+        return op.Transpose(y, perm=y_perm), log_sum
+
+    body.__doc__ = f"""Computes {plain.name} of the queries, keys and values in one tensor x of five axes.
+
+    The Transpose of x by `perm` is [3, batch, heads, positions, size]: queries, keys and values. The Transpose of the
+    result by `y_perm` has the axes of x except the first that `perm` names, in the order of x.
+    """
+    return composite(f"Qkv{plain.name}", ["x", *plain.inputs[3:]], attributes, outputs=2)(body)
+
+
+def _gradient_of_qkv(plain: CompositeOp) -> CompositeOp:
+    """Registers the version of a gradient op whose queries, keys and values are one tensor x."""
+    attributes = {**_SCALE, "perm": _INTS, "inverse": _INTS, "ct_perm": _INTS}
+
+    def body(
+        op: Emitter,
+        ct: ir.Value,
+        x: ir.Value,
+        *others: ir.Value,
+        scale: AttributeRef,
+        perm: AttributeRef,
+        inverse: AttributeRef,
+        ct_perm: AttributeRef,
+    ) -> ir.Value:
+        parts = plain.emit(op, op.Transpose(ct, perm=ct_perm), *split_qkv(op, x, perm), *others, scale=scale)
+        stacked = op.Concat(*(op.Unsqueeze(part, [0]) for part in parts), axis=0)
+        return op.Transpose(stacked, perm=inverse)
+
+    body.__doc__ = f"""Computes {plain.name} of queries, keys and values in one tensor x: the cotangent of x.
+
+    The inputs are the cotangent of the first output, x, the second output, and the mask if there is one. The Transpose
+    of x by `perm` is [3, batch, heads, positions, size], and `inverse` is the inverse permutation. The Transpose of the
+    cotangent by `ct_perm` is [batch, heads, positions, size].
+    """
+    return composite(f"Qkv{plain.name}", ["ct", "x", *plain.inputs[4:]], attributes)(body)
+
+
+def split_qkv(op: Emitter, x: ir.Value, perm: AttributeRef | Sequence[int]) -> list[ir.Value]:
+    """Emits queries, keys and values of x, each `[batch, heads, positions, size]`.
+
+    Args:
+        op: emitter.
+        x: queries, keys and values in one tensor.
+        perm: permutation of the axes of x to `[3, batch, heads, positions, size]`.
+    """
+    parts = op.Split(op.Transpose(x, perm=perm), [1, 1, 1], axis=0, _outputs=3)
+    return [op.Squeeze(part, [0]) for part in parts]
+
+
+qkv_attention = _of_qkv(attention)
+qkv_causal_attention = _of_qkv(causal_attention)
+qkv_masked_attention = _of_qkv(masked_attention)
+qkv_safe_masked_attention = _of_qkv(safe_masked_attention)
+qkv_attention_gradient = _gradient_of_qkv(attention_gradient)
+qkv_causal_attention_gradient = _gradient_of_qkv(causal_attention_gradient)
+qkv_masked_attention_gradient = _gradient_of_qkv(masked_attention_gradient)

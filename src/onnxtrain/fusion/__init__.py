@@ -17,6 +17,7 @@ from onnxtrain.fusion.mean_loss import MeanLossPass
 from onnxtrain.fusion.native import NativeOpsPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
+from onnxtrain.fusion.qkv_attention import QkvAttentionPass
 from onnxtrain.fusion.quantized import PackedProductPass
 from onnxtrain.fusion.recomputed_chains import RecomputedChainsPass, recomputed_nodes
 from onnxtrain.fusion.recurrent import RecurrentPass
@@ -39,6 +40,7 @@ __all__ = [
     "NativeOpsPass",
     "PackedProductPass",
     "ProductPass",
+    "QkvAttentionPass",
     "RecomputedChainsPass",
     "RecurrentPass",
     "Relu6Pass",

@@ -14,6 +14,7 @@ from onnxtrain.fusion.mean_loss import MeanLossPass
 from onnxtrain.fusion.native import NativeOpsPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
+from onnxtrain.fusion.qkv_attention import QkvAttentionPass
 from onnxtrain.fusion.quantized import PackedProductPass
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
@@ -38,8 +39,8 @@ def fuse_exported(model: ir.Model) -> None:
     standard ops.
     """
     fuse_forward(model)
-    # ORTModule captures PyTorch's own hardtanh, and runs AttentionPass itself.
-    ir.passes.Sequential(Relu6Pass(), AttentionPass())(model)
+    # ORTModule captures PyTorch's own hardtanh, and runs the passes for attention itself.
+    ir.passes.Sequential(Relu6Pass(), AttentionPass(), QkvAttentionPass())(model)
 
 
 def fuse_kernels(model: ir.Model, *, bfloat16: bool = False, kept: Collection[str] = ()) -> None:

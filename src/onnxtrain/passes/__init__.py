@@ -72,7 +72,7 @@ from onnxtrain.passes.tidy.late_expand import LateExpandPass, expand_source
 from onnxtrain.passes.tidy.reads import captured_values, read_once, reads
 from onnxtrain.passes.tidy.relu_after_pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.tidy.relu_before_reshape import ReluBeforeReshapePass
-from onnxtrain.passes.tidy.replace_value import stand_in
+from onnxtrain.passes.tidy.replace_value import stand_in, successor
 from onnxtrain.passes.tidy.shared_sizes import SharedSizesPass
 from onnxtrain.passes.tidy.transposed_products import TransposedProductPass
 from onnxtrain.passes.tidy.unused import remove_unread_chains, remove_unread_initializers, remove_unread_nodes
@@ -155,6 +155,7 @@ __all__ = [
     "settle_shapes",
     "simplify_gradients",
     "stand_in",
+    "successor",
     "to_proto",
     "why_untyped",
     "widen_narrow_floats",

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-from onnxtrain.fusion import AttentionPass, fuse_forward
+from onnxtrain.fusion import AttentionPass, QkvAttentionPass, fuse_forward
 from onnxtrain.ortmodule.capture._nodes import CHECKPOINT_REGION, depends_on_data
 from onnxtrain.ortmodule.capture.graph._checkpoint import mark_region
 from onnxtrain.ortmodule.lowering._partition import is_random
@@ -47,7 +47,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     if EinsumPairsPass()(model).modified:
         _infer_missing_shapes(model)
     fuse_forward(model)
-    ir.passes.Sequential(MergedBatchesPass(), AttentionPass())(model)
+    ir.passes.Sequential(MergedBatchesPass(), AttentionPass(), QkvAttentionPass())(model)
     ir.passes.Sequential(ReluAfterMaxPoolPass(), ReluBeforeReshapePass())(model)
     return lowered
 

@@ -2,6 +2,7 @@
 // probabilities again.
 #include "attention/family.h"
 #include "attention/scores.h"
+#include "core/scratch.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
@@ -15,23 +16,24 @@ class Forward {
   void piece(Matrix q, Matrix k, Matrix v, const Mask& mask, size_t first, size_t end, float* y, size_t y_row,
              float* log_sums) const {
     const auto& [batch, heads, queries, keys, depth, width] = sizes_;
-    const Buffer packed_k(packed_size(depth, keys)), packed_v(packed_size(keys, width));
-    pack(Threads(), k.transposed(), depth, keys, packed_k.data());
-    pack(Threads(), v, keys, width, packed_v.data());
     const size_t block = sizes_.block(), stride = sizes_.stride();
-    const Buffer scores(block * stride), inverses(block);
+    thread_local Scratch memory;
+    const auto [packed_k, packed_v, scores, inverses] =
+        memory.pieces({packed_size(depth, keys), packed_size(keys, width), block * stride, block});
+    pack(Threads(), k.transposed(), depth, keys, packed_k);
+    pack(Threads(), v, keys, width, packed_v);
     for (size_t row = first; row < end; row += block) {
       const size_t rows = std::min(block, end - row), taken = keys_of<masking>(row + rows - 1, keys);
-      gemm_block(rows, taken, depth, q.from(row, 0), packed_panels(packed_k.data(), depth), 0, divided_up(taken, tile_columns),
-                 scores.data(), stride, false);
+      gemm_block(rows, taken, depth, q.from(row, 0), packed_panels(packed_k, depth), 0, divided_up(taken, tile_columns),
+                 scores, stride, false);
       for (size_t i = 0; i < rows; ++i) {
-        float* own = scores.data() + i * stride;
+        float* own = scores + i * stride;
         const size_t attended = keys_of<masking>(row + i, keys);
-        log_sums[row + i] = exponentials(own, attended, mask, row + i, inverses.data() + i);
+        log_sums[row + i] = exponentials(own, attended, mask, row + i, inverses + i);
         std::fill(own + attended, own + taken, 0.f);
       }
-      const auto normalized = [&](vfloat sum, size_t i, size_t, size_t) { return sum * inverses.data()[i]; };
-      gemm_block(rows, width, taken, rows_of(scores.data(), stride), packed_panels(packed_v.data(), keys), 0, divided_up(width, tile_columns),
+      const auto normalized = [inverses = inverses](vfloat sum, size_t i, size_t, size_t) { return sum * inverses[i]; };
+      gemm_block(rows, width, taken, rows_of(scores, stride), packed_panels(packed_v, keys), 0, divided_up(width, tile_columns),
                  y + row * y_row, y_row, false, 0, normalized);
     }
   }

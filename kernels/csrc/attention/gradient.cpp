@@ -2,6 +2,7 @@
 // dV = Pᵀ dY, dS = P (dP - sum(P dP)) of dP = dY Vᵀ, dQ = scale dS K, dK = scale dSᵀ Q.
 #include "attention/family.h"
 #include "attention/scores.h"
+#include "core/scratch.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
@@ -15,6 +16,13 @@ struct Head {
   size_t dq_row, dk_row, dv_row;  // how far apart rows are
 };
 
+// Rows of a matrix, copied beside one another unless they are so already.
+Matrix adjacent(Matrix from, size_t rows, size_t columns, float* memory) {
+  if (from.row == static_cast<ptrdiff_t>(columns)) return from;
+  for (size_t row = 0; row < rows; ++row) std::copy_n(from.at(row, 0), columns, memory + row * columns);
+  return rows_of(memory, columns);
+}
+
 template <Masking masking>
 class Backward {
  public:
@@ -23,29 +31,36 @@ class Backward {
   // Queries [first, end) of one head.
   void piece(const Head& head, size_t first, size_t end) const {
     const auto& [batch, heads, queries, keys, depth, width] = sizes_;
-    for (size_t key = 0; key < keys; ++key) {
-      std::fill_n(head.dk + key * head.dk_row, depth, 0.f);
-      std::fill_n(head.dv + key * head.dv_row, width, 0.f);
-    }
-    const Matrix &k = head.k, &v = head.v;
-    const Buffer by_key(packed_size(depth, keys)), by_value(packed_size(width, keys)), packed_k(packed_size(keys, depth));
-    pack(Threads(), k.transposed(), depth, keys, by_key.data());
-    pack(Threads(), v.transposed(), width, keys, by_value.data());
-    pack(Threads(), k, keys, depth, packed_k.data());
     const size_t block = sizes_.block(), stride = sizes_.stride();
-    const Buffer p(block * stride), ds(block * stride), rows_packed(packed_size(block, std::max(depth, width)));
+    const bool adds_to_k = head.dk_row == depth, adds_to_v = head.dv_row == width;
+    thread_local Scratch memory;
+    const auto [by_key, by_value, packed_k, p, ds, rows_packed, own_q, own_ct, own_k, own_v] = memory.pieces({
+        packed_size(depth, keys), packed_size(width, keys), packed_size(keys, depth), block * stride, block * stride,
+        packed_size(block, std::max(depth, width)), block * depth, block * width, adds_to_k ? 0 : keys * depth,
+        adds_to_v ? 0 : keys * width});
+    float *const dk = adds_to_k ? head.dk : own_k, *const dv = adds_to_v ? head.dv : own_v;
+    std::fill_n(dk, keys * depth, 0.f);
+    std::fill_n(dv, keys * width, 0.f);
+    pack(Threads(), head.k.transposed(), depth, keys, by_key);
+    pack(Threads(), head.v.transposed(), width, keys, by_value);
+    pack(Threads(), head.k, keys, depth, packed_k);
     for (size_t row = first; row < end; row += block) {
       const size_t rows = std::min(block, end - row), taken = keys_of<masking>(row + rows - 1, keys);
       const size_t panels = divided_up(taken, tile_columns);
-      const Matrix q = head.q.from(row, 0), ct = head.ct.from(row, 0);
-      gemm_block(rows, taken, depth, q, packed_panels(by_key.data(), depth), 0, panels, p.data(), stride, false);
-      gemm_block(rows, taken, width, ct, packed_panels(by_value.data(), width), 0, panels, ds.data(), stride, false);
+      const Matrix q = adjacent(head.q.from(row, 0), rows, depth, own_q);
+      const Matrix ct = adjacent(head.ct.from(row, 0), rows, width, own_ct);
+      gemm_block(rows, taken, depth, q, packed_panels(by_key, depth), 0, panels, p, stride, false);
+      gemm_block(rows, taken, width, ct, packed_panels(by_value, width), 0, panels, ds, stride, false);
       for (size_t i = 0; i < rows; ++i)
-        of_scores(p.data() + i * stride, ds.data() + i * stride, taken, head.mask, row + i, head.log_sums[row + i]);
-      gemm_block(rows, depth, taken, rows_of(ds.data(), stride), packed_panels(packed_k.data(), keys), 0, divided_up(depth, tile_columns),
+        of_scores(p + i * stride, ds + i * stride, taken, head.mask, row + i, head.log_sums[row + i]);
+      gemm_block(rows, depth, taken, rows_of(ds, stride), packed_panels(packed_k, keys), 0, divided_up(depth, tile_columns),
                  head.dq + row * head.dq_row, head.dq_row, false);
-      add_product(taken, rows, ds.data(), q, depth, rows_packed.data(), head.dk, head.dk_row);
-      add_product(taken, rows, p.data(), ct, width, rows_packed.data(), head.dv, head.dv_row);
+      add_product(taken, rows, ds, q, depth, rows_packed, dk);
+      add_product(taken, rows, p, ct, width, rows_packed, dv);
+    }
+    for (size_t key = 0; key < keys; ++key) {
+      if (!adds_to_k) std::copy_n(dk + key * depth, depth, head.dk + key * head.dk_row);
+      if (!adds_to_v) std::copy_n(dv + key * width, width, head.dv + key * head.dv_row);
     }
   }
 
@@ -69,11 +84,10 @@ class Backward {
   }
 
   // to [count, columns] += factorsᵀ B of so many rows.
-  void add_product(size_t count, size_t rows, const float* factors, Matrix b, size_t columns, float* packed, float* to,
-                   size_t to_row) const {
+  void add_product(size_t count, size_t rows, const float* factors, Matrix b, size_t columns, float* packed, float* to) const {
     pack(Threads(), b, rows, columns, packed);
     gemm_block(count, columns, rows, rows_of(factors, sizes_.stride()).transposed(), packed_panels(packed, rows), 0,
-               divided_up(columns, tile_columns), to, to_row, true);
+               divided_up(columns, tile_columns), to, columns, true);
   }
 
   Sizes sizes_;

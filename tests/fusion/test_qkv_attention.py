@@ -18,6 +18,11 @@ SPLIT = """a, b, c = Split<axis = 0, num_outputs = 3>(t)  zero = Constant<value_
     q = Squeeze(a, zero)  k = Squeeze(b, zero)  v = Squeeze(c, zero)"""
 GATHER = """i = Constant<value_int = 0>()  j = Constant<value_int = 1>()  l = Constant<value_int = -1>()
     q = Gather<axis = 0>(t, i)  k = Gather<axis = 0>(t, j)  v = Gather<axis = 0>(t, l)"""
+SLICE = """n0 = Constant<value_ints = [0]>()  n1 = Constant<value_ints = [1]>()  n2 = Constant<value_ints = [2]>()
+    end = Constant<value_ints = [9223372036854775807]>()
+    a = Slice(t, n0, n1)  b = Slice(t, n1, n2, n0)  c = Slice(t, n2, end, n0, n1)
+    q = Squeeze(a, n0)  k = Squeeze(b, n0)  v = Squeeze(c, n0)"""
+"""As PyTorch's exporter writes an unbind."""
 OF_TORCH = """u = Reshape(x, four)  one = Constant<value_ints = [0]>()  w = Unsqueeze(u, one)
     r = Transpose<perm = [3, 1, 2, 0, 4]>(w)  third = Constant<value_ints = [3]>()  t = Squeeze(r, third)
     i = Constant<value_int = 0>()  j = Constant<value_int = 1>()  l = Constant<value_int = 2>()
@@ -40,6 +45,16 @@ def ints(**values: list[int]) -> str:
 LAYOUTS = {
     "batch first": ("2, 6, 3, 4, 5", f"t = Transpose<perm = [2, 0, 3, 1, 4]>(x)  {SPLIT}"),
     "gathered": ("2, 6, 3, 4, 5", f"t = Transpose<perm = [2, 0, 3, 1, 4]>(x)  {GATHER}"),
+    "sliced": ("2, 6, 3, 4, 5", f"t = Transpose<perm = [2, 0, 3, 1, 4]>(x)  {SLICE}"),
+    "sliced columns": (
+        "2, 6, 60",
+        ints(heads=[2, 6, 4, 5], i=[0], j=[20], l=[40], end=[60], last=[-1])
+        + "  "
+        + OF_COLUMNS.replace(
+            "a, b, c = Split<axis = -1, num_outputs = 3>(x)",
+            "a = Slice(x, i, j, last)  b = Slice(x, j, l, last)  c = Slice(x, l, end, last)",
+        ),
+    ),
     "one batch element": ("1, 6, 3, 4, 5", f"t = Transpose<perm = [2, 0, 3, 1, 4]>(x)  {SPLIT}"),
     "one head": ("2, 6, 3, 1, 5", f"t = Transpose<perm = [2, 0, 3, 1, 4]>(x)  {SPLIT}"),
     "heads first": ("2, 4, 3, 6, 5", f"t = Transpose<perm = [2, 0, 1, 3, 4]>(x)  {SPLIT}"),
@@ -70,7 +85,7 @@ def check(proto: onnx.ModelProto, name: str) -> ir.Model:
     """The rewritten model has the op, and the values and gradients of the one that was not rewritten."""
     model = rewritten(proto, ir.passes.Sequential(AttentionPass(), QkvAttentionPass()))
     assert f"{name}_float" in ops(model), ops(model)
-    assert not ops(model).keys() & {"Softmax", "Split", "Gather"}
+    assert not ops(model).keys() & {"Softmax", "Split", "Gather", "Slice"}
     rng = np.random.default_rng(0)
     sizes = {"n": 2, "m": 6}
     feeds = {
@@ -133,6 +148,8 @@ OTHERS = {
     "queries twice": "2, 6, 3, 4, 5; t = Transpose<perm = [2, 0, 3, 1, 4]>(x)  "
     + GATHER.replace("(t, j)", "(t, i)"),
     "four parts": "2, 6, 4, 4, 5; t = Transpose<perm = [2, 0, 3, 1, 4]>(x)  " + GATHER.replace("-1", "2"),
+    "slices that overlap": "2, 6, 3, 4, 5; t = Transpose<perm = [2, 0, 3, 1, 4]>(x)  "
+    + SLICE.replace("(t, n1, n2, n0)", "(t, n0, n1, n0)"),
     "size not last": f"2, 6, 3, 5, 4; t = Transpose<perm = [2, 0, 4, 1, 3]>(x)  {SPLIT}",
     "in order already": "3, 2, 4, 6, 5; " + SPLIT.replace("(t)", "(x)"),
     "a ReLU in between": f"2, 6, 3, 4, 5; r = Transpose<perm = [2, 0, 3, 1, 4]>(x)  t = Relu(r)  {SPLIT}",

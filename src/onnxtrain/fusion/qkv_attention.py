@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,9 +28,9 @@ class QkvAttentionPass(ir.passes.InPlacePass):
     """Replaces attention of three parts of a tensor with attention of the tensor.
 
     Many networks, and torch.nn.MultiheadAttention, compute queries, keys and values as one matrix product. Reshape,
-    Transpose, and Split or Gather then make three tensors of the result, and a Transpose moves the heads of the output
-    next to its last axis. A native kernel reads and writes the tensors as they are. Without kernels, the function takes
-    no more ops than those that it replaces.
+    Transpose, and Split, Slice or Gather then make three tensors of the result, and a Transpose moves the heads of the
+    output next to its last axis. A native kernel reads and writes the tensors as they are. Without kernels, the
+    function takes no more ops than those that it replaces.
 
     Run this pass after `AttentionPass`.
     """
@@ -51,7 +52,7 @@ _QKV = {
     )
 }
 
-_DIVIDING = {"Gather", "Split", "Transpose"}
+_DIVIDING = {"Gather", "Slice", "Split", "Transpose"}
 _RESHAPING = {"Identity", "Reshape", "Squeeze", "Unsqueeze"}
 
 
@@ -135,13 +136,37 @@ def _view(value: ir.Value | None, root: ir.Value) -> _View | None:
     if node.op_type == "Transpose":
         perm = node.attributes.get_ints("perm") or range(len(before.axes))[::-1]
         return _View([before.axes[i] for i in perm], before.chosen)
+    taken = _taken(node, value, before)
+    return None if taken is None else _chosen(before, *taken, list(value.shape))
+
+
+def _taken(node: ir.Node, value: ir.Value, before: _View) -> tuple[int, int, int] | None:
+    """Returns which part of its input's view a Split, Gather or Slice returns.
+
+    Returns:
+        An axis, into how many parts it is divided, and which of them `value` is; None if the parts differ in size.
+    """
     axis = node.attributes.get_int("axis", 0) % len(before.axes)
     if node.op_type == "Split":
-        return _chosen(before, axis, len(node.outputs), node.outputs.index(value), list(value.shape))
-    indices, sizes = known_array(node.inputs[1]), [part.size for part in before.axes[axis]]
-    if indices is None or indices.size != 1 or len(sizes) != 1 or not isinstance(sizes[0], int):
+        return axis, len(node.outputs), node.outputs.index(value)
+    arrays = [None if given is None else known_array(given) for given in node.inputs[1:]]
+    if any(array is None or array.size != 1 for array in arrays):
         return None
-    return _chosen(before, axis, sizes[0], int(indices.item()) % sizes[0], list(value.shape))
+    first, *others = (int(array.item()) for array in arrays if array is not None)
+    if node.op_type == "Slice" and len(others) > 1:
+        axis = others[1] % len(before.axes)
+    sizes = [part.size for part in before.axes[axis]]
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) < len(sizes):
+        return None
+    size = math.prod(known)
+    if node.op_type == "Gather":
+        return axis, size, first % size
+    start, stop, step = slice(first, others[0], others[2] if len(others) > 2 else 1).indices(size)
+    length = stop - start
+    if step != 1 or length < 1 or size % length or start % length:
+        return None
+    return axis, size // length, start // length
 
 
 def _chosen(view: _View, axis: int, count: int, index: int, dims: list[int | ir.SymbolicDim]) -> _View | None:

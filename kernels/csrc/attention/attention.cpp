@@ -85,7 +85,7 @@ void attend(const Threads& threads, const Sizes& sizes, float scale, Rows<const 
   // Results that nothing reads have memory here.
   const Buffer own_y(y.data ? 0 : sizes.all_heads() * sizes.queries * sizes.width);
   const Buffer own_sums(log_sums ? 0 : sizes.all_heads() * sizes.queries);
-  if (y.data == nullptr) y = Rows<float>::in_order(own_y.data(), heads, sizes.queries, sizes.width);
+  if (y.data == nullptr) y = rows_in_order(own_y.data(), heads, sizes.queries, sizes.width);
   float* const sums = log_sums ? log_sums : own_sums.data();
   const Forward<masking> forward(sizes, scale);
   for_pieces(threads, sizes, [&](size_t head, size_t, size_t first, size_t end) {
@@ -95,12 +95,14 @@ void attend(const Threads& threads, const Sizes& sizes, float scale, Rows<const 
 }
 
 template <Masking masking>
-struct AttentionOp {
+struct Attention {
+  static constexpr const char* name = name_for(masking, "Attention_float", "CausalAttention_float", "MaskedAttention_float",
+                                               "SafeMaskedAttention_float");
   static constexpr Floats<is_added(masking) ? 4 : 3> inputs{};
   static constexpr Floats<2> outputs{};
   float scale;
 
-  explicit AttentionOp(const Attributes& attributes) : scale(attributes.number("scale")) {}
+  explicit Attention(const Attributes& attributes) : scale(attributes.number("scale")) {}
 
   void compute(Context& context) const {
     const auto q = context.input<float>(0), k = context.input<float>(1), v = context.input<float>(2);
@@ -113,23 +115,24 @@ struct AttentionOp {
       if (log_sums.data) std::fill_n(log_sums.data, log_sums.size(), -std::numeric_limits<float>::infinity());
       return;
     }
-    const auto rows = [&](auto* data, size_t positions, size_t width) {
-      return Rows<std::remove_pointer_t<decltype(data)>>::in_order(data, sizes.heads, positions, width);
-    };
-    attend<masking>(context.threads(), sizes, scale, rows(q.data, sizes.queries, sizes.depth), rows(k.data, sizes.keys, sizes.depth),
-                    rows(v.data, sizes.keys, sizes.width), masks, rows(y.data, sizes.queries, sizes.width), log_sums.data);
+    const auto& [batch, heads, queries, keys, depth, width] = sizes;
+    attend<masking>(context.threads(), sizes, scale, rows_in_order(q.data, heads, queries, depth),
+                    rows_in_order(k.data, heads, keys, depth), rows_in_order(v.data, heads, keys, width), masks,
+                    rows_in_order(y.data, heads, queries, width), log_sums.data);
   }
 };
 
 // The same with queries, keys and values in one tensor.
 template <Masking masking>
-struct QkvAttentionOp {
+struct QkvAttention {
+  static constexpr const char* name = name_for(masking, "QkvAttention_float", "QkvCausalAttention_float",
+                                               "QkvMaskedAttention_float", "QkvSafeMaskedAttention_float");
   static constexpr Floats<is_added(masking) ? 2 : 1> inputs{};
   static constexpr Floats<2> outputs{};
   float scale;
   std::vector<int64_t> perm;
 
-  explicit QkvAttentionOp(const Attributes& attributes)
+  explicit QkvAttention(const Attributes& attributes)
       : scale(attributes.number("scale")), perm(attributes.integers("perm")) {}
 
   void compute(Context& context) const {
@@ -146,51 +149,19 @@ struct QkvAttentionOp {
   }
 };
 
-struct Attention : AttentionOp<Masking::None> {
-  static constexpr const char* name = "Attention_float";
-  using AttentionOp::AttentionOp;
-};
-struct CausalAttention : AttentionOp<Masking::Causal> {
-  static constexpr const char* name = "CausalAttention_float";
-  using AttentionOp::AttentionOp;
-};
-struct MaskedAttention : AttentionOp<Masking::Added> {
-  static constexpr const char* name = "MaskedAttention_float";
-  using AttentionOp::AttentionOp;
-};
-struct SafeMaskedAttention : AttentionOp<Masking::AddedSafely> {
-  static constexpr const char* name = "SafeMaskedAttention_float";
-  using AttentionOp::AttentionOp;
-};
-
-struct QkvAttention : QkvAttentionOp<Masking::None> {
-  static constexpr const char* name = "QkvAttention_float";
-  using QkvAttentionOp::QkvAttentionOp;
-};
-struct QkvCausalAttention : QkvAttentionOp<Masking::Causal> {
-  static constexpr const char* name = "QkvCausalAttention_float";
-  using QkvAttentionOp::QkvAttentionOp;
-};
-struct QkvMaskedAttention : QkvAttentionOp<Masking::Added> {
-  static constexpr const char* name = "QkvMaskedAttention_float";
-  using QkvAttentionOp::QkvAttentionOp;
-};
-struct QkvSafeMaskedAttention : QkvAttentionOp<Masking::AddedSafely> {
-  static constexpr const char* name = "QkvSafeMaskedAttention_float";
-  using QkvAttentionOp::QkvAttentionOp;
-};
+template <Masking masking>
+void add(Domain& domain) {
+  domain.add<Attention<masking>>();
+  domain.add<QkvAttention<masking>>();
+}
 
 }  // namespace
 
 void add_attention(Domain& domain) {
-  domain.add<Attention>();
-  domain.add<CausalAttention>();
-  domain.add<MaskedAttention>();
-  domain.add<SafeMaskedAttention>();
-  domain.add<QkvAttention>();
-  domain.add<QkvCausalAttention>();
-  domain.add<QkvMaskedAttention>();
-  domain.add<QkvSafeMaskedAttention>();
+  add<Masking::None>(domain);
+  add<Masking::Causal>(domain);
+  add<Masking::Added>(domain);
+  add<Masking::AddedSafely>(domain);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -126,7 +126,7 @@ void pull_back(const Threads& threads, const Sizes& sizes, float scale, Rows<con
   const Buffer own_q(dq.data ? 0 : all * queries * depth);
   const Buffer parts_k(dk.data && pieces == 1 ? 0 : all * pieces * keys * depth);
   const Buffer parts_v(dv.data && pieces == 1 ? 0 : all * pieces * keys * width);
-  const Rows<float> to_q = dq.data ? dq : Rows<float>::in_order(own_q.data(), heads, queries, depth);
+  const Rows<float> to_q = dq.data ? dq : rows_in_order(own_q.data(), heads, queries, depth);
   const Backward<masking> backward(sizes, scale);
   for_pieces(threads, sizes, [&, heads = heads, queries = queries, keys = keys, depth = depth, width = width](
                                  size_t head, size_t piece, size_t first, size_t end) {
@@ -144,12 +144,14 @@ void pull_back(const Threads& threads, const Sizes& sizes, float scale, Rows<con
 }
 
 template <Masking masking>
-struct AttentionGradientOp {
+struct AttentionGradient {
+  static constexpr const char* name =
+      name_for(masking, "AttentionGradient_float", "CausalAttentionGradient_float", "MaskedAttentionGradient_float");
   static constexpr Floats<is_added(masking) ? 6 : 5> inputs{};
   static constexpr Floats<3> outputs{};
   float scale;
 
-  explicit AttentionGradientOp(const Attributes& attributes) : scale(attributes.number("scale")) {}
+  explicit AttentionGradient(const Attributes& attributes) : scale(attributes.number("scale")) {}
 
   void compute(Context& context) const {
     const auto ct = context.input<float>(0), q = context.input<float>(1), k = context.input<float>(2);
@@ -164,25 +166,25 @@ struct AttentionGradientOp {
       if (dq.data) std::fill_n(dq.data, dq.size(), 0.f);
       return;
     }
-    const auto rows = [&](auto* data, size_t positions, size_t width) {
-      return Rows<std::remove_pointer_t<decltype(data)>>::in_order(data, sizes.heads, positions, width);
-    };
-    const size_t queries = sizes.queries, keys = sizes.keys, depth = sizes.depth, width = sizes.width;
-    pull_back<masking>(context.threads(), sizes, scale, rows(ct.data, queries, width), rows(q.data, queries, depth),
-                       rows(k.data, keys, depth), rows(v.data, keys, width), log_sums.data, masks, rows(dq.data, queries, depth),
-                       rows(dk.data, keys, depth), rows(dv.data, keys, width));
+    const auto& [batch, heads, queries, keys, depth, width] = sizes;
+    pull_back<masking>(context.threads(), sizes, scale, rows_in_order(ct.data, heads, queries, width),
+                       rows_in_order(q.data, heads, queries, depth), rows_in_order(k.data, heads, keys, depth),
+                       rows_in_order(v.data, heads, keys, width), log_sums.data, masks, rows_in_order(dq.data, heads, queries, depth),
+                       rows_in_order(dk.data, heads, keys, depth), rows_in_order(dv.data, heads, keys, width));
   }
 };
 
 // The same with queries, keys and values, and their gradients, in one tensor.
 template <Masking masking>
-struct QkvAttentionGradientOp {
+struct QkvAttentionGradient {
+  static constexpr const char* name =
+      name_for(masking, "QkvAttentionGradient_float", "QkvCausalAttentionGradient_float", "QkvMaskedAttentionGradient_float");
   static constexpr Floats<is_added(masking) ? 4 : 3> inputs{};
   static constexpr Type outputs[] = {Type::Float};
   float scale;
   std::vector<int64_t> perm;
 
-  explicit QkvAttentionGradientOp(const Attributes& attributes)
+  explicit QkvAttentionGradient(const Attributes& attributes)
       : scale(attributes.number("scale")), perm(attributes.integers("perm")) {}
 
   void compute(Context& context) const {
@@ -200,41 +202,18 @@ struct QkvAttentionGradientOp {
   }
 };
 
-struct AttentionGradient : AttentionGradientOp<Masking::None> {
-  static constexpr const char* name = "AttentionGradient_float";
-  using AttentionGradientOp::AttentionGradientOp;
-};
-struct CausalAttentionGradient : AttentionGradientOp<Masking::Causal> {
-  static constexpr const char* name = "CausalAttentionGradient_float";
-  using AttentionGradientOp::AttentionGradientOp;
-};
-struct MaskedAttentionGradient : AttentionGradientOp<Masking::Added> {
-  static constexpr const char* name = "MaskedAttentionGradient_float";
-  using AttentionGradientOp::AttentionGradientOp;
-};
-
-struct QkvAttentionGradient : QkvAttentionGradientOp<Masking::None> {
-  static constexpr const char* name = "QkvAttentionGradient_float";
-  using QkvAttentionGradientOp::QkvAttentionGradientOp;
-};
-struct QkvCausalAttentionGradient : QkvAttentionGradientOp<Masking::Causal> {
-  static constexpr const char* name = "QkvCausalAttentionGradient_float";
-  using QkvAttentionGradientOp::QkvAttentionGradientOp;
-};
-struct QkvMaskedAttentionGradient : QkvAttentionGradientOp<Masking::Added> {
-  static constexpr const char* name = "QkvMaskedAttentionGradient_float";
-  using QkvAttentionGradientOp::QkvAttentionGradientOp;
-};
+template <Masking masking>
+void add(Domain& domain) {
+  domain.add<AttentionGradient<masking>>();
+  domain.add<QkvAttentionGradient<masking>>();
+}
 
 }  // namespace
 
 void add_attention_gradient(Domain& domain) {
-  domain.add<AttentionGradient>();
-  domain.add<CausalAttentionGradient>();
-  domain.add<MaskedAttentionGradient>();
-  domain.add<QkvAttentionGradient>();
-  domain.add<QkvCausalAttentionGradient>();
-  domain.add<QkvMaskedAttentionGradient>();
+  add<Masking::None>(domain);
+  add<Masking::Causal>(domain);
+  add<Masking::Added>(domain);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -18,6 +18,17 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 // Of rows that are masked throughout a safe one makes zeros, the other NaN, as Softmax does.
 enum class Masking { None, Causal, Added, AddedSafely };
 
+// Of the names of an op for each way of masking the one for this one.
+constexpr const char* name_for(Masking masking, const char* none, const char* causal, const char* added,
+                               const char* added_safely = nullptr) {
+  switch (masking) {
+    case Masking::None: return none;
+    case Masking::Causal: return causal;
+    case Masking::Added: return added;
+    default: return added_safely;
+  }
+}
+
 constexpr bool is_added(Masking masking) { return masking == Masking::Added || masking == Masking::AddedSafely; }
 
 struct Sizes {
@@ -56,10 +67,6 @@ struct Rows {
   T* data;
   size_t batch, head, row;
 
-  // As they lie in a tensor [batch, heads, positions, width].
-  static Rows in_order(T* data, size_t heads, size_t positions, size_t width) {
-    return {data, heads * positions * width, positions * width, width};
-  }
   // The first row of a head, of the heads of all batch elements.
   T* of(size_t head_of_all, size_t heads) const {
     return data ? data + head_of_all / heads * batch + head_of_all % heads * head : nullptr;
@@ -68,6 +75,12 @@ struct Rows {
     return {of(head_of_all, heads), static_cast<ptrdiff_t>(row), 1};
   }
 };
+
+// The rows of a tensor [batch, heads, positions, width].
+template <class T>
+Rows<T> rows_in_order(T* data, size_t heads, size_t positions, size_t width) {
+  return {data, heads * positions * width, positions * width, width};
+}
 
 // Queries, keys and values in one tensor x, and a tensor y with the axes that x has beside that of the three.
 class Packed {

@@ -40,6 +40,23 @@ def become(
         node.attributes.add(ir.convenience.convert_attribute(name, value))
 
 
+def set_inputs(node: ir.Node, inputs: Sequence[ir.Value | None]) -> None:
+    """Makes `inputs` the inputs of a node, however many it had."""
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+
+
+def sole_transpose(node: ir.Node) -> ir.Node | None:
+    """Returns the Transpose in the same graph that alone reads the result of a node; None if there is no such node."""
+    uses = node.outputs[0].uses()
+    if node.outputs[0].is_graph_output() or len(uses) != 1:
+        return None
+    reader = next(iter(uses)).node
+    same = reader.graph is node.graph and (reader.op_type, reader.domain) == ("Transpose", "")
+    return reader if same else None
+
+
 def take_over(value: ir.Value, last: ir.Node) -> None:
     """Removes `last`, the last node of a chain, and transfers its output's name and readers to `value`."""
     result = last.outputs[0]
@@ -92,9 +109,7 @@ class Fusion:
         last.attributes.clear()
         for name in self.composite.attributes:
             last.attributes.add(ir.convenience.convert_attribute(name, match[name]))
-        last.resize_inputs(len(inputs))
-        for index, value in enumerate(inputs):
-            last.replace_input_with(index, value)
+        set_inputs(last, inputs)
         shapes = [stop.outputs[0].shape for stop in stops] + ([self.saved(x.shape)] if self.saved else [])
         last.resize_outputs(1 + len(shapes))
         for output, name, shape in zip(last.outputs[1:], (*self.statistics, "saved"), shapes, strict=False):

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, known_array, static_dims
 from onnxtrain.functions import CompositeOp, attention, causal_attention, masked_attention
+from onnxtrain.fusion._pass import set_inputs
 from onnxtrain.fusion._patterns import constant
 from onnxtrain.passes import read_once, remove_unread_chains, same_size
 
@@ -82,9 +83,7 @@ def _rewrite(op: Emitter, node: ir.Node) -> bool:
     inputs = [scores.q, _transposed_keys(op.graph, node, scores.keys), v, *inputs]
     node.domain, node.op_type, _ = op.function(composite, ir.DataType.FLOAT)
     node.attributes.add(ir.AttrFloat32("scale", scores.scale))
-    node.resize_inputs(len(inputs))
-    for index, value in enumerate(inputs):
-        node.replace_input_with(index, value)
+    set_inputs(node, inputs)
     # The second output is the residual for the backward pass.
     node.resize_outputs(2)
     log_sum = node.outputs[1]

@@ -33,7 +33,7 @@ from onnxtrain.functions import (
     max_pool,
     relu_gradient_of_finite,
 )
-from onnxtrain.fusion._pass import KeepingPass, become, take_over
+from onnxtrain.fusion._pass import KeepingPass, become, set_inputs, take_over
 from onnxtrain.passes import is_training_batch_norm, remove_unread_chains
 
 _FLOAT = ir.DataType.FLOAT
@@ -301,10 +301,7 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
     if unpool is not None:
         # The kernel itself writes each cotangent to its index, without a tensor of zeros.
         composite, more = batch_normalization_max_pool_relu_gradient, [y, unpool.inputs[1]]
-    node.replace_input_with(0, ct)
-    node.resize_inputs(3 + len(more))
-    for index, value in enumerate(more):
-        node.replace_input_with(3 + index, value)
+    set_inputs(node, [ct, *node.inputs[1:3], *more])
     become(op, node, composite, {"epsilon": node.attributes.get_float("epsilon", 1e-5)})
     remove_unread_chains(op.graph, [last])
     return True

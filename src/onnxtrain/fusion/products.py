@@ -96,7 +96,7 @@ class ProductPass(KeepingPass):
 
 
 def _is_linear_layer(node: ir.Node) -> bool:
-    """True if a node is a float32 product of a matrix and a weight, to which it adds a row, and large enough."""
+    """True if a node is a float32 linear layer with a bias for which the native kernel is faster."""
     if (node.op_type, node.domain) != ("Gemm", "") or len(node.inputs) < 3 or node.inputs[0] is None:
         return False
     attributes = node.attributes
@@ -108,9 +108,9 @@ def _is_linear_layer(node: ir.Node) -> bool:
     if node.inputs[0].dtype != ir.DataType.FLOAT or rows is None or columns is None:
         return False
     depth = (static_dims(node.inputs[0]) or [None])[-1]
-    is_wide = rows >= _WIDE_ROWS and columns >= max(_WIDE_COLUMNS, depth or columns + 1)
-    is_large = is_wide or (rows >= _MANY_ROWS and columns >= _MANY_COLUMNS)
-    return is_large and static_dims(bias) == (columns,)
+    has_many_rows = rows >= _MANY_ROWS and columns >= _MANY_COLUMNS
+    is_wide = rows >= _WIDE_ROWS and columns >= _WIDE_COLUMNS and depth is not None and columns >= depth
+    return (has_many_rows or is_wide) and static_dims(bias) == (columns,)
 
 
 def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:

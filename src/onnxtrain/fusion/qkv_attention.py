@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, known_array
 from onnxtrain.functions import (
+    DOMAIN,
     attention,
     causal_attention,
     masked_attention,
@@ -20,8 +21,8 @@ from onnxtrain.functions import (
     qkv_safe_masked_attention,
     safe_masked_attention,
 )
-from onnxtrain.fusion._pass import become, take_over
-from onnxtrain.passes import read_once, remove_unread_chains, same_size, successor
+from onnxtrain.fusion._pass import become, set_inputs, sole_transpose, take_over
+from onnxtrain.passes import inverse_permutation, permutation, remove_unread_chains, same_size, successor
 
 
 class QkvAttentionPass(ir.passes.InPlacePass):
@@ -38,7 +39,8 @@ class QkvAttentionPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrites the main graph in place; subgraphs are not modified."""
         op = Emitter(model.graph, functions=model.functions)
-        modified = [_rewrite(op, node) for node in tuple(model.graph) if node.op_type in _QKV]
+        nodes = [node for node in model.graph if node.domain == DOMAIN and node.op_type in _QKV]
+        modified = [_rewrite(op, node) for node in nodes]
         return ir.passes.PassResult(model, any(modified))
 
 
@@ -134,8 +136,7 @@ def _view(value: ir.Value | None, root: ir.Value) -> _View | None:
         axes = _regrouped([part for axis in before.axes for part in axis], list(value.shape))
         return None if axes is None else _View(axes, before.chosen)
     if node.op_type == "Transpose":
-        perm = node.attributes.get_ints("perm") or range(len(before.axes))[::-1]
-        return _View([before.axes[i] for i in perm], before.chosen)
+        return _View([before.axes[i] for i in permutation(node)], before.chosen)
     taken = _taken(node, value, before)
     return None if taken is None else _chosen(before, *taken, list(value.shape))
 
@@ -210,9 +211,10 @@ def _take(parts: list[_Part], size: int | ir.SymbolicDim, *, first: bool) -> lis
         elif size % part.size == 0:
             inside, size = part, size // part.size
         elif part.size % size == 0:
-            count = part.size // size
-            outer = _Part(part.axis, size if first else count, part.step * (count if first else size))
-            inner = _Part(part.axis, count if first else size, part.step)
+            rest_size = part.size // size
+            outer_size, inner_size = (size, rest_size) if first else (rest_size, size)
+            outer = _Part(part.axis, outer_size, part.step * inner_size)
+            inner = _Part(part.axis, inner_size, part.step)
             inside, outside = (outer, inner) if first else (inner, outer)
             rest.insert(0 if first else len(rest), outside)
             size = 1
@@ -263,20 +265,12 @@ def _become(op: Emitter, node: ir.Node, x: ir.Value, perm: list[int], y_perm: li
     y, scale = node.outputs[0], node.attributes.get_float("scale")
     assert scale is not None
     become(op, node, _QKV[node.op_type], {"scale": scale, "perm": perm, "y_perm": y_perm})
-    inputs = [x, *node.inputs[3:]]
-    node.resize_inputs(len(inputs))
-    for index, value in enumerate(inputs):
-        node.replace_input_with(index, value)
-    reader = next(iter(y.uses())).node if read_once(y) else None
-    if (
-        reader is not None
-        and reader.op_type == "Transpose"
-        and list(reader.attributes.get_ints("perm") or ()) == y_perm
-    ):
+    set_inputs(node, [x, *node.inputs[3:]])
+    reader = sole_transpose(node)
+    if reader is not None and permutation(reader) == y_perm:
         take_over(y, reader)
         return
     name, kept = op.unique_name(f"{y.name}_stored"), successor(y)
     y.name = name
     y.shape = None if kept.shape is None else ir.Shape([kept.shape[i] for i in y_perm])
-    inverse = sorted(range(4), key=y_perm.__getitem__)
-    node.append(ir.node("Transpose", [y], {"perm": inverse}, outputs=[kept]))
+    node.append(ir.node("Transpose", [y], {"perm": inverse_permutation(y_perm)}, outputs=[kept]))

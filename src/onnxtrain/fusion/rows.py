@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import REDUCTIONS, CompositeOp, gather_rows, scatter_rows
-from onnxtrain.fusion._pass import KeepingPass, take_over
+from onnxtrain.fusion._pass import KeepingPass, set_inputs, sole_transpose, take_over
 from onnxtrain.passes import (
     LateExpandPass,
     dims_of,
@@ -168,7 +168,7 @@ class _Rewriter:
         node.attributes.clear()
         for name, value in zip(composite.attributes, attributes, strict=True):
             node.attributes.add(ir.AttrInt64(name, value))
-        _read(node, inputs)
+        set_inputs(node, inputs)
         return True
 
     def _become_gather(self, node: ir.Node, data: ir.Value, rows: ir.Value, axis: int) -> None:
@@ -176,7 +176,7 @@ class _Rewriter:
         node.op_type = "Gather"
         node.attributes.clear()
         node.attributes.add(ir.AttrInt64("axis", axis))
-        _read(node, [data, rows])
+        set_inputs(node, [data, rows])
         self.gather(node)
 
     def _as_int64(self, node: ir.Node, indices: ir.Value) -> ir.Value:
@@ -272,7 +272,7 @@ def _transposed_scatter(node: ir.Node, index_axes: int) -> tuple[int, ir.Node, i
         The axis, the Transpose of the result, and the updates before their Transpose; (0, `node`, None) if the result
         or the updates are not transposed in this way.
     """
-    updates, last = node.inputs[2], _sole_transpose(node)
+    updates, last = node.inputs[2], sole_transpose(node)
     first = None if updates is None else updates.producer()
     none = 0, node, None
     if last is None or first is None or (first.op_type, first.domain) != ("Transpose", ""):
@@ -301,7 +301,7 @@ def _transposed_gather(
         The axis, the Transpose of the result, and the table before its Transpose; (0, `node`, None) if the table or the
         result are not transposed in this way.
     """
-    first, last = data.producer(), _sole_transpose(node)
+    first, last = data.producer(), sole_transpose(node)
     if last is None or first is None or (first.op_type, first.domain) != ("Transpose", ""):
         return 0, node, None
     order = permutation(first)
@@ -315,22 +315,6 @@ def _transposed_gather(
         *range(index_axes + axis, index_axes + len(order) - 1),
     ]
     return (axis, last, first.inputs[0]) if permutation(last) == back else (0, node, None)
-
-
-def _sole_transpose(node: ir.Node) -> ir.Node | None:
-    """Returns the Transpose in the same graph that alone reads the result of a node; None if there is no such node."""
-    uses = node.outputs[0].uses()
-    if node.outputs[0].is_graph_output() or len(uses) != 1:
-        return None
-    reader = next(iter(uses)).node
-    same = reader.graph is node.graph and (reader.op_type, reader.domain) == ("Transpose", "")
-    return reader if same else None
-
-
-def _read(node: ir.Node, inputs: Sequence[ir.Value]) -> None:
-    node.resize_inputs(len(inputs))
-    for index, value in enumerate(inputs):
-        node.replace_input_with(index, value)
 
 
 def _axis(node: ir.Node, default: int, data: ir.Value) -> int | None:

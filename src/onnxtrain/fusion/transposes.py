@@ -11,6 +11,7 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import transpose
 from onnxtrain.fusion._pass import become
 from onnxtrain.op_facts import PRODUCTS
+from onnxtrain.passes import permutation
 
 
 class TransposePass(ir.passes.InPlacePass):
@@ -67,7 +68,7 @@ def _as_function(op: Emitter, node: ir.Node) -> bool:
     sizes = None if x is None or x.dtype != ir.DataType.FLOAT else static_dims(x)
     if not sizes:
         return False
-    perm = node.attributes.get_ints("perm") or range(len(sizes))[::-1]
+    perm = permutation(node)
     if min(_lengths(sizes, perm)) < _FEW:
         return False
     become(op, node, transpose, {"perm": list(perm)})

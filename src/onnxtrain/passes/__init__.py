@@ -14,7 +14,7 @@ from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import has_schema_function, inline_schema_functions
 from onnxtrain.passes.canonical.older_opset import fit_opset
 from onnxtrain.passes.canonical.pipeline import canonicalize
-from onnxtrain.passes.canonical.repeated_axes import permutation
+from onnxtrain.passes.canonical.repeated_axes import inverse_permutation, permutation
 from onnxtrain.passes.io.load import (
     CANONICAL_OPSET,
     MAX_IR_VERSION,
@@ -126,6 +126,7 @@ __all__ = [
     "infer_shapes",
     "inline_functions",
     "inline_schema_functions",
+    "inverse_permutation",
     "is_constant",
     "is_float_parameter",
     "is_long_sum",

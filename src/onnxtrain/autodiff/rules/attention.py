@@ -6,7 +6,6 @@ each query's scores, from which the backward pass recomputes the probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import onnx_ir as ir
@@ -34,6 +33,7 @@ from onnxtrain.functions import (
     safe_masked_attention,
     split_qkv,
 )
+from onnxtrain.passes import inverse_permutation
 
 
 def _attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
@@ -52,9 +52,14 @@ def _attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value) ->
 def _qkv_attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of composite attention whose queries, keys and values are one tensor."""
     result: dict[str, ir.Value] = {}
-    perm, ct_perm = list(n.attr("perm")), _inverse(n.attr("y_perm"))
+    perm, ct_perm = n.attr("perm"), inverse_permutation(n.attr("y_perm"))
     if n.needs("x"):
-        attributes = {"scale": n.attr("scale"), "perm": perm, "inverse": _inverse(perm), "ct_perm": ct_perm}
+        attributes = {
+            "scale": n.attr("scale"),
+            "perm": perm,
+            "inverse": inverse_permutation(perm),
+            "ct_perm": ct_perm,
+        }
         result["x"] = op.call(gradient, ct, n.x, n.out.log_sum, *n.inputs[1:], **attributes)
     if n.inputs[1:] and n.needs("mask"):
         q, k, v = split_qkv(op, n.x, perm)
@@ -63,10 +68,6 @@ def _qkv_attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value
             part.shape = dims
         result["mask"] = _ct_mask(op, n, op.Transpose(ct, perm=ct_perm), q, k, v)
     return result
-
-
-def _inverse(perm: Sequence[int]) -> list[int]:
-    return sorted(range(len(perm)), key=perm.__getitem__)
 
 
 def _ct_mask(op: Emitter, n: NodeView, ct: ir.Value, q: ir.Value, k: ir.Value, v: ir.Value) -> ir.Value:
@@ -83,18 +84,14 @@ def _ct_mask(op: Emitter, n: NodeView, ct: ir.Value, q: ir.Value, k: ir.Value, v
     return sum_to_shape_of(op, ct_scores, ct_scores, n.mask)
 
 
-for _composite, _gradient in (
-    (attention, attention_gradient),
-    (causal_attention, causal_attention_gradient),
-    (masked_attention, masked_attention_gradient),
-    (safe_masked_attention, masked_attention_gradient),
+for _composite, _rule in (
+    (attention, partial(_attention, attention_gradient)),
+    (causal_attention, partial(_attention, causal_attention_gradient)),
+    (masked_attention, partial(_attention, masked_attention_gradient)),
+    (safe_masked_attention, partial(_attention, masked_attention_gradient)),
+    (qkv_attention, partial(_qkv_attention, qkv_attention_gradient)),
+    (qkv_causal_attention, partial(_qkv_attention, qkv_causal_attention_gradient)),
+    (qkv_masked_attention, partial(_qkv_attention, qkv_masked_attention_gradient)),
+    (qkv_safe_masked_attention, partial(_qkv_attention, qkv_masked_attention_gradient)),
 ):
-    composite_vjp(_composite, ("y", "log_sum"), saves=("log_sum",))(partial(_attention, _gradient))
-
-for _composite, _gradient in (
-    (qkv_attention, qkv_attention_gradient),
-    (qkv_causal_attention, qkv_causal_attention_gradient),
-    (qkv_masked_attention, qkv_masked_attention_gradient),
-    (qkv_safe_masked_attention, qkv_masked_attention_gradient),
-):
-    composite_vjp(_composite, ("y", "log_sum"), saves=("log_sum",))(partial(_qkv_attention, _gradient))
+    composite_vjp(_composite, ("y", "log_sum"), saves=("log_sum",))(_rule)

@@ -9,6 +9,7 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
 from onnxtrain.autodiff.rules._scatter import positions, scatter_to
 from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.passes import inverse_permutation
 
 defvjp("Reshape", data=lambda op, n, ct: op.reshape_like(ct, n.data))
 defvjp("Flatten", input=lambda op, n, ct: op.reshape_like(ct, n.input))
@@ -38,8 +39,7 @@ def transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """VJP of Transpose: transposes ct by the inverse permutation."""
     # The default permutation reverses all axes, and is its own inverse.
     perm = n.attr("perm")
-    inverse = None if perm is None else [int(axis) for axis in np.argsort(perm)]
-    return op.Transpose(ct, perm=inverse)
+    return op.Transpose(ct, perm=None if perm is None else inverse_permutation(perm))
 
 
 @vjp("Concat", wrt=("inputs",))

@@ -25,6 +25,7 @@ from onnxtrain.ortmodule.sessions._in_pytorch import differentiable_nodes, runna
 from onnxtrain.ortmodule.sessions._mixed_graph import Step, Steps
 from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
+from onnxtrain.passes import inverse_permutation
 
 _MAX_CUTS = 8
 """Maximum number of attempts to cut a graph. An attempt, i.e. lowering, gradients and sessions, takes seconds."""
@@ -241,7 +242,7 @@ def _with_layouts(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> C
     """
     # Whether a view is possible, and the order in which a random operator fills a tensor, depend on the layout.
     changed = [
-        (index, tuple(order), tuple(sorted(range(len(order)), key=order.__getitem__)))
+        (index, tuple(order), tuple(inverse_permutation(order)))
         for index, order in enumerate(orders)
         if list(order) != sorted(order)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import onnx_ir as ir
 
@@ -89,6 +89,11 @@ def permutation(transpose: ir.Node) -> list[int]:
     x = transpose.inputs[0]
     rank = len(x.shape) if x is not None and x.shape is not None else 0
     return list(transpose.attributes.get_ints("perm") or reversed(range(rank)))
+
+
+def inverse_permutation(perm: Sequence[int]) -> list[int]:
+    """Returns the order of axes that undoes a Transpose by `perm`."""
+    return sorted(range(len(perm)), key=perm.__getitem__)
 
 
 def _kept_axes(before: ir.Shape, after: ir.Shape) -> dict[int, int]:

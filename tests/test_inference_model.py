@@ -141,6 +141,8 @@ OUTPUTS = {
     "a trained weight": ("float[4, 4] w", ""),
     "an initializer": ("float[2] anchors", ""),
     "an initializer of integers": ("int64[2] sizes", ""),
+    "a constant": ("int64[2] y", "y = Constant<value_ints = [7, 8]>()"),
+    "an Identity of a constant": ("int64[2] y", "c = Constant<value_ints = [7, 8]>() y = Identity(c)"),
     "an Identity of integers": ("int64[2] y", "y = Identity(sizes)"),
 }
 

@@ -73,14 +73,18 @@ def _name_copies(evaluation: ir.Model, model: ir.Model, names: Collection[str]) 
     present = values_by_name(evaluation.graph)
     for name in names:
         value = find_value(model.graph, name)
-        while value is not None and value.name not in present and (node := value.producer()) is not None:
-            value = node.inputs[0] if node.op_type == "Identity" else None
+        while value is not None and value.name not in present:
+            node = value.producer()
+            if node is None or node.op_type != "Identity":
+                break
+            value = node.inputs[0]
         if value is None or name in present:
             continue
         original = present.get(str(value.name))
-        if original is None and value.const_value is not None:
+        tensor = ir.convenience.get_const_tensor(value)
+        if original is None and tensor is not None:
             # A Constant node, not an initializer: onnx_ir could give the initializer's name to a later node.
-            constant = ir.node("Constant", [], {"value": value.const_value})
+            constant = ir.node("Constant", [], {"value": tensor})
             evaluation.graph.append(constant)
             original = constant.outputs[0]
             original.type, original.shape = value.type, value.shape

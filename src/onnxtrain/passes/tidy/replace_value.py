@@ -15,7 +15,7 @@ def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
     Args:
         output: output of a node, unread afterwards.
         result: the replacement value.
-        before: if `output` is a graph output, and `result` an input, a constant or another output of the graph, an
+        before: if `output` is a graph output, and `result` an input, initializer or another output of the graph, an
             Identity of `result` with the output's name is inserted before this node.
     """
     if not output.is_graph_output():

@@ -27,6 +27,7 @@ inline void add_all(Domain& domain) {
   add_elementwise(domain);
   add_attention(domain);
   add_attention_gradient(domain);
+  add_rotary(domain);
   add_convolutions(domain);
   add_max_pool(domain);
   add_window_spread(domain);

@@ -29,6 +29,7 @@ from onnxtrain.functions import (
     instance_standardization,
     inverse_rms_normalization,
     reversible_instance_normalization,
+    rotary,
     safe_softmax,
     silu,
     with_slope,
@@ -79,6 +80,14 @@ FUNCTIONS = {
         lambda x, scale, bias: torch.nn.functional.group_norm(x, 2, scale, bias, 0.25),
     ),
 }
+
+
+def rotary_twin(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat([-high, low], -1) * sin
+
+
+ANGLES = [(6,), (4, 6), (1, 4, 6), (2, 1, 1, 6), (2, 3, 4, 6)]
 SHAPES = [(5,), (4, 5), (2, 3, 5), (2, 2, 3, 5), (0, 5)]
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.composite.name)
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -90,6 +99,7 @@ def test_every_composite_rule_has_a_row():
         *(row.composite for row in ROWS),
         *INSTANCE_NORMS,
         *FUNCTIONS,
+        rotary,
         *ATTENTION,
         *QKV,
         *TWINS,
@@ -188,6 +198,31 @@ def test_vjp_of_functions_matches_torch(composite, dtype):
     want = [result.detach(), *torch.autograd.grad(result, leaves, values["ct"])]
     for value, reference in zip(found, want, strict=True):
         assert value.dtype == dtype
+        assert norm_relative_error(value, reference.numpy()) <= NORM_RELATIVE[np.dtype(dtype)]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("angles", ANGLES, ids=str)
+def test_vjp_of_rotary_matches_torch(angles, dtype):
+    """Of all inputs: learned angles too."""
+    rng, kind = np.random.default_rng(0), ir.DataType.from_numpy(np.dtype(dtype))
+    sizes = {"x": (2, 3, 4, 6), "cos": angles, "sin": angles}
+    feed = {name: rng.normal(size=size).astype(dtype) for name, size in sizes.items()}
+    feed["ct"] = rng.normal(size=sizes["x"]).astype(dtype)
+    inputs = [ir.Value(name=n, type=ir.TensorType(kind), shape=ir.Shape(size)) for n, size in sizes.items()]
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 21}, name="row")
+    model = ir.Model(graph, ir_version=10)
+    y = Emitter(graph, functions=model.functions).call(rotary, *inputs)
+    y.name, y.shape = "y", inputs[0].shape
+    graph.outputs.append(y)
+    proto = with_gradients(model, list(sizes)).SerializeToString()
+    found = ort.InferenceSession(proto, providers=["CPUExecutionProvider"]).run(None, feed)
+    *leaves, ct = (torch.from_numpy(value.astype(float)) for value in feed.values())
+    result = rotary_twin(*(leaf.requires_grad_() for leaf in leaves))
+    want = [result.detach(), *torch.autograd.grad(result, leaves, ct)]
+    for value, reference in zip(found, want, strict=True):
+        assert value.dtype == dtype
+        assert value.shape == tuple(reference.shape)
         assert norm_relative_error(value, reference.numpy()) <= NORM_RELATIVE[np.dtype(dtype)]
 
 

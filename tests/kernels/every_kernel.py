@@ -24,6 +24,7 @@ from kernels import (
     test_products,
     test_quantized_products,
     test_recurrent,
+    test_rotary,
     test_running_sums,
     test_transposes,
 )
@@ -58,6 +59,7 @@ CHECKS: list[tuple[Check, tuple[Any, ...]]] = [
         (test_attention.test_qkv_attention, (name, [2, 2, 9, 5], test_attention.PERMS[0]))
         for name in ("Attention", "CausalAttention", "MaskedAttention", "SafeMaskedAttention")
     ),
+    *((test_rotary.test_rotary, sizes) for sizes in test_rotary.SIZES[:2]),
     (test_batch_norm.test_against_bodies, ([3, 5, 4, 9],)),
     (test_batch_norm.test_against_bodies, ([3, 5, 3, 3],)),
     *((test_batch_norm.test_max_pool, pooling) for pooling in test_batch_norm.POOLINGS[1:6:2]),

@@ -1,4 +1,4 @@
-// Attention and its gradient.
+// Attention, rotary position embeddings, and their gradients.
 #pragma once
 
 #include "core/op.h"
@@ -7,5 +7,6 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 void add_attention(Domain& domain);
 void add_attention_gradient(Domain& domain);
+void add_rotary(Domain& domain);
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

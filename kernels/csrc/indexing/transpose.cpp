@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/transpose.h"
+#include "core/walk.h"
 #include "indexing/family.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
@@ -11,13 +12,8 @@ namespace {
 using std::ptrdiff_t;
 using std::size_t;
 
-// An axis of the result; its elements are `from` apart in the tensor, and `to` apart in the result.
-struct Axis {
-  size_t size;
-  ptrdiff_t from, to;
-};
-
-// The axes of the result without those of one element, adjacent ones as one where the tensor has them in the same order.
+// The axes of the result, `from` in the tensor and `to` in the result, without those of one element; adjacent ones as one
+// where the tensor has them in the same order.
 std::vector<Axis> axes_of(const Shape& shape, const std::vector<int64_t>& perm) {
   std::vector<ptrdiff_t> strides(shape.size(), 1);
   for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
@@ -34,38 +30,6 @@ std::vector<Axis> axes_of(const Shape& shape, const std::vector<int64_t>& perm) 
   }
   std::reverse(axes.begin(), axes.end());
   return axes;
-}
-
-// A place in the tensor and in the result that moves along some axes, the last one fastest.
-class Walk {
- public:
-  Walk(const std::vector<Axis>& axes, size_t index) : axes_(axes), at_(axes.size()) {
-    for (size_t i = axes.size(); i-- > 0; index /= axes[i].size) {
-      at_[i] = index % axes[i].size;
-      from_ += static_cast<ptrdiff_t>(at_[i]) * axes[i].from, to_ += static_cast<ptrdiff_t>(at_[i]) * axes[i].to;
-    }
-  }
-  void next() {
-    for (size_t i = axes_.size(); i-- > 0;) {
-      from_ += axes_[i].from, to_ += axes_[i].to;
-      if (++at_[i] < axes_[i].size) return;
-      const auto size = static_cast<ptrdiff_t>(axes_[i].size);
-      from_ -= size * axes_[i].from, to_ -= size * axes_[i].to, at_[i] = 0;
-    }
-  }
-  ptrdiff_t from() const { return from_; }
-  ptrdiff_t to() const { return to_; }
-
- private:
-  const std::vector<Axis>& axes_;
-  std::vector<size_t> at_;
-  ptrdiff_t from_ = 0, to_ = 0;
-};
-
-size_t elements(const std::vector<Axis>& axes) {
-  size_t product = 1;
-  for (const Axis& axis : axes) product *= axis.size;
-  return product;
 }
 
 constexpr size_t least_work = 1 << 14;

@@ -126,6 +126,7 @@ from .rms_norm import (
     inverse_rms_normalization,
     inverse_rms_normalization_gradient,
 )
+from .rotary import rotary, rotary_gradient, rotated
 from .slopes import with_slope, with_slopes
 
 __all__ = [
@@ -227,6 +228,9 @@ __all__ = [
     "reversible_instance_normalization_parameter_gradient",
     "rms_normalization_gradient",
     "rmsprop_step",
+    "rotary",
+    "rotary_gradient",
+    "rotated",
     "round_to_bfloat16",
     "running_sum",
     "safe_masked_attention",

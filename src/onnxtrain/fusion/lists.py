@@ -18,14 +18,15 @@ from onnxtrain.fusion.qkv_attention import QkvAttentionPass
 from onnxtrain.fusion.quantized import PackedProductPass
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
+from onnxtrain.fusion.rotary import ROTARY
 from onnxtrain.fusion.vocabulary import VocabularyLossPass
 
-FUSIONS = (*NORMS, *ACTIVATIONS)
+FUSIONS = (*NORMS, *ACTIVATIONS, ROTARY)
 """The fusions whose patterns are searched for in forward graphs."""
 
 
 def fuse_forward(model: ir.Model) -> None:
-    """Replaces normalizations, SiLU, LSTM and GRU in a forward graph with composite ops.
+    """Replaces normalizations, SiLU, rotary position embeddings, LSTM and GRU in a forward graph with composite ops.
 
     The composite ops have their own gradient rules, so this runs before the graph is differentiated.
     """

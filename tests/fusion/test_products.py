@@ -33,6 +33,8 @@ def product(shapes: dict[str, tuple[int, ...]], body: str) -> onnx.ModelProto:
         ({"a": (5, 3), "b": (4, 5)}, "t = Transpose(a)  y = Gemm<transB = 1>(t, b)"),
         ({"a": (2, 4096), "b": (4096, 3)}, "y = MatMul(a, b)"),
         ({"a": (2, 5000), "b": (3, 5000)}, "y = Gemm<transB = 1>(a, b)"),
+        ({"a": (1024, 512), "b": (512, 512)}, "y = MatMul(a, b)"),
+        ({"a": (1025, 300), "b": (900, 300)}, "y = Gemm<transB = 1>(a, b)"),
     ],
 )
 def test_becomes_one_op(shapes: dict[str, tuple[int, ...]], body: str) -> None:
@@ -49,6 +51,8 @@ def test_becomes_one_op(shapes: dict[str, tuple[int, ...]], body: str) -> None:
     [
         ({"a": (3, 5), "b": (5, 4)}, "y = MatMul(a, b)"),
         ({"a": (3, 5), "b": (4, 5)}, "y = Gemm<transB = 1>(a, b)"),
+        ({"a": (1023, 512), "b": (512, 512)}, "y = MatMul(a, b)"),
+        ({"a": (1024, 512), "b": (512, 511)}, "y = MatMul(a, b)"),
         ({"a": (5, 3), "b": (5, 4)}, "y = Gemm<transA = 1, alpha = 0.5>(a, b)"),
         ({"a": (5, 3), "b": (5, 4), "c": (3, 4)}, "y = Gemm<transA = 1>(a, b, c)"),
         # Transposed twice.

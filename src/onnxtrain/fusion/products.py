@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -17,6 +18,9 @@ _LONG_ROW = 4096
 
 _MANY_ROWS, _MANY_COLUMNS = 1024, 64
 """Of fewer, ONNX Runtime's product with a bias is as fast, unless the layer is wide."""
+
+_LARGE = 1 << 18
+"""Of a smaller second factor, and of fewer rows, ONNX Runtime's product is as fast."""
 
 _WIDE_ROWS, _WIDE_COLUMNS = 64, 512
 """The least rows and columns of a wide layer, which has no fewer outputs than inputs: its bias takes long to write."""
@@ -50,7 +54,8 @@ class ProductPass(KeepingPass):
     """Replaces slow float32 matrix products with functions that have native kernels.
 
     A product is slow in ONNX Runtime if its first factor is transposed, as in weight gradients, or has rows of at least
-    4096 elements, as in the input gradient of a layer with a large vocabulary. It becomes `MatrixProduct`.
+    4096 elements, as in the input gradient of a layer with a large vocabulary, or if both factors are large. It becomes
+    `MatrixProduct`.
 
     A linear layer with a bias and many rows, or a wide one, becomes `Linear` or, with a Relu that follows,
     `LinearRelu`: ONNX Runtime writes the bias to all rows first, on one thread, and adds the product to them.
@@ -69,7 +74,7 @@ class ProductPass(KeepingPass):
             factors = _factors(node)
             if _is_linear_layer(node):
                 self._rewrite_layer(op, node)
-            elif factors is not None and _is_slow(factors[0]):
+            elif factors is not None and _is_slow(*factors):
                 a, b = factors
                 become(op, node, matrix_product, {"transA": int(a.transposed), "transB": int(b.transposed)})
                 node.resize_inputs(2)
@@ -139,9 +144,10 @@ def _transposes(node: ir.Node, attribute: str) -> bool:
     return bool(node.attributes.get_int(attribute, 0))
 
 
-def _is_slow(first: _Factor) -> bool:
-    if first.transposed:
-        return True
-    # Symbolic sizes are left to ONNX Runtime.
-    columns = (static_dims(first.value) or [None])[-1]
-    return columns is not None and columns >= _LONG_ROW
+def _is_slow(first: _Factor, second: _Factor) -> bool:
+    # Products with symbolic sizes are left to ONNX Runtime.
+    rows, depth = static_dims(first.value) or (None, None)
+    sizes = [size or 0 for size in static_dims(second.value) or ()]
+    has_long_rows = depth is not None and depth >= _LONG_ROW
+    is_large = rows is not None and rows >= _MANY_ROWS and math.prod(sizes) >= _LARGE
+    return first.transposed or has_long_rows or is_large

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -19,6 +20,16 @@ def rewritten(proto: onnx.ModelProto, fusion: ir.passes.PassBase, parameters: Se
     fusion(result)
     RemoveUnusedNodesPass()(result)
     return result
+
+
+def feeds_of(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Return normal numbers for each input of a model with these symbolic sizes."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        value.name: [dim.dim_value or sizes[dim.dim_param] for dim in value.type.tensor_type.shape.dim]
+        for value in proto.graph.input
+    }
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def ops(model: ir.Model) -> Counter[str]:

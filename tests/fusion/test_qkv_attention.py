@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from fusion.rewriting import ops, rewritten, with_gradients
+from fusion.rewriting import feeds_of, ops, rewritten, with_gradients
 from onnxtrain.fusion import AttentionPass, QkvAttentionPass
 from onnxtrain.passes import canonicalize, load_model, to_proto
 from passes._models import run
@@ -86,18 +86,11 @@ def check(proto: onnx.ModelProto, name: str) -> ir.Model:
     model = rewritten(proto, ir.passes.Sequential(AttentionPass(), QkvAttentionPass()))
     assert f"{name}_float" in ops(model), ops(model)
     assert not ops(model).keys() & {"Softmax", "Split", "Gather", "Slice"}
-    rng = np.random.default_rng(0)
-    sizes = {"n": 2, "m": 6}
-    feeds = {
-        value.name: rng.standard_normal(
-            [dim.dim_value or sizes[dim.dim_param] for dim in value.type.tensor_type.shape.dim]
-        ).astype(np.float32)
-        for value in proto.graph.input
-    }
+    feeds = feeds_of(proto, {"n": 2, "m": 6})
     plain = canonicalize(load_model(proto))
     value = run(proto, feeds)[0]
     assert norm_relative_error(run(to_proto(model), feeds)[0], value) <= 2e-6
-    pulled = feeds | {"ct": rng.standard_normal(value.shape).astype(np.float32)}
+    pulled = feeds | {"ct": np.random.default_rng(1).standard_normal(value.shape).astype(np.float32)}
     results = [run(with_gradients(each, list(feeds)), pulled) for each in (model, plain)]
     for own, reference in zip(*results, strict=True):
         assert norm_relative_error(own, reference) <= 2e-6

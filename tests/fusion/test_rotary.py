@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from fusion.rewriting import ops, rewritten, with_gradients
+from fusion.rewriting import feeds_of, ops, rewritten, with_gradients
 from onnxtrain.fusion import FUSIONS, FusionPass
 from onnxtrain.passes import canonicalize, load_model, to_proto
 from onnxtrain.runtime.kernels import register_kernels
@@ -31,15 +31,7 @@ def graph(halves: str = SPLIT, rest: str = REST, x: str = X, angles: str = ANGLE
     )
 
 
-def feeds_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
-    rng, sizes = np.random.default_rng(0), {"batch": 2, "length": 5}
-    return {
-        value.name: rng.standard_normal(
-            [dim.dim_value or sizes[dim.dim_param] for dim in value.type.tensor_type.shape.dim]
-        ).astype(np.float32)
-        for value in proto.graph.input
-    }
-
+SIZES = {"batch": 2, "length": 5}
 
 FOUND = {
     "parts": graph(),
@@ -63,7 +55,7 @@ def test_a_rotation_becomes_one_op(kind: str) -> None:
     model = rewritten(proto, FusionPass(FUSIONS))
     assert set(ops(model)) == {"Rotary_float"}
     plain = canonicalize(load_model(proto))
-    pulled = feeds_of(proto)
+    pulled = feeds_of(proto, SIZES)
     pulled["ct"] = np.random.default_rng(1).standard_normal(pulled["x"].shape).astype(np.float32)
     fused = with_gradients(model, wrt)
     assert "RotaryGradient_float" in {node.op_type for node in fused.graph.node}
@@ -118,6 +110,6 @@ def test_halves_that_others_read_are_kept() -> None:
     )
     model = rewritten(proto, FusionPass(FUSIONS))
     assert "Rotary_float" in ops(model)
-    feeds = feeds_of(proto)
+    feeds = feeds_of(proto, SIZES)
     want = run(to_proto(canonicalize(load_model(proto))), feeds)[0]
     assert norm_relative_error(run(to_proto(model), feeds)[0], want) <= 1e-6

@@ -11,7 +11,7 @@ from onnxtrain.emitter import Emitter, known_array, static_dims
 from onnxtrain.functions import CompositeOp, attention, causal_attention, masked_attention
 from onnxtrain.fusion._pass import set_inputs
 from onnxtrain.fusion._patterns import constant
-from onnxtrain.passes import read_once, remove_unread_chains, same_size
+from onnxtrain.passes import broadcasts_to, read_once, remove_unread_chains, same_size
 
 _SWAP = [0, 1, 3, 2]
 _MASKED = -1e30
@@ -196,12 +196,12 @@ def _broadcasts(mask: _Mask, sizes: list[int | ir.SymbolicDim]) -> bool:
     """True if a mask is float32 and its shape broadcasts to some sizes."""
     value = mask.value
     dims = None if value.shape is None or value.dtype != ir.DataType.FLOAT else list(value.shape)
-    if dims is None or len(dims) > len(sizes):
+    if dims is None:
         return False
     # A mask of windows is expanded to these sizes.
     if mask.windows and not all(isinstance(dim, int) for dim in dims):
         return False
-    return all(dim == 1 or same_size(dim, size) for dim, size in zip(dims[::-1], sizes[::-1], strict=False))
+    return broadcasts_to(dims, sizes)
 
 
 def _composite_for(op: Emitter, node: ir.Node, scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:

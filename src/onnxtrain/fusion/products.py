@@ -54,8 +54,8 @@ class ProductPass(KeepingPass):
     """Replaces slow float32 matrix products with functions that have native kernels.
 
     A product is slow in ONNX Runtime if its first factor is transposed, as in weight gradients, or has rows of at least
-    4096 elements, as in the input gradient of a layer with a large vocabulary, or if both factors are large. It becomes
-    `MatrixProduct`.
+    4096 elements, as in the input gradient of a layer with a large vocabulary, or has many rows and the second factor
+    is large. It becomes `MatrixProduct`.
 
     A linear layer with a bias and many rows, or a wide one, becomes `Linear` or, with a Relu that follows,
     `LinearRelu`: ONNX Runtime writes the bias to all rows first, on one thread, and adds the product to them.

@@ -9,7 +9,7 @@ from onnxtrain.functions import rotary
 from onnxtrain.fusion._pass import Fusion
 from onnxtrain.fusion._patterns import Match, op, value
 from onnxtrain.fusion._windows import window_of
-from onnxtrain.passes import same_size
+from onnxtrain.passes import broadcasts_to, same_size
 
 
 def _rotates(last: ir.Node, match: Match) -> bool:
@@ -39,12 +39,9 @@ def _half_of(half: ir.Value, x: ir.Value, size: int) -> int | None:
 
 def _broadcasts(angle: ir.Value, x: ir.Value) -> bool:
     """True if a tensor has the dtype of x and broadcasts to its shape, but not along the last axis."""
-    if angle.shape is None or x.shape is None or angle.dtype != x.dtype or len(angle.shape) > len(x.shape):
+    if not angle.shape or not x.shape or angle.dtype != x.dtype:
         return False
-    pairs = list(zip(reversed(angle.shape), reversed(x.shape), strict=False))
-    return (
-        bool(pairs) and same_size(*pairs[0]) and all(dim == 1 or same_size(dim, size) for dim, size in pairs)
-    )
+    return same_size(angle.shape[-1], x.shape[-1]) and broadcasts_to(tuple(angle.shape), tuple(x.shape))
 
 
 def _of_the_last_axis(concat: ir.Node) -> dict[str, ir.Value] | None:

@@ -48,7 +48,7 @@ from onnxtrain.passes.runtime_faults.racing_scatter import RacingScatterPass
 from onnxtrain.passes.runtime_faults.reduction_axes import PositiveAxesPass
 from onnxtrain.passes.runtime_faults.running_statistics import IsolateStatisticsPass
 from onnxtrain.passes.shapes.ceil_mode import CeilModePass
-from onnxtrain.passes.shapes.dims import Dims, dims_of, same_size
+from onnxtrain.passes.shapes.dims import Dims, broadcasts_to, dims_of, same_size
 from onnxtrain.passes.shapes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
 from onnxtrain.passes.shapes.explain_missing import why_untyped
 from onnxtrain.passes.shapes.implied_ranks import ImpliedRanksPass
@@ -111,6 +111,7 @@ __all__ = [
     "TransposedProductPass",
     "apply_workarounds",
     "as_given",
+    "broadcasts_to",
     "canonicalize",
     "captured_values",
     "dims_of",

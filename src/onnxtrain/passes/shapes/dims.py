@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 Dims = tuple[int | str, ...]
@@ -19,3 +21,9 @@ def dims_of(value: ir.Value) -> Dims | None:
 def same_size(a: object, b: object) -> bool:
     """True if two sizes are known to be equal. Unnamed symbolic sizes never are."""
     return a == b and a is not None and not (isinstance(a, ir.SymbolicDim) and a.value is None)
+
+
+def broadcasts_to(dims: Sequence[object], sizes: Sequence[object]) -> bool:
+    """True if a tensor with sizes `dims` is known to broadcast to `sizes`."""
+    pairs = zip(reversed(dims), reversed(sizes), strict=False)
+    return len(dims) <= len(sizes) and all(dim == 1 or same_size(dim, size) for dim, size in pairs)
